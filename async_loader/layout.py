@@ -1,0 +1,98 @@
+"""Where the arrays of one batch lie within a block of bytes. Pure arithmetic; owns no memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tree
+from async_loader.schema import PackedRow, Schema
+from async_loader.source import Window
+
+_LINE = 64  # a cache line; also what torch's kernels like best
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One array of the batch: its shape with the batch dimension, and its place."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """Regions for every leaf of a batch, within `nbytes` bytes.
+
+    Attributes
+    ----------
+    structure : Structure
+        How the arrays nest.
+    regions : tuple of Region
+        One per leaf.
+    nbytes : int
+        Size of the block.
+    stride : int
+        Bytes from row to row when the rows are packed, 0 when every field is contiguous.
+    """
+
+    structure: tree.Structure
+    regions: tuple[Region, ...]
+    nbytes: int
+    stride: int = 0
+
+    @classmethod
+    def contiguous(cls, schema: Schema, rows: int) -> BatchLayout:
+        """Every field contiguous, ``[rows, *shape]``, on a cache line of its own."""
+        shapes = [(rows, *field.shape) for field in schema.fields]
+        return cls.of_arrays(schema, shapes)
+
+    @classmethod
+    def of_arrays(cls, schema: Schema, shapes: Sequence[tuple[int, ...]]) -> BatchLayout:
+        """As `contiguous`, with the full shape of every array given."""
+        regions, end = [], 0
+        for field, shape in zip(schema.fields, shapes, strict=True):
+            regions.append(Region(field.name, field.dtype, tuple(shape), end))
+            end += -(-math.prod(shape) * field.dtype.itemsize // _LINE) * _LINE
+        return cls(schema.structure, tuple(regions), max(end, _LINE))
+
+    @classmethod
+    def packed(cls, schema: Schema, rows: int) -> BatchLayout:
+        """Rows one behind the other, each with all its fields; the arrays are strided views."""
+        row = PackedRow.of(schema.fields)
+        regions = tuple(
+            Region(f.name, f.dtype, (rows, *f.shape), offset, (row.stride, *_strides(f.shape, f.dtype.itemsize)))
+            for f, offset in zip(schema.fields, row.offsets, strict=True)
+        )
+        return cls(schema.structure, regions, rows * row.stride, row.stride)
+
+    def views(self, root: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+        """One array per region on the memory of ``root``, each of which keeps ``root`` alive."""
+        return [np.ndarray(r.shape, r.dtype, root, r.offset, r.strides) for r in self.regions]
+
+    def window(self, root: npt.NDArray[np.uint8], start: int, stop: int) -> Window:
+        """Rows ``start`` to ``stop`` of every field."""
+        packed = None
+        if self.stride:
+            packed = root[start * self.stride : stop * self.stride].reshape(stop - start, self.stride)
+        return Window([view[start:stop] for view in self.views(root)], packed)
+
+    def rebuild(self, values: Sequence[Any]) -> Any:
+        return tree.rebuild(self.structure, values)
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = []
+    step = itemsize
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,200 @@
+"""How everything starts, waits and ends: Deadline, EndFlag, Bell, Patience, State.
+
+Waits here are on file descriptors and have an end; nothing polls, nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from async_loader.errors import Closed, Timeout
+
+
+class Deadline:
+    """A moment on the monotonic clock after which a wait gives up.
+
+    Parameters
+    ----------
+    seconds : float | None
+        From now; ``None`` is never.
+    clock : callable
+        Returns seconds; passed in so that tests need not wait.
+    """
+
+    __slots__ = ("_at", "_clock")
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at = None if seconds is None else clock() + seconds
+
+    def left(self) -> float | None:
+        """Seconds until the deadline, never below zero; ``None`` when there is none."""
+        return None if self._at is None else max(0.0, self._at - self._clock())
+
+    @property
+    def expired(self) -> bool:
+        return self._at is not None and self._clock() >= self._at
+
+
+def _pair() -> tuple[int, int]:
+    """A descriptor to poll and one to write to; the same eventfd on Linux, a pipe elsewhere."""
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return fd, fd
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    return reader, writer
+
+
+def readable(fds: Iterable[int], left_s: float | None) -> set[int]:
+    """The one wait: descriptors that are readable or hung up, empty when the time is over."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    timeout_ms = None if left_s is None else max(0, int(left_s * 1000 + 0.999))
+    return {fd for fd, _ in poll.poll(timeout_ms)}
+
+
+class EndFlag:
+    """Raised once, never lowered, and seen by every thread and process that polls it.
+
+    The descriptor is written and never read, so it stays readable for all who wait on it; no end of a pipe is
+    involved, which a foreign forked process could hold open.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = _pair()
+        self._raised = False
+
+    def set(self) -> None:
+        if not self._raised:
+            self._raised = True
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._write, (1).to_bytes(8, "little"))
+
+    def is_set(self) -> bool:
+        return self._raised
+
+    def fileno(self) -> int:
+        return self._read
+
+    def close(self) -> None:
+        """Give the descriptors back. Only when nobody waits on them any more."""
+        for fd in {self._read, self._write} - {-1}:
+            os.close(fd)
+        self._read = self._write = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Bell:
+    """Readable while rung. Clear it under the lock under which you look, then wait: no wake-up is lost."""
+
+    def __init__(self) -> None:
+        self._read, self._write = _pair()
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, (1).to_bytes(8, "little"))
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self._read, 4096)) == 4096:
+                continue
+
+    def fileno(self) -> int:
+        return self._read
+
+    def close(self) -> None:
+        for fd in {self._read, self._write} - {-1}:
+            os.close(fd)
+        self._read = self._write = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Patience:
+    """How long, and until what, a source may wait inside ``plan``: a deadline and an end flag.
+
+    Parameters
+    ----------
+    end : EndFlag | None
+    deadline : Deadline | None
+    on_wait : callable | None
+        Called before each wait, so that others can look whether it can ever end.
+    """
+
+    def __init__(
+        self, end: EndFlag | None = None, deadline: Deadline | None = None, on_wait: Callable[[], None] | None = None
+    ) -> None:
+        self.end = end
+        self.deadline = deadline or Deadline(None)
+        self._on_wait = on_wait
+
+    def wait(self, bell: Bell, reason: str = "data") -> None:
+        """Return when the bell rings.
+
+        Raises
+        ------
+        Closed
+            The end flag was raised.
+        Timeout
+            The deadline passed; the message carries ``reason``.
+        """
+        if self._on_wait is not None:
+            self._on_wait()
+        fds = [bell.fileno()] if self.end is None else [bell.fileno(), self.end.fileno()]
+        ready = readable(fds, self.deadline.left())
+        if self.end is not None and self.end.is_set():
+            raise Closed(f"closed while waiting for {reason}")
+        if not ready:
+            raise Timeout(f"the deadline passed while waiting for {reason}")
+
+
+class State(enum.Enum):
+    """Where a loader is in its life. `_MOVES` holds the legal moves."""
+
+    NEW = "new"
+    RUNNING = "running"
+    BROKEN = "broken"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+_MOVES = {
+    State.NEW: {State.RUNNING, State.CLOSING},
+    State.RUNNING: {State.BROKEN, State.CLOSING},
+    State.BROKEN: {State.CLOSING},
+    State.CLOSING: {State.CLOSED},
+    State.CLOSED: set(),
+}
+
+
+class Life:
+    """A state that only makes legal moves, from any thread."""
+
+    def __init__(self) -> None:
+        self._state = State.NEW
+        # An RLock: a finalizer may run inside `to` in the same thread and ask for a move of its own.
+        self._lock = threading.RLock()
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def to(self, state: State) -> bool:
+        """Move if that is legal from here; say whether it was. Exactly one caller wins a move."""
+        with self._lock:
+            if state not in _MOVES[self._state]:
+                return False
+            self._state = state
+            return True

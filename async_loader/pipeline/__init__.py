@@ -1,0 +1,21 @@
+"""From plans to batches. The flow, drawn once:
+
+    Producer ──plan──▶ MainWorker (its own thread)  ──────────────────▶ TrainQueue
+        │                                                                  ▲  │
+        └─cut (Assembly)─▶ JobQueue ──▶ Crew ──Channel──▶ worker processes │  ├──────────────▶ Iterator   (CPU)
+                                         ▲                     │           │  └▶ Streamer ─▶ CudaQueue ─▶ Iterator
+                                         └── answers ──────────┘           │                  (accelerator)
+                                         │        rows ──▶ slots (Places)  │
+                                         └─assemble (Assembly)─────────────┘
+
+Slots are leased when a batch begins and go back when the last tensor on them dies; Tickets bound how many batches are
+under way.
+
+# NOTE [close order]
+1. The end flag goes up: the producer, the crew and every worker wait on it together with what they wait for.
+2. Queues close: whoever waits in them wakes with Closed. What they held is dropped, and with it the leases.
+3. Threads are joined: the producer; the crew, which gives workers half a second, kills the rest and reaps all; the
+   streamer, which synchronises its copies before it gives pages back.
+4. Descriptors are closed when nobody can wait on them any more. A thread that does not end (a data source that blocks
+   for ever) keeps its own; it is a daemon and is named in a warning.
+"""

@@ -1,0 +1,64 @@
+"""What travels through the queues: a finished batch in one of two forms, or a failure. Does nothing by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from async_loader.layout import BatchLayout
+from async_loader.shm.slots import Lease, SlotRing
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A slot in which one batch is being written, or lies. Dropping the last reference to ``root`` frees it.
+
+    Attributes
+    ----------
+    ring : SlotRing | None
+        ``None`` when the root is fresh memory of this batch alone.
+    slot : int
+    root : uint8 array
+        The lease on the slot's bytes.
+    layout : BatchLayout
+    """
+
+    ring: SlotRing | None
+    slot: int
+    root: Lease
+    layout: BatchLayout
+
+
+@dataclass(slots=True, eq=False)
+class Slotted:
+    """A batch that lies in a slot."""
+
+    place: Place
+
+
+@dataclass(slots=True, eq=False)
+class Loose:
+    """A batch that could not be laid out, or found no slot: a tree of arrays and whatever else a collate_fn returns.
+
+    ``root`` is set when its arrays lie in a slot all the same, by way of out-of-band pickling.
+    """
+
+    tree: Any
+    place: Place | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Failure:
+    """This batch will not come, and why. ``urgent`` overtakes what is queued."""
+
+    error: BaseException
+    urgent: bool = False
+
+
+Outcome = Slotted | Loose | Failure
+
+
+class Nudge:
+    """Something changed that the consumer should look at: no batch."""
+
+    __slots__ = ()

@@ -1,0 +1,145 @@
+"""Objects as bytes between a loader and its own worker processes. Never used on anything that comes from a network.
+
+Pickle protocol 5 with out-of-band buffers. By reference first, as the standard library does it; what that cannot
+pickle (lambdas, closures, classes of functions) goes by value with cloudpickle. Shared segments travel as
+descriptors beside the bytes, tensors as the arrays on their memory.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from async_loader import tensors
+from async_loader.errors import CannotSend
+from async_loader.naming import describe
+from async_loader.shm.segment import Segment
+
+_ALIGN = 64
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A pickled object.
+
+    Attributes
+    ----------
+    head : bytes
+        The pickle itself.
+    buffers : list of memoryview
+        Large memory that it refers to, not copied.
+    fds : list of int
+        Descriptors it refers to; still owned by their segments.
+    """
+
+    head: bytes
+    buffers: list[memoryview] = field(default_factory=list)
+    fds: list[int] = field(default_factory=list)
+
+    def table(self, start: int) -> tuple[list[tuple[int, int]], int]:
+        """(offset, nbytes) of every buffer when they are laid one behind the other from ``start``, and the end."""
+        table = []
+        for buffer in self.buffers:
+            start = -(-start // _ALIGN) * _ALIGN
+            table.append((start, buffer.nbytes))
+            start += buffer.nbytes
+        return table, start
+
+    def write(self, into: memoryview, table: list[tuple[int, int]]) -> None:
+        """Copy the buffers to their places."""
+        for buffer, (offset, nbytes) in zip(self.buffers, table, strict=True):
+            into[offset : offset + nbytes] = buffer
+
+
+def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False) -> Encoded:
+    """Pickle ``obj``.
+
+    Parameters
+    ----------
+    by_value : bool
+        Send functions and classes of ``__main__`` by value: they were defined after the worker started.
+    out_of_band : bool
+        Leave large buffers outside the pickle.
+
+    Raises
+    ------
+    CannotSend
+        With the reason.
+    """
+    if not by_value:
+        try:
+            return _dump(_ByReference, obj, out_of_band)
+        except Exception:  # any __reduce__ may run here; by value is the second try, and that one reports
+            pass
+    try:
+        return _dump(_ByValue, obj, out_of_band)
+    except Exception as error:
+        raise CannotSend(f"{describe(obj)} cannot be sent to a worker process: {error}") from error
+
+
+def decode(head: Any, buffers: Sequence[Any] = (), fds: Sequence[int] = ()) -> Any:
+    """The object again, on the memory of ``buffers``; takes ownership of ``fds``."""
+    return _Unpickler(io.BytesIO(head), buffers=buffers, fds=list(fds)).load()
+
+
+def _dump(kind: Any, obj: Any, out_of_band: bool) -> Encoded:
+    sink = io.BytesIO()
+    encoded = Encoded(b"")
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        encoded.buffers.append(buffer.raw())
+        return False
+
+    pickler = kind(sink, protocol=5, buffer_callback=keep if out_of_band else None)
+    pickler.fds = encoded.fds
+    pickler.dump(obj)
+    encoded.head = sink.getvalue()
+    return encoded
+
+
+def _special(obj: Any, fds: list[int]) -> Any:
+    if type(obj) is Segment:
+        fds.append(obj.fileno())
+        return _segment, (len(fds) - 1, obj.nbytes)
+    if tensors.is_tensor(obj):
+        # torch's own reduction puts the storage in the pickle, byte by byte, under every protocol.
+        return tensors.from_parts, tensors.to_parts(obj)
+    return NotImplemented
+
+
+def _segment(number: int, nbytes: int) -> Segment:
+    raise AssertionError("only the unpickler resolves segments")
+
+
+class _ByReference(pickle.Pickler):
+    fds: list[int]
+
+    def reducer_override(self, obj: Any) -> Any:
+        return _special(obj, self.fds)
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    fds: list[int]
+
+    def reducer_override(self, obj: Any) -> Any:
+        special = _special(obj, self.fds)
+        return super().reducer_override(obj) if special is NotImplemented else special
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, *, buffers: Sequence[Any], fds: list[int]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._fds = fds
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name == "_segment":
+            return self._attach
+        return super().find_class(module, name)
+
+    def _attach(self, number: int, nbytes: int) -> Segment:
+        return Segment.attach(self._fds[number], nbytes)

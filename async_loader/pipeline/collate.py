@@ -1,0 +1,205 @@
+"""Samples into batches: column by column straight into slot rows where that is possible, by general rules where not.
+
+The rules are those of DI-engine's ``default_collate``: tensors and arrays of shape ``(1,)`` become ``(B,)``; Python
+floats become float32, ints int64, bools bool; numpy keeps its dtypes; strings stay lists; dicts and namedtuples keep
+their kind, other sequences become lists; keys that begin with ``collate_ignore`` are left as lists. Two of its rules
+are not kept: samples of unequal length are refused instead of cut to the shortest, and a float among ints makes the
+column float32 instead of cutting the fraction off. Holds no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors, tree
+from async_loader.errors import SchemaError
+from async_loader.schema import Field, Schema, kind_of, supported
+
+IGNORE_PREFIX = "collate_ignore"
+
+
+def is_ignored(key: object) -> bool:
+    return isinstance(key, str) and key.startswith(IGNORE_PREFIX)
+
+
+def schema_of(sample: Any) -> Schema | None:
+    """The schema of one row of the collated batch; ``None`` when a leaf is not of fixed numeric shape."""
+    structure = tree.structure_of(sample, collated=True)
+    if _has_ignored(structure):
+        return None
+    fields = []
+    for name, value in zip(tree.names(structure), tree.leaves(sample, structure), strict=True):
+        known = kind_of(value)
+        if known is None or not supported(known[1]):
+            return None
+        shape, dtype = known
+        fields.append(Field(name, () if shape == (1,) else shape, dtype))
+    return Schema(structure, tuple(fields)) if fields else None
+
+
+def fill(schema: Schema, samples: Sequence[Any], fields: Sequence[npt.NDArray[Any]]) -> None:
+    """Write ``samples`` into rows, after checking type, dtype and shape of every value.
+
+    Parameters
+    ----------
+    fields : sequence of arrays [len(samples), *shape]
+        One per field of the schema; may be strided.
+
+    Raises
+    ------
+    Misfit
+        When a sample is not what the schema says. Rows may have been written by then.
+    """
+    for field, column, out in zip(schema.fields, tree.columns(schema.structure, samples), fields, strict=True):
+        _write_column(field, column, out)
+
+
+def _write_column(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
+    kinds = set(map(type, column))
+    if len(kinds) != 1:
+        raise tree.Misfit(f"{field.name} is {' and '.join(sorted(k.__name__ for k in kinds))} in one batch")
+    first = column[0]
+    if isinstance(first, np.ndarray):
+        _write_arrays(field, column, out)
+    elif tensors.is_tensor(first):
+        _write_tensors(field, column, out)
+    else:
+        _write_numbers(field, column, out)
+
+
+def _write_arrays(field: Field, column: list[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
+    shape, dtype = column[0].shape, field.dtype
+    _check_shape(field, shape)
+    for value in column:
+        # numpy would cast, broadcast and cut without a word.
+        if value.shape != shape or value.dtype != dtype:
+            raise tree.Misfit(f"{field.name} is {value.dtype}{list(value.shape)}, expected {dtype}{list(shape)}")
+    if shape and out.flags.c_contiguous:
+        np.concatenate(column, out=out.reshape(-1, *shape[1:]), casting="no")
+        return
+    for i, value in enumerate(column):
+        out[i] = value if field.shape else value.reshape(())
+
+
+def _write_tensors(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
+    import torch
+
+    shape = tuple(column[0].shape)
+    _check_shape(field, shape)
+    dtypes = {value.dtype for value in column}
+    if len(dtypes) != 1 or tensors.numpy_dtype(dtypes.pop()) != field.dtype:
+        raise tree.Misfit(f"{field.name} has dtypes other than {field.dtype}")
+    into = torch.from_numpy(out)
+    try:
+        with torch.no_grad():
+            torch.stack(column, out=into.view(-1, 1) if shape == (1,) and not field.shape else into)
+    except (RuntimeError, TypeError) as error:  # unequal shapes, another device
+        raise tree.Misfit(f"{field.name}: {error}") from error
+
+
+def _write_numbers(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
+    known = kind_of(column[0])
+    if known != (field.shape, field.dtype):
+        raise tree.Misfit(f"{field.name} is {type(column[0]).__name__}, expected {field}")
+    try:
+        out[...] = np.array(column, dtype=field.dtype)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise tree.Misfit(f"{field.name}: {error}") from error
+
+
+def _check_shape(field: Field, shape: tuple[int, ...]) -> None:
+    if shape != field.shape and not (shape == (1,) and field.shape == ()):
+        raise tree.Misfit(f"{field.name} has shape {list(shape)}, expected {list(field.shape)}")
+
+
+def collate(samples: Sequence[Any], name: str = "") -> Any:
+    """A batch of samples of any kind by the rules above: arrays for numbers, lists for strings.
+
+    Parameters
+    ----------
+    samples : non-empty sequence
+    name : str
+        Path of these samples within the whole, for messages.
+
+    Raises
+    ------
+    SchemaError
+        For objects no rule covers, and for arrays of different shapes. Names the field and the remedy.
+    """
+    first = samples[0]
+    if isinstance(first, Mapping | list | tuple):
+        return _collate_containers(samples, name)
+    if isinstance(first, str | bytes):
+        return list(samples)
+    return _collate_leaves(samples, name)
+
+
+def _collate_containers(samples: Sequence[Any], name: str) -> Any:
+    first = samples[0]
+    keys = list(first) if isinstance(first, Mapping) else list(range(len(first)))
+    structure = tree.structure_of(first, collated=True)
+    assert structure is not None
+    flat = tree.Node(structure.kind, structure.keys, (None,) * len(keys))
+    try:
+        columns = list(tree.columns(flat, samples, f"{name}." if name else ""))
+    except tree.Misfit as error:
+        raise SchemaError(f"the samples of one batch are built differently: {error}") from None
+    values = [
+        column if is_ignored(key) else collate(column, f"{name}.{key}" if name else str(key))
+        for key, column in zip(structure.keys, columns, strict=True)
+    ]
+    return tree.rebuild(flat, values)
+
+
+def _collate_leaves(samples: Sequence[Any], name: str) -> Any:
+    if tensors.is_tensor(samples[0]) and tensors.as_array(samples[0]) is None:
+        return _stack_exotic(samples, name)
+    numbers = _number_dtype(samples)
+    arrays = [np.asarray(s, numbers) if isinstance(s, bool | int | float) else tensors.as_array(s) for s in samples]
+    for i, array in enumerate(arrays):
+        if array is None or array.dtype.kind not in "biufc":
+            kind = samples[i].dtype if hasattr(samples[i], "dtype") else type(samples[i]).__name__
+            raise SchemaError(
+                f"sample {i} of the batch has {kind} in field {name or 'value'!r}, which cannot be collated: return numbers, "
+                f"arrays, tensors or strings, name the field {IGNORE_PREFIX}_..., or pass a collate_fn"
+            )
+    shapes = {a.shape for a in arrays if a is not None}
+    if len(shapes) != 1:
+        raise SchemaError(
+            f"field {name or 'value'!r} has shapes {sorted(shapes)} in one batch: pad them, name the field "
+            f"{IGNORE_PREFIX}_..., or pass a collate_fn"
+        )
+    stacked = np.stack([a for a in arrays if a is not None])
+    return stacked.reshape(-1) if stacked.shape[1:] == (1,) else stacked
+
+
+def _number_dtype(samples: Sequence[Any]) -> Any:
+    """One dtype for a column of Python numbers; numpy's promotion decides when arrays are among them."""
+    kinds = set(map(type, samples))
+    return np.float32 if float in kinds else np.int64 if int in kinds else np.bool_
+
+
+def _stack_exotic(samples: Sequence[Any], name: str) -> Any:
+    import torch
+
+    try:
+        with torch.no_grad():
+            return torch.stack([s.detach() for s in samples])
+    except (RuntimeError, AttributeError, TypeError) as error:
+        raise SchemaError(f"field {name or 'value'!r} cannot be stacked: {error}") from error
+
+
+def _has_ignored(structure: tree.Structure) -> bool:
+    if structure is None:
+        return False
+    return any(map(is_ignored, structure.keys)) or any(map(_has_ignored, structure.children))
+
+
+def rows_of(schema: Schema, fields: Sequence[npt.NDArray[Any]]) -> Iterator[Any]:
+    """Samples again, from rows that were written: what a batch falls back to when one of its parts did not fit."""
+    for i in range(len(fields[0])):
+        yield schema.rebuild([field[i] for field in fields])

@@ -1,0 +1,340 @@
+"""The worker processes and the thread that leads them: hands out parts, gathers results, sees deaths, replaces.
+
+Every wait is one poll over the job queue's bell, the workers' channels, their pidfds and the end flag.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from async_loader.errors import Broken, CannotSend, WorkerDied
+from async_loader.lifecycle import Deadline, EndFlag, readable
+from async_loader.naming import describe
+from async_loader.pipeline import codec
+from async_loader.pipeline.assembly import Assembly
+from async_loader.pipeline.batch import Failure
+from async_loader.pipeline.channel import Record
+from async_loader.pipeline.failures import from_report
+from async_loader.pipeline.handle import Handle
+from async_loader.pipeline.job_queue import JobQueue, Part
+from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.pipeline.worker import Orders
+from async_loader.source import Reader
+from async_loader.stats import Meter
+
+_GRACE_S = 0.5
+"""How long workers may finish what they are doing once the end flag is up, before they are killed."""
+_MAX_STILLBIRTHS = 3
+
+log = logging.getLogger("async_loader")
+
+
+class Crew:
+    """``size`` worker processes.
+
+    Parameters
+    ----------
+    orders : callable
+        Gives the orders for worker number n.
+    assembly : Assembly
+        Puts finished parts together.
+    on_broken : callable
+        Told when the crew cannot go on.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        context: BaseContext,
+        end: EndFlag,
+        jobs: JobQueue,
+        ready: TrainQueue,
+        assembly: Assembly,
+        orders: Callable[[int], Orders],
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
+        self.size = size
+        self.meter = Meter()
+        self.replaced = 0
+        self.busy_s = 0.0
+        self._context = context
+        self._end = end
+        self._jobs = jobs
+        self._ready = ready
+        self._assembly = assembly
+        self._orders = orders
+        self._on_broken = on_broken
+        self._reader: Reader | None = None
+        self._reader_from_birth: Reader | None = None
+        self._stillbirths = 0
+        self._someone_worked = False
+        self._poll = select.poll()
+        self._by_fd: dict[int, tuple[Callable[[Handle], None], Handle]] = {}
+        self.handles: list[Handle] = []
+        self._parent_fd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
+        self._thread = threading.Thread(target=self._run, name="async-loader-crew", daemon=True)
+
+    def start(self) -> None:
+        """Start the processes from this thread, then the thread."""
+        try:
+            for number in range(self.size):
+                self._hire(number)
+        except BaseException:
+            self._end.set()
+            self._dismiss(0.0)
+            raise
+        self._poll.register(self._jobs.bell.fileno(), select.POLLIN)
+        self._poll.register(self._end.fileno(), select.POLLIN)
+        self._thread.start()
+
+    def use_reader(self, reader: Reader) -> None:
+        """A reader that became known after the workers were born; they get it before the next part."""
+        self._reader = reader
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait until everything is gone; whether it is."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def kill(self) -> None:
+        """End all workers now. Any thread; the crew's own thread reaps them."""
+        for handle in list(self.handles):
+            handle.kill()
+
+    def forget(self) -> None:
+        """In a forked child: close what belongs to the parent, touch nothing else."""
+        for handle in self.handles:
+            handle.close()
+        if self._parent_fd >= 0:
+            os.close(self._parent_fd)
+            self._parent_fd = -1
+
+    def waiting_for(self) -> str | None:
+        """The worker that holds the oldest part, in words."""
+        held = [(part.job.seq, part.start, h, part) for h in list(self.handles) for part in list(h.assigned.values())[:1]]
+        if not held:
+            return None
+        _, _, handle, part = min(held, key=lambda item: item[:2])
+        return f"{handle} is at work on {_what(part)}"
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        grace_s = _GRACE_S
+        try:
+            while not self._end.is_set():
+                self._serve()
+                self._dispatch()
+        except BaseException as error:  # the top of a thread: forward, never die silently
+            grace_s = 0.0
+            self._on_broken(error if isinstance(error, Broken) else Broken(f"the crew failed: {error!r}"))
+        finally:
+            self._dismiss(grace_s)
+
+    def _serve(self) -> None:
+        self.meter.wait()
+        fds = [fd for fd, _ in self._poll.poll()]
+        self.meter.work()
+        if self._jobs.bell.fileno() in fds:
+            self._jobs.bell.clear()
+        for fd in fds:
+            entry = self._by_fd.get(fd)
+            if entry is not None:
+                react, handle = entry
+                react(handle)
+
+    def _dispatch(self) -> None:
+        while True:
+            handle = min(self.handles, key=lambda h: len(h.assigned))
+            if not handle.has_room:
+                return
+            part = self._jobs.take()
+            if part is None:
+                return
+            self._send(handle, part)
+
+    def _send(self, handle: Handle, part: Part) -> None:
+        try:
+            if self._reader is not None and self._reader is not self._reader_from_birth and not handle.has_reader:
+                handle.send_reader(self._reader)
+            handle.send(part)
+        except (BrokenPipeError, ConnectionResetError):
+            # It died; its pidfd says so in a moment. This part was never begun.
+            handle.assigned.pop(id(part), None)
+            handle.full = True
+            self._jobs.put_back(part)
+        except BlockingIOError:
+            handle.assigned.pop(id(part), None)
+            handle.full = True
+            self._jobs.put_back(part)
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def _drain(self, handle: Handle) -> None:
+        while True:
+            try:
+                record = handle.channel.receive()
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                record = None
+            if record is None:
+                self._unwatch(handle.channel.fileno())
+                return
+            handle.full = False
+            self._receive(handle, record)
+
+    def _receive(self, handle: Handle, record: Record) -> None:
+        kind = record.message[0]
+        if kind == "hello":
+            handle.born = self._someone_worked = True
+            return
+        if kind == "init_failed":
+            error = from_report(codec.decode(record.payload), f"worker_init_fn({handle.number}) in {handle}")
+            self._on_broken(error)
+            return
+        _, number, busy_s, where = record.message
+        part = handle.assigned.pop(number, None)
+        self.busy_s += busy_s
+        if part is None or part.job.over:
+            return
+        if kind == "unreadable":
+            self._resend(handle, part, record)
+        elif kind == "error":
+            self._fail(part, from_report(self._assembly.load(part, record, where), f"{handle}, {_what(part)}"))
+        else:
+            self._complete(part, kind, None if kind == "wrote" else self._assembly.load(part, record, where))
+
+    def _complete(self, part: Part, kind: str, value: Any) -> None:
+        job = part.job
+        job.results[part.number] = (kind, value)
+        if len(job.results) < job.parts:
+            return
+        try:
+            outcome = self._assembly.assemble(job)
+        except Exception as error:
+            outcome = Failure(error)
+        self._ready.put(job.seq, outcome)
+        self.meter.batches += 1
+
+    def _resend(self, handle: Handle, part: Part, record: Record) -> None:
+        """The worker could not resolve something, as a rule a function defined after it started: send it by value."""
+        error = from_report(codec.decode(record.payload), f"{handle} could not load {_what(part)}")
+        if part.calls is None or part.by_value:
+            self._fail(part, error)
+            return
+        try:
+            part.payload, part.by_value = codec.encode(list(part.calls), by_value=True), True
+        except CannotSend as refused:
+            self._fail(part, refused)
+            return
+        self._jobs.put_back(part)
+
+    def _fail(self, part: Part, error: BaseException, *, urgent: bool = False) -> None:
+        job = part.job
+        if job.over:
+            return
+        job.over = True
+        job.results.clear()
+        self._ready.put(job.seq, Failure(error, urgent))
+
+    # -- births and deaths -------------------------------------------------------------------------------------------
+
+    def _hire(self, number: int) -> None:
+        orders = self._orders(number)
+        self._reader_from_birth = orders.reader
+        handle = Handle(self._context, number, orders, self._end, self._parent_fd)
+        handle.has_reader = orders.reader is not None
+        if number < len(self.handles):
+            self.handles[number] = handle
+        else:
+            self.handles.append(handle)
+        handle.start()
+        self._watch(handle.channel.fileno(), self._drain, handle)
+        self._watch(handle.death_fd, self._bury, handle)
+
+    def _watch(self, fd: int, react: Callable[[Handle], None], handle: Handle) -> None:
+        self._by_fd[fd] = (react, handle)
+        self._poll.register(fd, select.POLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._by_fd.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def _bury(self, handle: Handle) -> None:
+        """A worker died: its first part is lost and says so, the rest goes to others, and a new one takes its place."""
+        if not handle.dead:
+            return
+        if handle.channel.fileno() in self._by_fd:
+            self._drain(handle)
+        self._unwatch(handle.channel.fileno())
+        self._unwatch(handle.death_fd)
+        exitcode = handle.reap()
+        if self._end.is_set():
+            return
+        held, *unbegun = handle.assigned.values() or [None]
+        for part in reversed(unbegun):
+            if part is not None:
+                self._jobs.put_back(part)
+        handle.assigned.clear()
+        if not handle.born:
+            self._check_birth(handle, exitcode)
+        elif held is not None:
+            text = f"{handle} {how(exitcode)} while it was at work on {_what(held)}; it has been replaced"
+            self._fail(held, WorkerDied(text, handle.pid, exitcode), urgent=True)
+        if held is not None and not held.job.over:
+            self._jobs.put_back(held)
+        log.warning("%s %s; starting another", handle, how(exitcode))
+        self.replaced += 1
+        self._hire(handle.number)
+
+    def _check_birth(self, handle: Handle, exitcode: int | None) -> None:
+        self._stillbirths += 1
+        if self._someone_worked and self._stillbirths < _MAX_STILLBIRTHS:
+            return
+        method = self._context.get_start_method()
+        hint = f' With start method "{method}" workers import the main script: keep what it does under if __name__ == "__main__".'
+        raise Broken(f"{handle} {how(exitcode)} before it was ready.{'' if method == 'fork' else hint}")
+
+    def _dismiss(self, grace_s: float) -> None:
+        """Let the workers see the end flag, then end the ones that do not, and reap them all."""
+        self._jobs.clear()
+        alive = {h.death_fd: h for h in self.handles if h.alive}
+        deadline = Deadline(grace_s)
+        while alive and not deadline.expired:
+            for fd in readable(alive, deadline.left()):
+                del alive[fd]
+        for handle in alive.values():
+            handle.kill()
+        for handle in self.handles:
+            handle.reap()
+            handle.close()
+        if self._parent_fd >= 0:
+            os.close(self._parent_fd)
+            self._parent_fd = -1
+
+
+def _what(part: Part) -> str:
+    rows = f"rows {part.start} to {part.stop} of batch {part.job.seq}"
+    return rows if not part.calls else f"{rows}, beginning with {describe(part.calls[0])}"
+
+
+def how(exitcode: int | None) -> str:
+    """An exit code in words."""
+    if exitcode is None:
+        return "ended"
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    import signal
+
+    try:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was killed by signal {-exitcode}"

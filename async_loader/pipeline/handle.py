@@ -1,0 +1,172 @@
+"""One worker process as the crew sees it: its process, its channel, what it has been told and what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections import OrderedDict
+from multiprocessing import reduction
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from async_loader.layout import BatchLayout
+from async_loader.lifecycle import EndFlag, readable
+from async_loader.pipeline import codec, worker
+from async_loader.pipeline.channel import Channel
+from async_loader.pipeline.job_queue import Part
+from async_loader.pipeline.worker import KNOWN_RINGS, Orders, Task
+from async_loader.shm.slots import SlotRing
+from async_loader.source import Reader
+
+_DEPTH = 2  # one part at work, one in the socket, so that a worker never waits for the crew's turn on the GIL
+
+forking = threading.local()
+"""``forking.worker`` is true in a thread while it forks one of our own workers, which reads no batches."""
+
+
+class _Inherited:
+    """A descriptor that a child gets: as it is under fork, duplicated while pickling otherwise."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def detach(self) -> int:
+        return self._fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (reduction.DupFd(self._fd),)
+
+
+def _same(duplicate: Any) -> Any:
+    return duplicate
+
+
+class Handle:
+    """One worker. Used by the crew's thread only, but for `kill`."""
+
+    def __init__(self, context: BaseContext, number: int, orders: Orders, end: EndFlag, parent_fd: int) -> None:
+        self.number = number
+        self.pid = 0
+        self.born = False
+        self.full = False
+        self.has_reader = False
+        self.death_fd = -1
+        self.assigned: dict[int, Part] = {}
+        self._context = context
+        self._orders = orders
+        self._end = end
+        self._parent_fd = parent_fd
+        self._process: Any = None
+        self._rings: OrderedDict[int, SlotRing] = OrderedDict()
+        self._layouts: OrderedDict[int, BatchLayout] = OrderedDict()
+        self.channel, self._theirs = Channel.pair()
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (pid {self.pid})"
+
+    def start(self) -> None:
+        """Start the process. Under spawn and forkserver its orders follow as the first record."""
+        by_fork = self._context.get_start_method() == "fork"
+        # Duplicates, because the at-fork hook closes the loader's own descriptors in every child.
+        inherited = [os.dup(self._theirs.fileno()), os.dup(self._end.fileno()), os.dup(self._parent_fd)]
+        orders = None if by_fork else codec.encode(self._orders)
+        arguments = (*map(_Inherited, inherited), self._orders if by_fork else None)
+        process_type: Any = self._context.Process  # type: ignore[attr-defined]
+        self._process = process_type(target=worker.main, args=arguments, name=f"async-loader-worker-{self.number}", daemon=True)
+        forking.worker = True
+        try:
+            self._process.start()
+        finally:
+            forking.worker = False
+            self._theirs.close()
+            for fd in inherited:
+                os.close(fd)
+        self.pid = self._process.pid
+        self.death_fd = self._open_death()
+        if orders is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.channel.send((), orders.head, orders.fds)
+        self.channel.set_blocking(False)
+
+    def _open_death(self) -> int:
+        """A descriptor that becomes readable when the process ends, whoever else was forked meanwhile."""
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(ProcessLookupError):
+                return os.pidfd_open(self.pid)
+        return os.dup(self._process.sentinel)
+
+    @property
+    def alive(self) -> bool:
+        return self.death_fd >= 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.alive and not self.full and len(self.assigned) < _DEPTH
+
+    def send(self, part: Part) -> None:
+        """Send a part, and before it the ring and the layout it refers to."""
+        job, place = part.job, part.job.place
+        ring = layout = slot = -1
+        if place is not None and place.ring is not None:
+            ring, slot = self._tell_ring(place.ring), place.slot
+            if not job.whole:
+                layout = self._tell_layout(place.layout)
+        kind = "rows" if part.index is not None else "jobs"
+        task = Task(id(part), kind, job.seq, part.number, part.start, part.stop, job.whole, ring, slot, layout)
+        self.assigned[id(part)] = part
+        self.channel.send(("task", task), part.payload.head, part.payload.fds)
+
+    def send_reader(self, reader: Reader) -> None:
+        encoded = codec.encode(reader)
+        self.channel.send(("reader",), encoded.head, encoded.fds)
+        self.has_reader = True
+
+    def _tell_ring(self, ring: SlotRing) -> int:
+        number = id(ring)
+        if number not in self._rings:
+            self.channel.send(("ring", number, ring.segment.nbytes, ring.slot_bytes), b"", [ring.segment.fileno()])
+            self._rings[number] = ring
+            while len(self._rings) > KNOWN_RINGS:
+                self._rings.popitem(last=False)
+        return number
+
+    def _tell_layout(self, layout: BatchLayout) -> int:
+        number = id(layout)
+        if number not in self._layouts:
+            self.channel.send(("layout", number, layout))
+            self._layouts[number] = layout
+            while len(self._layouts) > KNOWN_RINGS:
+                self._layouts.popitem(last=False)
+        return number
+
+    def kill(self) -> None:
+        """SIGKILL, which also ends a stopped process."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.alive and self.pid:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int | None:
+        """Wait for the (ended) process, close everything; its exit code."""
+        if not self.alive:
+            return None
+        self._process.join(5.0)
+        exitcode: int | None = self._process.exitcode
+        self.close()
+        if exitcode is not None:
+            self._process.close()
+        return exitcode
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process has ended; the descriptor's number alone may be another's by now."""
+        return self.alive and self.death_fd in readable([self.death_fd], 0.0)
+
+    def close(self) -> None:
+        """Close the descriptors, leave the process alone: also what a forked child does."""
+        self.channel.close()
+        self._theirs.close()
+        if self.death_fd >= 0:
+            os.close(self.death_fd)
+            self.death_fd = -1

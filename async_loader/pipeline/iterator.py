@@ -1,0 +1,186 @@
+"""What stands behind ``next(loader)``: waits for an outcome, turns it into tensors, and gives the ticket back."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+import weakref
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from async_loader import tensors, tree
+from async_loader.errors import Timeout, WouldDeadlock
+from async_loader.lifecycle import Deadline
+from async_loader.pipeline.batch import Failure, Loose, Nudge, Place, Slotted
+from async_loader.pipeline.places import COPY_BELOW
+from async_loader.pipeline.tickets import Tickets
+from async_loader.source import END, Source
+from async_loader.stats import Meter
+
+OnError = Literal["raise", "skip", "fatal"]
+
+_WARN_AFTER_S = 10.0
+_MAX_SKIPS = 100
+"""Failures in a row that ``on_error="skip"`` passes over; more than that is not an odd sample but a broken source."""
+
+own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads of loaders, which never add data to a source."""
+
+
+class Queue(Protocol):
+    """The consumer's end of the train queue or the cuda queue."""
+
+    def get(self, deadline: Deadline) -> Any: ...
+
+
+class Overseer(Protocol):
+    """What the iterator asks of the pipeline around it."""
+
+    def check(self) -> None:
+        """Raise when no more batches can come."""
+
+    def diagnosis(self) -> str:
+        """Whom everyone waits for, in words."""
+
+    def break_(self, error: BaseException) -> None: ...
+
+    def receive(self, item: Any) -> Any:
+        """Finish what came through the cuda queue, in the consumer's thread."""
+
+
+class Iterator:
+    """One consumer at a time.
+
+    Parameters
+    ----------
+    timeout_s : float | None
+        For each `next`. Without one it warns once when nothing came for ten seconds.
+    """
+
+    def __init__(
+        self, queue: Queue, tickets: Tickets, source: Source, overseer: Overseer, on_error: OnError, timeout_s: float | None
+    ) -> None:
+        self.meter = Meter()
+        self.copied_out = 0
+        self.skipped = 0
+        self._queue = queue
+        self._tickets = tickets
+        self._source = source
+        self._overseer = overseer
+        self._on_error = on_error
+        self._timeout_s = timeout_s
+        self._warned = False
+
+    def next(self) -> Any:
+        """The next batch.
+
+        Raises
+        ------
+        StopIteration
+            The source has ended.
+        Closed, Broken, Timeout, WouldDeadlock
+        BaseException
+            What a job, a collate_fn or the source raised.
+        """
+        self.meter.wait()
+        try:
+            return self._next(Deadline(self._timeout_s))
+        finally:
+            self.meter.work()
+
+    def _next(self, deadline: Deadline) -> Any:
+        for _ in range(_MAX_SKIPS):
+            item = self._wait(deadline)
+            if item is END:
+                raise StopIteration
+            if not isinstance(item, Failure):
+                batch = self._deliver(item)
+                self._tickets.give()
+                self.meter.batches += 1
+                return batch
+            self._tickets.give()
+            if self._on_error != "skip":
+                break
+            self.skipped += 1
+        else:
+            item.error.add_note(f"{_MAX_SKIPS} batches in a row have failed; the others were skipped")
+        if self._on_error == "fatal":
+            self._overseer.break_(item.error)
+        raise item.error
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def _wait(self, deadline: Deadline) -> Any:
+        part = self._first_part(deadline)
+        while True:
+            self._overseer.check()
+            self._refuse_deadlock()
+            try:
+                item = self._queue.get(part)
+            except Timeout:
+                self._give_up_or_warn(deadline)
+                part = deadline
+                continue
+            if not isinstance(item, Nudge):
+                return item
+
+    def _first_part(self, deadline: Deadline) -> Deadline:
+        left = deadline.left()
+        return Deadline(_WARN_AFTER_S) if left is None and not self._warned else deadline
+
+    def _give_up_or_warn(self, deadline: Deadline) -> None:
+        self._overseer.check()
+        if deadline.expired:
+            raise Timeout(f"no batch within {self._timeout_s:g} s: {self._overseer.diagnosis()}")
+        self._warned = True
+        text = f"no batch for {_WARN_AFTER_S:g} s: {self._overseer.diagnosis()}; waiting on (set timeout= to raise instead)"
+        warnings.warn(text, RuntimeWarning, stacklevel=6)
+
+    def _refuse_deadlock(self) -> None:
+        """Raise when the source waits for data that only this very thread could add: nobody else is there to do it."""
+        reason = self._source.waiting_for()
+        if reason is None:
+            return
+        here = threading.current_thread()
+        others = [t for t in threading.enumerate() if t is not here and t not in own_threads]
+        if not others:
+            raise WouldDeadlock(
+                f"{reason}, and this thread, the only one that could add to it, would wait for ever: "
+                "add steps before next(), or add them from another thread"
+            )
+
+    # -- delivery ----------------------------------------------------------------------------------------------------
+
+    def _deliver(self, item: Any) -> Any:
+        if isinstance(item, Slotted):
+            root = self._keep(item.place)
+            layout = item.place.layout
+            return layout.rebuild([tensors.to_tensor(view) for view in layout.views(root)])
+        if isinstance(item, Loose):
+            if item.place is None or item.place.ring is None or self._lend(item.place):
+                return tree.transform(item.tree, tensors.as_tensor)
+            self.copied_out += 1
+            return tree.transform(item.tree, _copied)
+        return self._overseer.receive(item)
+
+    def _keep(self, place: Place) -> np.ndarray[Any, Any]:
+        """The batch's bytes: the slot itself while it may be lent, a copy otherwise."""
+        if place.ring is None or self._lend(place):
+            return place.root
+        self.copied_out += 1
+        return place.root[: place.layout.nbytes].copy()
+
+    def _lend(self, place: Place) -> bool:
+        return place.layout.nbytes >= COPY_BELOW and place.ring is not None and place.ring.lend(place.slot)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return tensors.as_tensor(value.copy())
+    return value.clone() if tensors.is_tensor(value) else value
+
+
+def seconds_since(moment: float) -> str:
+    return f"{time.monotonic() - moment:.1f} s"

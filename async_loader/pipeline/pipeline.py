@@ -1,0 +1,261 @@
+"""All stages of one loader, built and ended together. Knows nothing of the user's arguments, nor of the loader."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import TYPE_CHECKING, Any
+
+from async_loader.errors import Broken, Closed
+from async_loader.lifecycle import Deadline, EndFlag, Life, State
+from async_loader.pipeline.assembly import Assembly
+from async_loader.pipeline.crew import Crew
+from async_loader.pipeline.filler import Filler
+from async_loader.pipeline.iterator import Iterator, OnError, own_threads, seconds_since
+from async_loader.pipeline.job_queue import JobQueue
+from async_loader.pipeline.main_worker import MainWorker
+from async_loader.pipeline.places import Places
+from async_loader.pipeline.producer import Producer, Workshop
+from async_loader.pipeline.tickets import Tickets
+from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.pipeline.worker import Orders
+from async_loader.source import Source
+from async_loader.stats import LoaderStats, StageStats
+
+if TYPE_CHECKING:
+    from async_loader.pipeline.cuda_queue import CudaQueue
+    from async_loader.pipeline.device import DeviceBackend
+    from async_loader.pipeline.streamer import Streamer
+
+log = logging.getLogger("async_loader")
+
+SPARE_SLOTS = 3
+"""Batches a consumer may hold without their being copied: the one it works on, the one it gets, and one more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a pipeline is built from; validated before it gets here."""
+
+    batch_size: int
+    chunk_size: int
+    num_workers: int
+    prefetch: int
+    in_order: bool
+    timeout_s: float | None
+    seed: int
+    on_error: OnError
+    packed: bool
+    slot_bytes: int | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    worker_init_fn: Callable[[int], Any] | None
+    context: BaseContext
+
+
+class Pipeline:
+    """Threads hold this, never the loader, so that a dropped loader can be noticed.
+
+    Parameters
+    ----------
+    backend : DeviceBackend | None
+        ``None`` delivers on the CPU, straight from the train queue.
+    """
+
+    def __init__(self, source: Source, settings: Settings, backend: DeviceBackend | None) -> None:
+        self.life = Life()
+        self.end = EndFlag()
+        self.broken: BaseException | None = None
+        self.pid = os.getpid()
+        self._closed = threading.Event()
+        self._source = source
+        self._settings = settings
+        s = settings
+        self.places = Places(s.prefetch, SPARE_SLOTS, s.slot_bytes, packed=s.packed, always_slots=backend is not None)
+        self.train_queue = TrainQueue(s.in_order)
+        tickets = Tickets(s.prefetch, self.end)
+        filler = Filler(self.places, s.collate_fn)
+        whole = s.collate_fn is not None
+        workshop = Workshop(MainWorker(filler, s.seed, whole=whole))
+        self._reserve_known()
+        if s.num_workers > 1:
+            workshop.assembly = Assembly(self.places, filler, s.chunk_size, whole=whole)
+            workshop.jobs = JobQueue()
+            workshop.crew = Crew(
+                s.num_workers, s.context, self.end, workshop.jobs, self.train_queue, workshop.assembly, self._orders, self.break_
+            )
+        self.jobs, self.crew = workshop.jobs, workshop.crew
+        self.producer = Producer(source, s.batch_size, tickets, self.train_queue, workshop, self.end, self.break_)
+        self.streamer: Streamer | None = None
+        self.cuda_queue: CudaQueue | None = None
+        if backend is not None:
+            self._add_streamer(backend)
+        self.iterator = Iterator(self.cuda_queue or self.train_queue, tickets, source, self, s.on_error, s.timeout_s)
+
+    def _add_streamer(self, backend: DeviceBackend) -> None:
+        from async_loader.pipeline.cuda_queue import CudaQueue
+        from async_loader.pipeline.streamer import Streamer
+
+        self.cuda_queue = CudaQueue()
+        self.streamer = Streamer(self.train_queue, self.cuda_queue, backend)
+
+    def start(self) -> None:
+        """Processes first, then threads: a fork copies no thread of ours."""
+        try:
+            if self.crew is not None:
+                self.crew.start()
+            self.producer.start()
+            if self.streamer is not None:
+                self.streamer.start()
+            self._own_threads()
+            self.life.to(State.RUNNING)
+        except BaseException:
+            self.close(5.0)
+            raise
+
+    def _own_threads(self) -> None:
+        own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
+
+    def _reserve_known(self) -> None:
+        """Where the source knows its rows already, take the memory now: what does not fit is refused before anything runs."""
+        reader = self._source.reader()
+        if reader is None or reader.schema is None or self._settings.collate_fn is not None:
+            return
+        layout = self.places.layout(reader.schema, self._settings.batch_size)
+        if self._settings.num_workers > 1:
+            self.places.reserve(layout.nbytes)
+
+    def _orders(self, number: int) -> Orders:
+        s = self._settings
+        return Orders(number, s.seed, self._source.reader(), s.collate_fn, s.worker_init_fn)
+
+    # -- what the iterator asks --------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise when no more batches can come."""
+        if os.getpid() != self.pid:
+            raise Closed(f"this loader belongs to process {self.pid}: build one in each process that needs batches")
+        if self.life.state in (State.CLOSING, State.CLOSED) or self.end.is_set():
+            raise Closed("the loader is closed")
+        if self.broken is not None:
+            raise self.broken
+
+    def break_(self, error: BaseException) -> None:
+        """No more batches can come, and why. The first reason stays."""
+        if self.life.to(State.BROKEN) or self.broken is None:
+            broken = error if isinstance(error, Broken) else Broken(f"the loader is broken: {error!r}")
+            broken.__cause__ = None if broken is error else error
+            self.broken = self.broken or broken
+        self.train_queue.nudge()
+
+    def receive(self, item: Any) -> Any:
+        assert self.streamer is not None
+        return self.streamer.receive(item)
+
+    def diagnosis(self) -> str:
+        """Whom everyone waits for, in words."""
+        reason = self._source.waiting_for()
+        if reason is not None:
+            return f"the source: {reason}"
+        since = self.producer.planning_since
+        if since is not None:
+            return f"the source: it has been at work on one batch for {seconds_since(since)}"
+        held = self.crew.waiting_for() if self.crew is not None else None
+        if held is not None:
+            return f"the workers: {held}"
+        if self.train_queue.depth:
+            return "the copy to the device" if self.streamer is not None else "batches that come before the finished ones"
+        return "the workers: the job is at work in the producer thread"
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float) -> bool:
+        """See NOTE [close order]. Any thread, any number of times; whether everything has ended."""
+        if os.getpid() != self.pid:
+            return True
+        deadline = Deadline(timeout_s)
+        if not self.life.to(State.CLOSING):
+            return self._closed.wait(deadline.left())
+        try:
+            self.end.set()
+            self._close_queues()
+            ended = self._join(deadline)
+        except KeyboardInterrupt:
+            if self.crew is not None:
+                self.crew.kill()
+            self._join(Deadline(1.0))
+            raise
+        finally:
+            self.life.to(State.CLOSED)
+            self._closed.set()
+        return ended
+
+    def abandon(self) -> None:
+        """The loader was dropped: tell everyone to end, wait for nobody. Runs in any thread, so it takes no lock."""
+        if os.getpid() == self.pid:
+            self.end.set()
+
+    def _close_queues(self) -> None:
+        self.train_queue.close()
+        if self.cuda_queue is not None:
+            self.cuda_queue.close()
+
+    def _join(self, deadline: Deadline) -> bool:
+        stages: list[tuple[str, Any]] = [("data source", self.producer)]
+        if self.crew is not None:
+            stages.append(("crew", self.crew))
+        if self.streamer is not None:
+            stages.append(("streamer", self.streamer))
+        # A source that blocks must not eat the time of the others.
+        late = [(name, stage) for name, stage in reversed(stages) if not stage.join(deadline.left())]
+        for name, _ in late:
+            log.warning("closed, but the %s is still at work and was left behind: its thread ends with the process", name)
+        return not late
+
+    def after_fork_in_child(self) -> None:
+        """This copy belongs to nobody: close what would keep the parent's ends open, and do nothing else ever."""
+        if self.crew is not None:
+            self.crew.forget()
+        with contextlib.suppress(OSError):
+            self.end.close()
+
+    # -- numbers -----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> LoaderStats:
+        """A snapshot; cheap, takes no lock."""
+        producer, ring = self.producer, self.places.ring
+        copy_meter = self.streamer.meter if self.streamer is not None else None
+        source = producer.meter.snapshot(len(self.jobs) if self.jobs is not None else 0)
+        workers = producer.work_meter.snapshot(self.train_queue.depth)
+        if self.crew is not None:
+            m, busy = self.crew.meter, self.crew.busy_s
+            total = (m.busy_s + m.wait_s) * self.crew.size
+            workers = StageStats(m.batches, m.waits, busy, max(0.0, total - busy), self.train_queue.depth)
+        copy = StageStats(0, 0, 0.0, 0.0, 0)
+        if copy_meter is not None and self.cuda_queue is not None:
+            copy = copy_meter.snapshot(self.cuda_queue.depth)
+        learner = self.iterator.meter.snapshot(0)
+        return LoaderStats(
+            source=source,
+            workers=workers,
+            copy=copy,
+            learner=learner,
+            slots=0 if ring is None else ring.count,
+            slots_lent=0 if ring is None else ring.lent,
+            copied_out=self.iterator.copied_out,
+            skipped=self.iterator.skipped,
+            workers_replaced=0 if self.crew is None else self.crew.replaced,
+            bottleneck=_bottleneck(source, workers, copy, learner),
+        )
+
+
+def _bottleneck(source: StageStats, workers: StageStats, copy: StageStats, learner: StageStats) -> str:
+    """The learner, while it hardly ever waits; else the stage that is busy for the largest share of its time."""
+    if learner.busy_fraction >= 0.95:
+        return "learner"
+    shares = {"source": source.busy_fraction, "workers": workers.busy_fraction, "copy": copy.busy_fraction}
+    return max(shares, key=lambda name: shares[name])

@@ -1,0 +1,136 @@
+"""The producer thread: asks the source for one plan after the other and sends it on its way."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from async_loader.errors import AsyncLoaderError, Broken, Closed
+from async_loader.lifecycle import EndFlag, Patience
+from async_loader.pipeline.assembly import Assembly
+from async_loader.pipeline.batch import Failure
+from async_loader.pipeline.crew import Crew
+from async_loader.pipeline.failures import guarded
+from async_loader.pipeline.job_queue import JobQueue
+from async_loader.pipeline.main_worker import MainWorker
+from async_loader.pipeline.tickets import Tickets
+from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.source import END, Jobs, Plan, Reader, Rows, Source
+from async_loader.stats import Meter
+
+
+@dataclass(slots=True)
+class Workshop:
+    """What the producer sends plans to: the main worker in its own thread, and a crew when there is one."""
+
+    main: MainWorker
+    assembly: Assembly | None = None
+    jobs: JobQueue | None = None
+    crew: Crew | None = None
+
+
+class Producer:
+    """One plan per ticket, until END or the end flag.
+
+    Parameters
+    ----------
+    on_broken : callable
+        Told when the thread cannot go on.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        tickets: Tickets,
+        ready: TrainQueue,
+        workshop: Workshop,
+        end: EndFlag,
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
+        self.meter = Meter()
+        self.work_meter = Meter()
+        self.planning_since: float | None = None
+        self._source = source
+        self._batch_size = batch_size
+        self._tickets = tickets
+        self._ready = ready
+        self._workshop = workshop
+        self._on_broken = on_broken
+        self._reader: Reader | None = None
+        self._patience = Patience(end, on_wait=ready.nudge)
+        self._thread = threading.Thread(target=self._run, name="async-loader-producer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait until the thread has ended; whether it has. A source that blocks for ever cannot be ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            for seq in itertools.count():
+                self._tickets.take()
+                if not self._produce(seq):
+                    return
+        except Closed:
+            self._ready.close()  # a dropped loader has nobody else to wake the streamer
+        except BaseException as error:  # the top of a thread: forward, never die silently
+            self._on_broken(Broken(f"the producer failed: {error!r}"))
+
+    def _produce(self, seq: int) -> bool:
+        """One batch; whether there may be another."""
+        try:
+            plan = self._plan()
+            if plan is END:
+                self._ready.end(seq)
+                return False
+            self._send(seq, plan)
+        except Closed:
+            raise
+        except BaseException as error:  # data for the consumer: it is raised there
+            self._ready.put(seq, Failure(guarded(error)))
+        return True
+
+    def _plan(self) -> Plan:
+        self.meter.work()
+        self.planning_since = time.monotonic()
+        try:
+            return self._source.plan(self._batch_size, self._patience)
+        except Closed as error:
+            # A source that was closed under us is the consumer's business; our own end flag is not.
+            if self._patience.end is not None and self._patience.end.is_set():
+                raise
+            raise AsyncLoaderError(f"the data source is closed: {error}") from error
+        finally:
+            self.planning_since = None
+            self.meter.wait()
+            self.meter.batches += 1
+
+    def _send(self, seq: int, plan: Plan) -> None:
+        shop = self._workshop
+        if isinstance(plan, Rows) and self._reader is None:
+            self._meet_reader()
+        if shop.crew is not None and shop.assembly is not None and shop.jobs is not None and isinstance(plan, Rows | Jobs):
+            shop.jobs.put(shop.assembly.cut(seq, plan, self._reader))
+            return
+        self.work_meter.work()
+        try:
+            self._ready.put(seq, shop.main.do(seq, plan, self._reader))
+            self.work_meter.batches += 1
+        finally:
+            self.work_meter.wait()
+
+    def _meet_reader(self) -> None:
+        """A table without a schema has no reader before its first step, which the plan has waited for."""
+        self._reader = self._source.reader()
+        if self._reader is None:
+            raise AsyncLoaderError(f"{type(self._source).__name__} planned rows and has no reader for them")
+        if self._workshop.crew is not None:
+            self._workshop.crew.use_reader(self._reader)

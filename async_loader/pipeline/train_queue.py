@@ -1,0 +1,105 @@
+"""The async train queue: finished batches, handed out in the order of their jobs. Holds results, never makes them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+from async_loader.errors import Closed, Timeout
+from async_loader.lifecycle import Deadline
+from async_loader.pipeline.batch import Failure, Nudge, Outcome
+from async_loader.source import END
+
+
+class TrainQueue:
+    """In-process; any thread puts, one consumer gets. What it holds lies in shared memory.
+
+    Parameters
+    ----------
+    in_order : bool
+        Hand out in the order of the jobs; otherwise whatever is finished first.
+    """
+
+    def __init__(self, in_order: bool = True) -> None:
+        self._in_order = in_order
+        self._changed = threading.Condition(threading.Lock())
+        self._ready: dict[int, Outcome | None] = {}  # None: this job's turn is passed over
+        self._urgent: deque[Failure | Nudge] = deque()
+        self._next = 0
+        self._end: int | None = None
+        self._closed = False
+
+    def put(self, seq: int, outcome: Outcome) -> None:
+        """The outcome of job ``seq``. An urgent failure overtakes everything, and the job's own turn is passed over."""
+        with self._changed:
+            if isinstance(outcome, Failure) and outcome.urgent:
+                self._urgent.append(outcome)
+                self._ready[seq] = None
+            else:
+                self._ready[seq] = outcome
+            self._changed.notify_all()
+
+    def nudge(self) -> None:
+        """Wake the consumer so that it looks at the state of things; carries nothing."""
+        with self._changed:
+            self._urgent.append(Nudge())
+            self._changed.notify_all()
+
+    def end(self, seq: int) -> None:
+        """There will be no job ``seq``: after the ones before it comes END."""
+        with self._changed:
+            self._end = seq
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Drop what is queued; `get` raises Closed from here on."""
+        with self._changed:
+            self._closed = True
+            dropped = list(self._ready.values())
+            self._ready.clear()
+            self._urgent.clear()
+            self._changed.notify_all()
+        del dropped  # the slots go back outside the lock
+
+    def get(self, deadline: Deadline) -> Outcome | Nudge | Any:
+        """The next outcome, or END, which stays the answer once reached.
+
+        Raises
+        ------
+        Timeout
+            Nothing came before the deadline; the next call waits for the same batch.
+        Closed
+        """
+        with self._changed:
+            while True:
+                found = self._take()
+                if found is not None:
+                    return found
+                left = deadline.left()
+                if left == 0.0:
+                    raise Timeout(f"no batch within the deadline: waiting for batch {self._next}")
+                self._changed.wait(left)
+
+    def _take(self) -> Outcome | Nudge | Any:
+        if self._closed:
+            raise Closed("the queue is closed")
+        if self._urgent:
+            return self._urgent.popleft()
+        while True:
+            seq = self._next if self._in_order else next(iter(self._ready), -1)
+            if seq not in self._ready:
+                return END if self._end is not None and self._next >= self._end else None
+            outcome = self._ready.pop(seq)
+            self._next += 1
+            if outcome is not None:
+                return outcome
+
+    @property
+    def depth(self) -> int:
+        return len(self._ready)
+
+    @property
+    def awaited(self) -> int:
+        """The job whose turn it is."""
+        return self._next

@@ -1,0 +1,322 @@
+"""A worker process: takes parts of jobs, runs them, and writes rows into slots. Decides nothing, allocates no slot.
+
+Single-threaded but for one watchdog, which waits for the death of the loader's process and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from async_loader import tree
+from async_loader.layout import BatchLayout
+from async_loader.lifecycle import readable
+from async_loader.pipeline import codec, collate
+from async_loader.pipeline.channel import Channel, Record, close_all, from_fd
+from async_loader.pipeline.codec import Encoded
+from async_loader.schema import Schema
+from async_loader.shm.segment import Segment
+from async_loader.source import Reader, Seed
+
+KNOWN_RINGS = 3
+"""Rings and layouts that a worker remembers; the crew counts along and sends them again when they were forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a worker is told at birth.
+
+    Attributes
+    ----------
+    number : int
+        0 to num_workers - 1.
+    seed : int
+        Of the loader; every part gets a seed of (seed, batch, part).
+    """
+
+    number: int
+    seed: int
+    reader: Reader | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    init_fn: Callable[[int], Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One part, as it is sent.
+
+    Attributes
+    ----------
+    kind : str
+        "jobs" or "rows".
+    ring, layout : int
+        Numbers of what was sent before, -1 for none.
+    """
+
+    number: int
+    kind: str
+    seq: int
+    part: int
+    start: int
+    stop: int
+    whole: bool
+    ring: int
+    slot: int
+    layout: int
+
+
+def main(socket_fd: Any, end_fd: Any, parent_fd: Any, orders: Orders | None) -> None:
+    """Entry point of the process. Without orders (spawn, forkserver) they are the first record."""
+    channel, end, parent = from_fd(_fd(socket_fd)), _fd(end_fd), _fd(parent_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the loader's process decides
+    threading.Thread(target=_die_with, args=(parent,), daemon=True, name="async-loader-watchdog").start()
+    _one_thread_each()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        Worker(channel, end, orders).run()
+    # No clean-up of what the parent created: buffers, handlers and finalizers of a forked copy are not ours.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
+
+
+def _fd(value: Any) -> int:
+    return value if isinstance(value, int) else value.detach()
+
+
+def _die_with(parent: int) -> None:
+    readable([parent], None)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _one_thread_each() -> None:
+    """Workers are the parallelism; torch and BLAS threads on top of them fight over the cores."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = "1"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+class Worker:
+    """The loop and what it remembers."""
+
+    def __init__(self, channel: Channel, end: int, orders: Orders | None) -> None:
+        self._channel = channel
+        self._end = end
+        self._orders = orders
+        self._rings: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
+        self._layouts: OrderedDict[int, BatchLayout] = OrderedDict()
+        self._views: dict[tuple[int, int, int], list[Any]] = {}
+        self._schema: Schema | None = None
+        self._reader: Reader | None = None
+
+    def run(self) -> None:
+        """Until the end flag is raised or the channel closes."""
+        if self._orders is None:
+            record = self._channel.receive()
+            if record is None:
+                return
+            self._orders = codec.decode(record.payload, fds=record.fds)
+        self._reader = self._orders.reader
+        if not self._initialise():
+            return
+        self._channel.send(("hello", os.getpid()))
+        while self._end not in readable([self._channel.fileno(), self._end], None):
+            record = self._channel.receive()
+            if record is None:
+                return
+            getattr(self, f"_on_{record.message[0]}")(record)
+
+    def _initialise(self) -> bool:
+        assert self._orders is not None
+        if self._orders.init_fn is None:
+            return True
+        seed_globals((self._orders.seed, self._orders.number))
+        try:
+            self._orders.init_fn(self._orders.number)
+        except BaseException as error:
+            self._channel.send(("init_failed",), codec.encode(report(error)).head)
+            return False
+        return True
+
+    # -- what is told ahead of tasks ---------------------------------------------------------------------------------
+
+    def _on_ring(self, record: Record) -> None:
+        _, number, nbytes, slot_bytes = record.message
+        self._rings[number] = (Segment.attach(record.fds[0], nbytes), slot_bytes)
+        while len(self._rings) > KNOWN_RINGS:
+            forgotten, _ = self._rings.popitem(last=False)
+            self._views = {key: views for key, views in self._views.items() if key[0] != forgotten}
+
+    def _on_layout(self, record: Record) -> None:
+        _, number, layout = record.message
+        self._layouts[number] = layout
+        while len(self._layouts) > KNOWN_RINGS:
+            forgotten, _ = self._layouts.popitem(last=False)
+            self._views = {key: views for key, views in self._views.items() if key[2] != forgotten}
+
+    def _on_reader(self, record: Record) -> None:
+        self._reader = codec.decode(record.payload, fds=record.fds)
+
+    # -- tasks -------------------------------------------------------------------------------------------------------
+
+    def _on_task(self, record: Record) -> None:
+        task: Task = record.message[1]
+        began = time.perf_counter()
+        try:
+            work = codec.decode(record.payload, fds=record.fds)
+        except BaseException as error:
+            close_all(record.fds)
+            self._answer(task, began, "unreadable", codec.encode(report(error)))
+            return
+        try:
+            kind, payload = self._do(task, work)
+        except BaseException as error:  # data for the consumer: it is raised there, never here
+            kind, payload = "error", _encode_report(error)
+        self._answer(task, began, kind, payload)
+
+    def _do(self, task: Task, work: Any) -> tuple[str, Encoded | None]:
+        assert self._orders is not None
+        seed = (self._orders.seed, task.seq, task.part)
+        if task.kind == "rows":
+            assert self._reader is not None
+            if task.layout >= 0 and self._reader.schema is not None:
+                ring, slot_bytes = self._rings[task.ring]
+                root = ring.bytes(task.slot * slot_bytes, slot_bytes)
+                self._reader.read(work, self._layouts[task.layout].window(root, task.start, task.stop), seed)
+                return "wrote", None
+            seed_globals(seed)
+            return self._collated(task, fetch(self._reader, work, seed))
+        seed_globals(seed)
+        return self._collated(task, [call() for call in work])
+
+    def _collated(self, task: Task, samples: Sequence[Any]) -> tuple[str, Encoded | None]:
+        assert self._orders is not None
+        if task.whole:
+            function = self._orders.collate_fn or collate.collate
+            return "tree", codec.encode(function(list(samples)), out_of_band=True)
+        if task.layout >= 0 and self._schema is not None:
+            with contextlib.suppress(tree.Misfit):
+                collate.fill(self._schema, samples, self._rows(task))
+                return "wrote", None
+        return self._chunk(task, samples)
+
+    def _chunk(self, task: Task, samples: Sequence[Any]) -> tuple[str, Encoded | None]:
+        """Rows as arrays of their own: before the layout is known, and when they do not fit it."""
+        schema = collate.schema_of(samples[0])
+        if schema is not None:
+            if task.layout >= 0 and _fits(schema, self._layouts[task.layout]):
+                self._schema = schema
+                with contextlib.suppress(tree.Misfit):
+                    collate.fill(schema, samples, self._rows(task))
+                    return "wrote", None
+            arrays = [np.empty((len(samples), *f.shape), f.dtype) for f in schema.fields]
+            with contextlib.suppress(tree.Misfit):
+                collate.fill(schema, samples, arrays)
+                return "chunk", codec.encode((schema, arrays), out_of_band=True)
+        return "samples", codec.encode(list(samples), out_of_band=True)
+
+    def _rows(self, task: Task) -> list[Any]:
+        key = (task.ring, task.slot, task.layout)
+        views = self._views.get(key)
+        if views is None:
+            ring, slot_bytes = self._rings[task.ring]
+            views = self._layouts[task.layout].views(ring.bytes(task.slot * slot_bytes, slot_bytes))
+            self._views[key] = views
+        assert self._schema is not None
+        if not _fits(self._schema, self._layouts[task.layout]):
+            raise tree.Misfit("the layout has changed")
+        return [view[task.start : task.stop] for view in views]
+
+    def _answer(self, task: Task, began: float, kind: str, payload: Encoded | None) -> None:
+        """Send the result; large buffers go into the job's slot when it has one and they fit, else into a memfd."""
+        if payload is None:
+            self._channel.send((kind, task.number, time.perf_counter() - began, None))
+            return
+        if payload.fds:
+            raise AssertionError("results carry no segments")
+        table, end = payload.table(0)
+        if task.ring >= 0 and payload.buffers and task.whole and end <= self._rings[task.ring][1]:
+            ring, slot_bytes = self._rings[task.ring]
+            payload.write(ring.view(task.slot * slot_bytes, slot_bytes), table)
+            self._channel.send((kind, task.number, time.perf_counter() - began, ("slot", table)), payload.head)
+            return
+        table, end = payload.table(len(payload.head))
+        where = ("beside", len(payload.head), table)
+        self._channel.send((kind, task.number, time.perf_counter() - began, where), _blob(payload, table, end))
+
+
+def _blob(payload: Encoded, table: list[tuple[int, int]], end: int) -> bytes | Segment:
+    if not payload.buffers:
+        return payload.head
+    segment = Segment.create(end, "the result of a job")
+    view = segment.view()
+    view[: len(payload.head)] = payload.head
+    payload.write(view, table)
+    return segment
+
+
+def _fits(schema: Schema, layout: BatchLayout) -> bool:
+    """Whether rows of ``schema`` are what the layout was made for. The parent alone decides layouts."""
+    return schema.structure == layout.structure and all(
+        field.dtype == region.dtype and field.shape == region.shape[1:]
+        for field, region in zip(schema.fields, layout.regions, strict=True)
+    )
+
+
+def fetch(reader: Reader, index: Any, seed: Seed) -> Sequence[Any]:
+    """Rows as samples: for a reader without a schema, for a collate_fn, and when no slot is free."""
+    schema = reader.schema
+    if schema is None:
+        return reader.fetch(index, seed)
+    layout = BatchLayout.contiguous(schema, len(index))
+    root = np.empty(layout.nbytes, np.uint8)
+    reader.read(index, layout.window(root, 0, len(index)), seed)
+    return list(collate.rows_of(schema, layout.views(root)))
+
+
+def seed_globals(seed: Seed) -> None:
+    """Seed the global generators for one part of one batch, whoever runs it: the same seeds give the same batches."""
+    state = np.random.SeedSequence(seed).generate_state(2)
+    random.seed(int(state[0]))
+    np.random.seed(state[1])
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(int(state[0]))
+
+
+Report = tuple[str, str, str, bytes]
+
+
+def report(error: BaseException) -> Report:
+    """An exception as data: type name, text, traceback, and its pickle where it has one."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickled = codec.encode(error).head
+    except Exception:  # whatever its __reduce__ does: then the text must do
+        pickled = b""
+    kind = type(error)
+    return (f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."), _text(error), text, pickled)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a broken __str__ must not hide the failure
+        return "<its __str__ raised>"
+
+
+def _encode_report(error: BaseException) -> Encoded:
+    return codec.encode(report(error))

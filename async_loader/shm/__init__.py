@@ -1,0 +1,1 @@
+"""Memory that processes share: segments, and rings of batch slots within them."""

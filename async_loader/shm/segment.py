@@ -1,0 +1,129 @@
+"""A block of memory that processes share. It never has a name that outlives its creation, so nothing is left behind.
+
+Linux: a memfd. Elsewhere: POSIX shared memory whose name is removed as soon as it is open. Either way what travels
+to another process is the file descriptor, and the kernel frees the pages with the last of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import secrets
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import OutOfMemory
+from async_loader.shm.memory import available_bytes, human
+
+
+class Segment:
+    """Create with `create`, attach by unpickling in a process that is being spawned, or with `attach`.
+
+    Parameters
+    ----------
+    fd : int
+        Owned by the segment from here on.
+    nbytes : int
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self._fd = fd
+        self.nbytes = nbytes
+        self._map = mmap.mmap(fd, nbytes)
+
+    @classmethod
+    def create(cls, nbytes: int, purpose: str, *, commit: bool = True) -> Segment:
+        """A new zeroed segment.
+
+        Parameters
+        ----------
+        nbytes : int
+        purpose : str
+            For the error message: "4 batch slots".
+        commit : bool
+            Take the pages now, so that a later write cannot fail. Without it they are taken as they are written:
+            right for a large table that fills slowly.
+
+        Raises
+        ------
+        OutOfMemory
+            When it would not fit into the free memory of the machine or of this process's cgroup.
+        """
+        check_fits(nbytes, purpose)
+        fd = _anonymous_fd(nbytes)
+        try:
+            if commit:
+                os.posix_fallocate(fd, 0, nbytes)
+            else:
+                os.ftruncate(fd, nbytes)
+            return cls(fd, nbytes)
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            raise OutOfMemory(f"{purpose}: {human(nbytes)} of shared memory could not be taken: {error}") from error
+
+    @classmethod
+    def attach(cls, fd: int, nbytes: int) -> Segment:
+        """Map a segment whose descriptor came from another process."""
+        return cls(fd, nbytes)
+
+    def bytes(self, offset: int = 0, count: int | None = None) -> npt.NDArray[np.uint8]:
+        """A fresh array on the mapping. Fresh matters: a finalizer on it sees every view made of it (and only those)."""
+        return np.frombuffer(self._map, np.uint8, self.nbytes - offset if count is None else count, offset)
+
+    def view(self, offset: int = 0, count: int | None = None) -> memoryview:
+        """The same bytes for writing with slices."""
+        return memoryview(self._map)[offset : None if count is None else offset + count]
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        """Close the descriptor. The mapping goes when the last array on it does."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            with contextlib.suppress(BufferError):
+                self._map.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach_duplicate, (reduction.DupFd(self._fd), self.nbytes)
+
+
+def _attach_duplicate(duplicate: Any, nbytes: int) -> Segment:
+    return Segment.attach(duplicate.detach(), nbytes)
+
+
+def check_fits(nbytes: int, purpose: str) -> None:
+    """Raise OutOfMemory, with both numbers and a remedy, when ``nbytes`` would not fit."""
+    available = available_bytes()
+    if nbytes > available:
+        raise OutOfMemory(
+            f"{purpose}: needs {human(nbytes)}, {human(available)} are available: "
+            "lower the capacity, batch_size or prefetch, or give the process more memory"
+        )
+
+
+def _anonymous_fd(nbytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("async_loader", os.MFD_CLOEXEC)
+    return _unlinked_shm()
+
+
+def _unlinked_shm() -> int:
+    import _posixshmem
+
+    name = f"/al-{secrets.token_hex(8)}"
+    fd: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    _posixshmem.shm_unlink(name)
+    return fd

@@ -1,0 +1,106 @@
+"""A ring of batch slots in one segment, and the leases by which they come back.
+
+A lease is a fresh array on the slot's bytes. Whatever is made of it (fields, tensors, tensors saved for backward)
+keeps it alive, and when the last of them dies the slot is free again. Nothing is ever released by hand, so nothing
+can be released too early, and a batch that is dropped half-way returns its slot like any other. Takes no lock: the
+finalizer runs wherever the collector happens to run, also in a thread that holds one of ours.
+
+# NOTE [what a fork does to leases]
+A forked child shares the slots' pages and holds copies of the parent's tensors. When it drops them it runs our
+finalizers, which therefore look at the pid; and what it still reads must not be overwritten by the parent, so the
+parent retires the slots that are lent at the moment of the fork.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.shm.segment import Segment
+
+_PAGE = 4096
+
+Lease = npt.NDArray[np.uint8]
+
+
+class SlotRing:
+    """``count`` slots of ``slot_bytes`` bytes.
+
+    Parameters
+    ----------
+    count : int
+    slot_bytes : int
+        Rounded up to whole pages.
+    spare : int
+        How many slots may be lent to the consumer at once; the others are kept for batches under way.
+
+    Raises
+    ------
+    OutOfMemory
+        When the segment would not fit.
+    """
+
+    def __init__(self, count: int, slot_bytes: int, spare: int) -> None:
+        self.count = count
+        self.spare = spare
+        self.slot_bytes = -(-max(slot_bytes, 1) // _PAGE) * _PAGE
+        self.segment = Segment.create(count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes")
+        self._pid = os.getpid()
+        self._free: deque[int] = deque(range(count))
+        self._leases: dict[int, weakref.finalize[Any, Any]] = {}
+        self._lent: dict[int, None] = {}
+        self.retired = 0
+
+    def lease(self) -> tuple[int, Lease] | None:
+        """A free slot's number and its bytes, or ``None`` when all are taken."""
+        try:
+            slot = self._free.popleft()
+        except IndexError:
+            return None
+        root = self.segment.bytes(slot * self.slot_bytes, self.slot_bytes)
+        back = weakref.finalize(root, _give_back, self._pid, slot, self._free, self._leases, self._lent)
+        back.atexit = False
+        self._leases[slot] = back
+        return slot, root
+
+    def lend(self, slot: int) -> bool:
+        """Whether the consumer may keep this slot. If not, copy the batch out and drop the lease."""
+        if len(self._lent) >= self.spare:
+            return False
+        self._lent[slot] = None
+        return True
+
+    def retire_lent(self) -> None:
+        """Never use again the slots that are lent now. See NOTE [what a fork does to leases]."""
+        for slot in list(self._lent):
+            back = self._leases.pop(slot, None)
+            if back is not None and back.detach() is not None:
+                self.retired += 1
+            self._lent.pop(slot, None)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def lent(self) -> int:
+        return len(self._lent)
+
+    @property
+    def worn(self) -> bool:
+        """Whether so many slots were retired that the batches under way would run short."""
+        return self.retired > self.spare
+
+
+def _give_back(
+    pid: int, slot: int, free: deque[int], leases: dict[int, weakref.finalize[Any, Any]], lent: dict[int, None]
+) -> None:
+    if os.getpid() == pid:
+        leases.pop(slot, None)
+        lent.pop(slot, None)
+        free.append(slot)

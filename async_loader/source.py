@@ -1,0 +1,165 @@
+"""What the loader asks of anything that has data. Five implementers were kept in mind: a callable, a dict of
+columns, a replay table, a dataset, and a table in a feeder process. Holds no data and starts nothing.
+
+A source *plans* in the producer thread (cheap: which rows, which callables) and its *reader* does the work wherever
+the loader puts it: in the same thread, or in worker processes. A plan is one of
+
+=============  =========================================================  ==================================
+plan           what the loader does with it                               who makes it
+=============  =========================================================  ==================================
+``Rows``       cuts the index into chunks; readers read them into slots   columns, replay table, dataset
+``Jobs``       cuts the list into chunks; workers call them and collate   callable
+``Samples``    collates them in the producer thread                       callable
+``Ready``      hands the batch on                                         callable, feeder table
+``END``        delivers what is under way, then StopIteration             any
+=============  =========================================================  ==================================
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.lifecycle import Patience
+from async_loader.schema import Schema
+
+Seed = tuple[int, ...]
+
+
+class _End(enum.Enum):
+    END = "END"
+
+    def __repr__(self) -> str:
+        return "END"
+
+
+END: Literal[_End.END] = _End.END
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Read these rows.
+
+    Attributes
+    ----------
+    index : int64 array [rows]
+        What the reader understands: positions, or 64-bit ids.
+    """
+
+    index: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Call these, each returns one sample, and collate what they return, in this order."""
+
+    calls: Sequence[Callable[[], Any]]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Collate these, in this order."""
+
+    samples: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A batch as it stands.
+
+    Attributes
+    ----------
+    batch : mapping
+        Of arrays or tensors, nested as it likes.
+    lent : bool
+        The arrays' memory stays valid and unchanged for as long as anyone holds them, so it need not be copied.
+    """
+
+    batch: Mapping[str, Any]
+    lent: bool = False
+
+
+Plan = Rows | Jobs | Samples | Ready | Literal[_End.END]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of an update by id.
+
+    Attributes
+    ----------
+    applied : int
+        Rows that were still there.
+    stale : int
+        Rows that had been overwritten or deleted; nothing was done to their successors.
+    """
+
+    applied: int
+    stale: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The rows of one batch that a reader fills.
+
+    Attributes
+    ----------
+    fields : list of arrays [rows, ...]
+        One per field of the reader's schema, in its order; may be strided.
+    packed : uint8 array [rows, stride] | None
+        The same memory as packed rows, when the batch is laid out so.
+    """
+
+    fields: list[npt.NDArray[Any]]
+    packed: npt.NDArray[np.uint8] | None = None
+
+
+class Reader(Protocol):
+    """Does the work of a part of a ``Rows`` plan. Travels to workers: picklable while a process is being spawned.
+
+    Thread rule: one thread at a time per reader. Cost: all the reading.
+    """
+
+    @property
+    def schema(self) -> Schema | None:
+        """What `read` fills. ``None``: not known before the first row; then `fetch` is called instead."""
+
+    def read(self, index: npt.NDArray[np.int64], into: Window, seed: Seed) -> None:
+        """Fill ``into`` with the rows of ``index``. ``seed`` is unique to this part of this batch."""
+
+    def fetch(self, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
+        """The rows as samples, for collation."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Anything that has data."""
+
+    def plan(self, batch_size: int, patience: Patience) -> Plan:
+        """What makes the next batch. Called by the producer thread only, one call at a time, ahead of the consumer.
+
+        May wait, but only through ``patience``, which raises Closed and Timeout.
+        """
+
+    def reader(self) -> Reader | None:
+        """What does the work of ``Rows`` plans; ``None`` for sources that never plan rows."""
+
+    def feedback(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
+        """New priorities for rows of earlier batches. Any thread. Raises Unsupported where it makes no sense."""
+
+    def waiting_for(self) -> str | None:
+        """Why `plan` is waiting, in numbers, when only adding data from this process ends it; ``None`` otherwise."""

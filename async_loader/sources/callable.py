@@ -1,0 +1,64 @@
+"""A callable as a source: called with the batch size, once per batch, in the producer thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from async_loader.errors import SchemaError, Unsupported
+from async_loader.lifecycle import Patience
+from async_loader.naming import describe
+from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Samples
+
+
+class CallableSource:
+    """``function(batch_size)`` gives a list of sample dicts, a list of zero-argument callables, a dict of arrays, or END.
+
+    Parameters
+    ----------
+    function : callable
+        Never called concurrently with itself.
+    """
+
+    def __init__(self, function: Callable[[int], Any]) -> None:
+        self._function = function
+
+    def plan(self, batch_size: int, patience: Patience) -> Plan:
+        """Call the function and see what it is that it gives.
+
+        Raises
+        ------
+        SchemaError
+            For too few or too many entries, a mixture of jobs and samples, or something else altogether.
+        """
+        data = self._function(batch_size)
+        if data is END:
+            return END
+        if isinstance(data, Mapping):
+            return Ready(data)
+        if isinstance(data, str | bytes) or not isinstance(data, Sequence):
+            raise SchemaError(f"{self._name} returned {type(data).__name__}: {_EXPECTED}")
+        if len(data) != batch_size:
+            raise SchemaError(f"{self._name} returned {len(data)} entries, batch_size is {batch_size}: {_EXPECTED}")
+        jobs = sum(map(callable, data))
+        if jobs == len(data):
+            return Jobs(data)
+        if jobs:
+            raise SchemaError(f"{self._name} returned {jobs} callables and {len(data) - jobs} other entries: {_EXPECTED}")
+        return Samples(data)
+
+    @property
+    def _name(self) -> str:
+        return f"data_source {describe(self._function)}"
+
+    def reader(self) -> Reader | None:
+        return None
+
+    def feedback(self, index: Any, priority: Any) -> Applied:
+        raise Unsupported("a callable data_source has no priorities: use a ReplayBuffer with a prioritized sampler")
+
+    def waiting_for(self) -> str | None:
+        return None
+
+
+_EXPECTED = "return batch_size sample dicts, batch_size zero-argument callables, one dict of arrays, or async_loader.END"

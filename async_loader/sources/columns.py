@@ -1,0 +1,136 @@
+"""A dict of equally long arrays as a source: rows drawn uniformly, with replacement, by a seeded generator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors, tree
+from async_loader.errors import ConfigError, Unsupported
+from async_loader.lifecycle import Patience
+from async_loader.schema import RESERVED, Field, Schema, supported
+from async_loader.shm.segment import Segment
+from async_loader.source import Applied, Plan, Reader, Rows, Seed, Window
+
+_ALIGN = 64
+
+
+class ColumnsSource:
+    """An offline dataset.
+
+    Parameters
+    ----------
+    columns : mapping
+        Nested as it likes; leaves are arrays or CPU tensors ``[n, ...]`` with the same ``n`` everywhere.
+    seed : int | None
+
+    Raises
+    ------
+    ConfigError
+        Empty, of unequal length, of a dtype that cannot be shared, or with a reserved name.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], seed: int | None) -> None:
+        structure = tree.structure_of(columns)
+        names = list(tree.names(structure))
+        arrays = [_column(n, v) for n, v in zip(names, tree.leaves(columns, structure), strict=True)]
+        self._rows = _common_length(names, arrays)
+        reserved = [name for name in RESERVED if name in columns]
+        if reserved:
+            raise ConfigError(f"column {reserved[0]!r} has a reserved name ({', '.join(RESERVED)}): rename it")
+        fields = tuple(Field(n, a.shape[1:], a.dtype) for n, a in zip(names, arrays, strict=True))
+        self._reader = ColumnsReader(Schema(structure, fields).with_field("index", np.int64), arrays)
+        self._rng = np.random.default_rng(seed)
+
+    def plan(self, batch_size: int, patience: Patience) -> Plan:
+        return Rows(self._rng.integers(0, self._rows, batch_size))
+
+    def reader(self) -> Reader:
+        return self._reader
+
+    def feedback(self, index: Any, priority: Any) -> Applied:
+        raise Unsupported("a dict of columns has no priorities: use a ReplayBuffer with a prioritized sampler")
+
+    def waiting_for(self) -> str | None:
+        return None
+
+
+class ColumnsReader:
+    """Takes rows of the columns. Inherited by forked workers; spawned ones get the columns through one segment."""
+
+    def __init__(self, schema: Schema, arrays: list[npt.NDArray[Any]]) -> None:
+        self.schema = schema
+        self._arrays = arrays
+        self._segment: Segment | None = None
+
+    def read(self, index: npt.NDArray[np.int64], into: Window, seed: Seed) -> None:
+        *fields, index_out = into.fields
+        for array, out in zip(self._arrays, fields, strict=True):
+            if out.flags.c_contiguous:
+                # mode="clip" spares numpy's own bounds check, for which it would buffer the output.
+                np.take(array, index, axis=0, out=out, mode="clip")
+            else:
+                out[...] = array[index]
+        index_out[...] = index
+
+    def fetch(self, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
+        raise AssertionError("a reader with a schema is never asked for samples")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._segment is None:
+            self._segment, self._arrays = _shared(self._arrays)
+        shapes = [(a.shape, a.dtype.str) for a in self._arrays]
+        return _from_segment, (self.schema, self._segment, shapes)
+
+
+def _from_segment(schema: Schema, segment: Segment, shapes: list[tuple[tuple[int, ...], str]]) -> ColumnsReader:
+    return ColumnsReader(schema, _views(segment, shapes))
+
+
+def _shared(arrays: list[npt.NDArray[Any]]) -> tuple[Segment, list[npt.NDArray[Any]]]:
+    """The columns, copied once into memory that any process can map."""
+    shapes = [(a.shape, a.dtype.str) for a in arrays]
+    nbytes = sum(-(-a.nbytes // _ALIGN) * _ALIGN for a in arrays)
+    segment = Segment.create(max(nbytes, _ALIGN), "the columns of the dataset, shared with workers that were not forked")
+    views = _views(segment, shapes)
+    for view, array in zip(views, arrays, strict=True):
+        view[...] = array
+    return segment, views
+
+
+def _views(segment: Segment, shapes: Sequence[tuple[tuple[int, ...], str]]) -> list[npt.NDArray[Any]]:
+    root, offset, views = segment.bytes(), 0, []
+    for shape, dtype in shapes:
+        view: npt.NDArray[Any] = np.ndarray(shape, dtype, root, offset)
+        views.append(view)
+        offset += -(-view.nbytes // _ALIGN) * _ALIGN
+    return views
+
+
+def _column(name: str, value: Any) -> npt.NDArray[Any]:
+    array = tensors.as_array(value)
+    if array is None and isinstance(value, list):
+        array = np.asarray(value)
+    if array is None or not supported(array.dtype):
+        kind = type(value).__name__ if array is None else f"dtype {array.dtype}"
+        raise ConfigError(f"column {name!r} is {kind}: give an array of bool, integers, floats or complex numbers")
+    if array.ndim == 0:
+        raise ConfigError(f"column {name!r} is a single number: columns are arrays with one entry per step")
+    return np.ascontiguousarray(array)
+
+
+def _common_length(names: list[str], arrays: list[npt.NDArray[Any]]) -> int:
+    if not arrays:
+        raise ConfigError("the data_source is an empty dict: give at least one column")
+    lengths = {name: len(array) for name, array in zip(names, arrays, strict=True)}
+    if len(set(lengths.values())) != 1:
+        shortest, longest = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
+        raise ConfigError(
+            f"columns are of unequal length: {shortest!r} has {lengths[shortest]} rows, {longest!r} has {lengths[longest]}"
+        )
+    if not len(arrays[0]):
+        raise ConfigError("the columns have 0 rows: give at least one")
+    return len(arrays[0])

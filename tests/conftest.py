@@ -1,0 +1,89 @@
+"""What every test shares: after each, nothing may be left. No process, no thread, no segment, no descriptor."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import warnings
+from collections import Counter
+
+import psutil
+import pytest
+
+PATIENCE_S = 15.0
+_PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+def children() -> dict[int, str]:
+    """Processes below this one, but for those that multiprocessing keeps until the interpreter ends."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and not any(own in command for own in _PYTHONS_OWN):
+                found[process.pid] = command or process.name()
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def loader_threads() -> list[str]:
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("async-loader"))
+
+
+def descriptors() -> Counter[str]:
+    """Descriptors of the kinds that the package opens, by kind."""
+    kinds: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        for kind in ("memfd:async_loader", "[eventfd]", "[pidfd]", "socket:"):
+            if kind in target:
+                kinds[kind] += 1
+    return kinds
+
+
+def mapped_segments() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:async_loader" in line for line in maps)
+
+
+def _left(before: tuple[dict[int, str], Counter[str], int]) -> dict[str, object]:
+    processes, fds, mapped = before
+    left: dict[str, object] = {
+        "processes": {pid: command for pid, command in children().items() if pid not in processes},
+        "threads": loader_threads(),
+        "descriptors": dict(descriptors() - fds),
+        "mapped segments": max(0, mapped_segments() - mapped),
+    }
+    return {what: value for what, value in left.items() if value}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = (children(), descriptors(), mapped_segments())
+    yield
+    deadline = time.monotonic() + PATIENCE_S
+    gc.collect()
+    while left := _left(before):
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind after {PATIENCE_S:g} s: {left}")
+        threading.Event().wait(0.02)
+        gc.collect()
+
+
+@pytest.fixture(params=["fork", "spawn", "forkserver"])
+def start_method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _forks_beside_threads_are_meant():
+    """Python 3.12 warns of every fork in a process with threads, which is what the fork tests are about."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*use of fork\\(\\) may lead to deadlocks.*", category=DeprecationWarning)
+        yield
