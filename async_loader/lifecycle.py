@@ -72,10 +72,17 @@ class EndFlag:
     def __init__(self) -> None:
         self._read, self._write = _pair()
         self._raised = False
+        self._wake: list[Callable[[], None]] = []
+
+    def on_set(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` when the flag goes up: for waits that are on no descriptor. It may run in a finalizer."""
+        self._wake.append(wake)
 
     def set(self) -> None:
         if not self._raised:
             self._raised = True
+            for wake in self._wake:
+                wake()
             with contextlib.suppress(BlockingIOError):
                 os.write(self._write, (1).to_bytes(8, "little"))
 

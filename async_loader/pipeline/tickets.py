@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
 
 from async_loader.errors import Closed
-from async_loader.lifecycle import Bell, EndFlag, readable
+from async_loader.lifecycle import EndFlag
 
 
 class Tickets:
-    """``count`` tickets. One thread takes, any thread gives back; giving back takes no lock and rarely a system call."""
+    """``count`` tickets. One thread takes, any thread gives back.
+
+    Giving back neither blocks nor makes a system call: those let go of the GIL, and the producer that was just woken
+    would take it and keep the learner waiting inside `next`. So the producer waits on a bare lock, not on a descriptor.
+    """
 
     def __init__(self, count: int, end: EndFlag) -> None:
         self._tickets: deque[None] = deque([None] * count)
         self._end = end
-        self._bell = Bell()
+        self._gate = _Gate()
         self._waiting = False
+        end.on_set(self._gate.open)
 
     def take(self) -> None:
         """Wait for a ticket.
@@ -26,11 +33,10 @@ class Tickets:
             The end flag was raised.
         """
         while not self._try():
-            self._bell.clear()
             self._waiting = True
             # Looked at again after `_waiting` was set, as `give` looks at it after adding: one of the two sees the other.
-            if not self._tickets:
-                readable([self._bell.fileno(), self._end.fileno()], None)
+            if not self._tickets and not self._end.is_set():
+                self._gate.pass_through()
             self._waiting = False
 
     def _try(self) -> bool:
@@ -45,4 +51,19 @@ class Tickets:
     def give(self) -> None:
         self._tickets.append(None)
         if self._waiting:
-            self._bell.ring()
+            self._gate.open()
+
+
+class _Gate:
+    """A lock used as a binary semaphore: opened by anyone, any number of times, passed by one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        with contextlib.suppress(RuntimeError):  # open already
+            self._lock.release()
+
+    def pass_through(self) -> None:
+        self._lock.acquire()

@@ -1,0 +1,70 @@
+"""What this machine offers the loader, as rows for `async-loader doctor`. Reads; changes nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import resource
+from dataclasses import dataclass
+from importlib import metadata
+
+from async_loader.shm.memory import available_bytes, human
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact; `remedy` is empty when nothing is wrong with it."""
+
+    what: str
+    fact: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """All findings, in the order in which a user would ask."""
+    return [
+        Finding("python", platform.python_version()),
+        Finding("platform", f"{platform.system()} {platform.machine()}"),
+        *(Finding(name, _version(name)) for name in ("async_loader", "torch", "numpy")),
+        _accelerator(),
+        Finding("cores", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
+        _memory(),
+        _descriptors(),
+        Finding("start method", multiprocessing.get_start_method()),
+        _mechanism("memfd", hasattr(os, "memfd_create"), "batches lie in POSIX shared memory instead"),
+        _mechanism("pidfd", hasattr(os, "pidfd_open"), "deaths are seen through multiprocessing's sentinels instead"),
+        _mechanism("eventfd", hasattr(os, "eventfd"), "the end flag is a pipe instead"),
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _accelerator() -> Finding:
+    try:
+        import torch
+    except ImportError:
+        return Finding("accelerator", "unknown", "torch is not installed: pip install torch")
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return Finding("accelerator", str(device) if device is not None else 'none: use device="cpu"')
+
+
+def _memory() -> Finding:
+    free = available_bytes()
+    remedy = "large buffers will be refused: free memory, or raise the container's limit" if free < 1 << 30 else ""
+    return Finding("memory to be had", human(free), remedy)
+
+
+def _descriptors() -> Finding:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    remedy = "many workers will be refused: ulimit -n 4096" if limit < 256 else ""
+    return Finding("file descriptors", str(limit), remedy)
+
+
+def _mechanism(name: str, there: bool, instead: str) -> Finding:
+    return Finding(name, "yes" if there else "no", "" if there else instead)

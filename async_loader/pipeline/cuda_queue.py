@@ -1,0 +1,95 @@
+"""The cuda queue: batches on the device, in order, between the streamer and the consumer. Touches no device."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+from async_loader.errors import Broken, Closed, Timeout
+from async_loader.lifecycle import Deadline
+from async_loader.source import END
+
+
+class CudaQueue:
+    """In-process; the streamer puts and never waits (the tickets bound what is under way), the consumer gets.
+
+    It answers, first match: Closed, Broken, the urgent items, the others in their order, END for ever.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._items: deque[Any] = deque()
+        self._urgent: deque[Any] = deque()
+        self._ended = False
+        self._closed = False
+        self._broken: Broken | None = None
+
+    def put(self, item: Any) -> None:
+        """The next in order; END may be put too and stays the answer once reached."""
+        with self._changed:
+            if item is END:
+                self._ended = True
+            elif not self._closed:
+                self._items.append(item)
+            self._changed.notify_all()
+
+    def put_urgent(self, item: Any) -> None:
+        """Ahead of everything that is queued, in the order of the urgent ones."""
+        with self._changed:
+            if not self._closed:
+                self._urgent.append(item)
+            self._changed.notify_all()
+
+    def break_(self, error: Broken) -> None:
+        """Nothing more can come: every `get` raises this from here on. The first reason stays."""
+        with self._changed:
+            self._broken = self._broken or error
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Drop what is queued, with its device memory; `get` raises Closed from here on."""
+        with self._changed:
+            self._closed = True
+            dropped = (self._items, self._urgent)
+            self._items, self._urgent = deque(), deque()
+            self._changed.notify_all()
+        del dropped  # outside the lock: this may run finalizers
+
+    def get(self, deadline: Deadline) -> Any:
+        """The next item, or END, which stays the answer once reached.
+
+        Raises
+        ------
+        Timeout
+            Nothing came before the deadline; the next call waits for the same batch.
+        Closed
+            The queue was closed.
+        Broken
+            The streamer cannot go on.
+        """
+        with self._changed:
+            while True:
+                self._check()
+                if self._urgent:
+                    return self._urgent.popleft()
+                if self._items:
+                    return self._items.popleft()
+                if self._ended:
+                    return END
+                left = deadline.left()
+                if left == 0.0:
+                    raise Timeout("no batch reached the device within the deadline")
+                self._changed.wait(left)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("the cuda queue is closed")
+        if self._broken is not None:
+            # A new one each time: raising the same object again would grow its traceback.
+            raise Broken(*self._broken.args) from self._broken.__cause__
+
+    @property
+    def depth(self) -> int:
+        """Batches and failures that wait for the consumer."""
+        return len(self._items) + len(self._urgent)
