@@ -1,0 +1,370 @@
+"""A device with streams, as a model in this process. Runs nothing before it must, and computes nothing.
+
+Use it where a loader takes a device: ``AsyncDataLoader(source, 64, device=FakeBackend())``, or ``device="fake"``. Its
+arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go through the consumer's current stream as kernels on a
+real device do. What the model is strict about:
+
+* A copy runs when its stream is advanced, by a test or by somebody who waits, and reads page-locked memory then.
+* Page-locked slots are filled with 0xDB when their lease ends; new device memory holds 0xDB too.
+* The allocator hands a dropped block out again at once. Only `protect` holds it back, until the work that the
+  protected stream had at that moment is done.
+* The current stream is a notion of each thread. All threads begin with the same default stream.
+* What is wrong whatever the bytes say (a copy through memory that is no longer page-locked, a stream that waits for
+  itself) is listed in `FakeBackend.violations`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors
+from async_loader.layout import Region
+
+if TYPE_CHECKING:
+    import torch
+
+POISON = 0xDB
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True, eq=False)
+class FakeEvent:
+    """Happens when ``stream`` gets there."""
+
+    stream: FakeStream
+    happened: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Op:
+    """One thing that a stream does. With ``after``, not before that event."""
+
+    run: Callable[[], None]
+    after: FakeEvent | None = None
+
+
+@dataclass(slots=True, eq=False)
+class FakeStream:
+    """Operations in their order."""
+
+    name: str
+    ops: deque[_Op] = field(default_factory=deque)
+
+    def __repr__(self) -> str:
+        return f"<FakeStream {self.name}: {len(self.ops)} pending>"
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class FakeBlock:
+    """A piece of device memory; free again when the last reference to it dies."""
+
+    memory: Bytes
+    users: list[FakeStream]
+
+
+@dataclass(slots=True, eq=False)
+class FakeResult:
+    """What a kernel will have read: one array for each of its arguments."""
+
+    event: FakeEvent
+    values: list[npt.NDArray[Any]] = field(default_factory=list)
+
+
+class FakeArray:
+    """An array on the fake device.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype | str
+        A name where numpy has no such dtype.
+    device : str
+        "fake".
+    """
+
+    device = "fake"
+
+    def __init__(self, backend: FakeBackend, block: FakeBlock, region: Region, odd_dtype: str = "") -> None:
+        self.block = block
+        self.region = region
+        self.shape = region.shape
+        self.dtype: Any = odd_dtype or region.dtype
+        self._backend = backend
+        self._odd = odd_dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<FakeArray {list(self.shape)} {self.dtype}>"
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """The values, behind all that this thread's current stream has to do. Waits, as a device does."""
+        result = self._backend.launch(self)
+        self._backend.synchronize(result.event)
+        return result.values[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def cpu(self) -> torch.Tensor:
+        """As `numpy`, as a tensor."""
+        values = self.numpy()
+        return tensors.from_parts((values, self.shape), self._odd) if self._odd else tensors.to_tensor(values)
+
+
+@dataclass(slots=True, eq=False)
+class _Mapping:
+    """Page-locked memory and the copies from it that have not run."""
+
+    memory: Bytes
+    pending: int = 0
+    registered: bool = True
+
+    def slice(self, address: int, nbytes: int) -> Bytes | None:
+        """The same bytes by way of the mapping, so that a lease on them is not kept."""
+        start = address - self.memory.ctypes.data
+        return self.memory[start : start + nbytes] if 0 <= start <= self.memory.nbytes - nbytes else None
+
+
+class FakeBackend:
+    """A DeviceBackend; see the module for what it models. Any thread.
+
+    Attributes
+    ----------
+    default : FakeStream
+        The current stream of every thread that has not chosen another.
+    side : FakeStream
+        The streamer's.
+    violations : list of str
+        What a device would not have forgiven. Empty in the end, or something is broken.
+    host_syncs : Counter
+        How often each thread (by name) waited for the device.
+    copies, pageable_copies, registrations, unregistrations : int
+    """
+
+    def __init__(self) -> None:
+        self.default = FakeStream("default")
+        self.side = FakeStream("side")
+        self.violations: list[str] = []
+        self.host_syncs: Counter[str] = Counter()
+        self.copies = self.pageable_copies = 0
+        self.registrations = self.unregistrations = 0
+        self._mappings: list[_Mapping] = []
+        self._free: list[tuple[Bytes, list[FakeEvent]]] = []
+        self._dropped: deque[tuple[Bytes, list[FakeStream]]] = deque()
+        self._local = threading.local()
+        self._lock = threading.RLock()
+
+    def __str__(self) -> str:
+        return "fake"
+
+    # -- streams, for the consumer and for tests ---------------------------------------------------------------------
+
+    def current_stream(self) -> FakeStream:
+        """Of the calling thread."""
+        found: FakeStream = getattr(self._local, "stream", self.default)
+        return found
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[FakeStream]:
+        """Make it the current stream of the calling thread for a while."""
+        before = self.current_stream()
+        self._local.stream = stream
+        try:
+            yield stream
+        finally:
+            self._local.stream = before
+
+    def launch(self, *arrays: FakeArray) -> FakeResult:
+        """A kernel on the current stream that reads the arrays when it runs. Like a real one it keeps none of them."""
+        reads = [(array.block.memory, array.region) for array in arrays]
+        with self._lock:
+            stream = self.current_stream()
+            result = FakeResult(FakeEvent(stream))
+            stream.ops.append(_Op(lambda: result.values.extend(_read(memory, region) for memory, region in reads)))
+            self._push_event(result.event)
+        return result
+
+    def advance(self, stream: FakeStream, count: int = 1) -> int:
+        """Run the next ``count`` operations, or those before the first that has to wait; how many ran."""
+        with self._lock:
+            for ran in range(count):
+                if not stream.ops or (stream.ops[0].after is not None and not stream.ops[0].after.happened):
+                    return ran
+                stream.ops.popleft().run()
+        return count
+
+    def drain(self, stream: FakeStream) -> None:
+        """Run all that the stream has to do, and whatever it waits for."""
+        with self._lock:
+            while stream.ops:
+                after = stream.ops[0].after
+                if after is not None:
+                    self._reach(after)
+                self.advance(stream)
+
+    # -- DeviceBackend, in the streamer's thread ---------------------------------------------------------------------
+
+    def open(self) -> None:
+        self._local.stream = self.side
+
+    def register(self, memory: Bytes, unit: int) -> bool:
+        with self._lock:
+            self.registrations += 1
+            if self._mapping_of(memory.ctypes.data, memory.nbytes) is not None:
+                self.violations.append("memory was page-locked twice")
+            self._mappings.append(_Mapping(memory))
+        return True
+
+    def unregister(self, memory: Bytes) -> None:
+        with self._lock:
+            self.unregistrations += 1
+            for mapping in self._mappings:
+                if mapping.memory.ctypes.data == memory.ctypes.data:
+                    break
+            else:
+                self.violations.append("memory was released that is not page-locked")
+                return
+            if mapping.pending:
+                self.violations.append(f"page-locked memory was released under {mapping.pending} pending copies")
+            mapping.registered = False
+            self._mappings.remove(mapping)
+
+    def upload(self, root: Bytes, nbytes: int) -> FakeBlock:
+        with self._lock:
+            mapping = self._mapping_of(root.ctypes.data, root.nbytes)
+            slot = None if mapping is None else mapping.slice(root.ctypes.data, root.nbytes)
+            if slot is not None:
+                weakref.finalize(root, _poison, os.getpid(), slot).atexit = False
+            return self._copy(root[:nbytes])
+
+    def upload_leaf(self, tensor: torch.Tensor) -> FakeArray:
+        array, odd = tensors.to_parts(tensor)
+        values, shape = array if odd else (array, array.shape)
+        source = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        with self._lock:
+            block = self._copy(source)
+        # The bytes of an odd dtype are read as they are.
+        region = Region("", values.dtype, (source.nbytes,) if odd else shape, 0)
+        leaf = FakeArray(self, block, region, odd)
+        leaf.shape = tuple(shape)
+        return leaf
+
+    def arrays(self, block: FakeBlock, regions: Sequence[Region]) -> list[Any]:
+        return [FakeArray(self, block, region) for region in regions]
+
+    def record(self, stream: FakeStream | None = None) -> FakeEvent:
+        with self._lock:
+            return self._push_event(FakeEvent(stream or self.side))
+
+    def done(self, event: FakeEvent) -> bool:
+        return event.happened
+
+    def synchronize(self, event: FakeEvent) -> None:
+        with self._lock:
+            self.host_syncs[threading.current_thread().name] += 1
+            self._reach(event)
+
+    # -- DeviceBackend, in the consumer's thread ---------------------------------------------------------------------
+
+    def wait(self, event: FakeEvent) -> None:
+        with self._lock:
+            stream = self.current_stream()
+            if stream is event.stream:
+                self.violations.append(f"stream {stream.name!r} waits for itself: it is not the consumer's")
+            stream.ops.append(_Op(_nothing, event))
+
+    def protect(self, block: FakeBlock | FakeArray) -> None:
+        with self._lock:
+            stream = self.current_stream()
+            if stream is self.side:
+                self.violations.append("a block was protected for the side stream, to which it belongs anyway")
+            users = block.block.users if isinstance(block, FakeArray) else block.users
+            if stream not in users:
+                users.append(stream)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _push_event(self, event: FakeEvent) -> FakeEvent:
+        def happen() -> None:
+            event.happened = True
+
+        event.stream.ops.append(_Op(happen))
+        return event
+
+    def _reach(self, event: FakeEvent) -> None:
+        while not event.happened:
+            after = event.stream.ops[0].after
+            if after is not None:
+                self._reach(after)
+            self.advance(event.stream)
+
+    def _mapping_of(self, address: int, nbytes: int) -> _Mapping | None:
+        return next((m for m in self._mappings if m.slice(address, nbytes) is not None), None)
+
+    def _copy(self, source: Bytes) -> FakeBlock:
+        """From page-locked memory it reads when it runs; other memory is staged at once, as CUDA does."""
+        block = self._allocate(source.nbytes)
+        target = block.memory[: source.nbytes]
+        mapping = self._mapping_of(source.ctypes.data, source.nbytes)
+        self.copies += 1
+        if mapping is None:
+            self.pageable_copies += 1
+            staged = source.copy()
+            self.side.ops.append(_Op(lambda: np.copyto(target, staged)))
+            return block
+        mapping.pending += 1
+        late = mapping.slice(source.ctypes.data, source.nbytes)
+        assert late is not None
+        self.side.ops.append(_Op(lambda: self._copy_late(mapping, late, target)))
+        return block
+
+    def _copy_late(self, mapping: _Mapping, source: Bytes, target: Bytes) -> None:
+        mapping.pending -= 1
+        if mapping.registered:
+            np.copyto(target, source)
+        else:
+            target[:] = POISON
+            self.violations.append(f"a copy of {source.nbytes} bytes read memory that is no longer page-locked")
+
+    def _allocate(self, nbytes: int) -> FakeBlock:
+        """The block that was dropped last, if it is large enough and nobody is known to use it."""
+        while self._dropped:
+            memory, users = self._dropped.popleft()
+            self._free.append((memory, [self._push_event(FakeEvent(stream)) for stream in users]))
+        for number in reversed(range(len(self._free))):
+            memory, guards = self._free[number]
+            if memory.nbytes >= nbytes and all(guard.happened for guard in guards):
+                del self._free[number]
+                break
+        else:
+            memory = np.full(nbytes, POISON, np.uint8)
+        block = FakeBlock(memory, [])
+        # The finalizer takes no lock: it runs wherever the last reference dies.
+        weakref.finalize(block, self._dropped.append, (memory, block.users)).atexit = False
+        return block
+
+
+def _nothing() -> None:
+    """What a stream does when it has waited."""
+
+
+def _read(memory: Bytes, region: Region) -> npt.NDArray[Any]:
+    return np.ndarray(region.shape, region.dtype, memory, region.offset, region.strides).copy()
+
+
+def _poison(pid: int, slot: Bytes) -> None:
+    if os.getpid() == pid:
+        slot[:] = POISON
