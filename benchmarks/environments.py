@@ -1,0 +1,111 @@
+"""The virtual environments that contenders run in, and how each is made. Runs no benchmark."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+
+from benchmarks.harness import ROOT
+
+HOME = ROOT / ".bench-envs"
+INSTALL_LIMIT_S = 1800
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Installed step by step: what a later step asks for may contradict an earlier one, as old peers and new torch do."""
+
+    name: str
+    steps: tuple[tuple[str, ...], ...]
+    probe: str
+    versions_of: tuple[str, ...]
+
+    @property
+    def python(self) -> Path:
+        return HOME / self.name / "bin" / "python"
+
+    def recipe(self) -> str:
+        return hashlib.sha256(repr((self.steps, self.probe, sys.version_info[:2])).encode()).hexdigest()
+
+
+DING_NEEDS = (
+    "easydict", "pyyaml", "cloudpickle", "tabulate", "click", "requests", "gymnasium", "h5py", "opencv-python-headless",
+    "tensorboardX", "enum_tools", "trueskill", "readerwriterlock", "pynng", "scipy", "matplotlib",
+)  # fmt: skip
+"""Of what DI-engine imports; its own requirements name versions that no longer install beside this torch."""
+
+DING = Environment(
+    "ding",
+    (
+        ("torch==2.13.0", "numpy<2", "psutil"),
+        ("--no-deps", "DI-engine==0.5.3"),
+        ("DI-treetensor==0.5.0", "DI-toolkit==0.3.0", *DING_NEEDS, "numpy<2"),
+        ("numpy<2", "flask", "responses", "urlobject", "yattag", "setuptools<67"),
+        ("gym==0.26.2",),
+    ),
+    "from ding.utils.data import AsyncDataLoader",
+    ("DI-engine", "torch", "numpy"),
+)
+PEERS = {"ding": DING}
+PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy")
+
+
+class CannotMake(Exception):
+    """An environment could not be made; the text says at which step."""
+
+
+def interpreter(name: str, say: Callable[[str], None]) -> Path | str:
+    """The Python of environment `name`, made if need be; or, in words, why there is none."""
+    if name == "project":
+        return Path(sys.executable)
+    try:
+        return _made(PEERS[name], say)
+    except CannotMake as reason:
+        say(f"[red]{reason}[/red]")
+        return f"no environment: {reason}"
+
+
+def _made(peer: Environment, say: Callable[[str], None]) -> Path:
+    made = HOME / peer.name / "recipe"
+    if made.exists() and made.read_text() == peer.recipe():
+        return peer.python
+    say(f"making {HOME.name}/{peer.name}, once; it takes some minutes and about 1.5 GB (log: {HOME.name}/{peer.name}.log)")
+    rmtree(HOME / peer.name, ignore_errors=True)
+    HOME.mkdir(exist_ok=True)
+    with open(HOME / f"{peer.name}.log", "w") as log:
+        _step([sys.executable, "-m", "venv", str(HOME / peer.name)], "venv", log)
+        for packages in peer.steps:
+            say(f"  pip install {' '.join(packages)}")
+            _step([str(peer.python), "-m", "pip", "install", *packages], f"pip install {packages[-1]}", log)
+        _step([str(peer.python), "-c", peer.probe], peer.probe, log)
+    made.write_text(peer.recipe())
+    return peer.python
+
+
+def _step(command: list[str], name: str, log: object) -> None:
+    try:
+        subprocess.run(command, check=True, timeout=INSTALL_LIMIT_S, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # type: ignore[call-overload]
+    except subprocess.CalledProcessError as error:
+        raise CannotMake(f"'{name}' failed with exit code {error.returncode}") from error
+    except subprocess.TimeoutExpired as error:
+        raise CannotMake(f"'{name}' took more than {INSTALL_LIMIT_S} s") from error
+
+
+def versions(name: str, python: Path | str) -> dict[str, str | None]:
+    """Of the packages that matter to the figures, as installed."""
+    packages = PROJECT_VERSIONS_OF if name == "project" else PEERS[name].versions_of
+    if isinstance(python, str):
+        return dict.fromkeys(packages)
+    code = (
+        "import importlib.metadata as m, json, sys\n"
+        "def v(p):\n"
+        "    try: return m.version(p)\n"
+        "    except m.PackageNotFoundError: return None\n"
+        "print(json.dumps({'python': sys.version.split()[0], **{p: v(p) for p in sys.argv[1:]}}))"
+    )
+    found = subprocess.run([str(python), "-c", code, *packages], check=True, capture_output=True, text=True, timeout=60)
+    return dict(json.loads(found.stdout))

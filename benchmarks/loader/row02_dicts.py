@@ -1,0 +1,59 @@
+"""Row 2: a data_source that returns a list of 256 dicts of tensors: 17+6+1+17 floats, or two 4x84x84 stacks. No workers."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.harness import Contender, Figures, Metric, Row, Target
+from benchmarks.loader import workloads
+from benchmarks.measure import time_batches
+
+BATCH = workloads.DICTS_PER_BATCH
+MAKE = {"small": partial(workloads.tensor_dicts, 4096), "Atari": partial(workloads.atari_dicts, 1024)}
+
+
+def _time(take: Callable[[], Any], seconds: float) -> Figures:
+    wall_s, cpu_s = time_batches(take, seconds)
+    return {"ms": wall_s * 1e3, "cpu_ms": cpu_s * 1e3}
+
+
+def ours(seconds: float, kind: str) -> Figures:
+    from async_loader import AsyncDataLoader
+
+    with AsyncDataLoader(workloads.dict_source(MAKE[kind]()), BATCH, "cpu") as loader:
+        return _time(loader.__next__, seconds)
+
+
+def torch_loader(seconds: float, kind: str) -> Figures:
+    from torch.utils.data import DataLoader
+
+    return _time(iter(DataLoader(workloads.DictDataset(MAKE[kind]()), BATCH, shuffle=True)).__next__, seconds)
+
+
+def ding(seconds: float, kind: str) -> Figures:
+    from ding.utils.data import AsyncDataLoader
+
+    loader = AsyncDataLoader(workloads.dict_source(MAKE[kind]()), BATCH, "cpu")
+    try:
+        return _time(loader.__next__, seconds)
+    finally:
+        loader.close()
+
+
+ATARI = "async_loader, Atari"
+
+ROW = Row(
+    "2",
+    "list of 256 dicts of tensors",
+    (Metric("ms", "ms a batch", digits=2), Metric("cpu_ms", "CPU ms a batch, all processes", digits=2)),
+    (
+        Contender("async_loader, small", "project", partial(ours, kind="small")),
+        Contender("torch DataLoader, small", "project", partial(torch_loader, kind="small")),
+        Contender("DI-engine, small", "ding", partial(ding, kind="small")),
+        Contender(ATARI, "project", partial(ours, kind="Atari"), ATARI, once=True),
+        Contender("torch DataLoader, Atari", "project", partial(torch_loader, kind="Atari"), ATARI, once=True),
+        Contender("DI-engine, Atari", "ding", partial(ding, kind="Atari"), ATARI, once=True),
+    ),
+    (Target(">= 10x DI-engine, small dicts", "ms", 10, "async_loader, small", ("DI-engine, small",)),),
+    seconds=1.0,
+)
