@@ -42,26 +42,25 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one line of JSON, and nothing else.")] = False,
 ) -> None:
     """A DQN learns CartPole-v1 from a ReplayBuffer through an AsyncDataLoader."""
-    from async_loader.demo.report import LiveReport, QuietReport, summary_json, write_curve
+    from async_loader.demo.report import LiveReport, QuietReport, require_plots, summary_json, write_curve
     from async_loader.demo.run import run
     from async_loader.demo.settings import Settings
     from async_loader.errors import MissingExtra
 
+    live = LiveReport()
     try:
+        require_plots()  # before learning, not after it
         settings = Settings(
             target=target, max_seconds=max_seconds, seed=seed, num_envs=num_envs, num_workers=num_workers
         )
-        report = QuietReport() if as_json else LiveReport()
-        summary = run(settings, report)
-        write_curve(summary, curve)
-    except MissingExtra as error:
+        summary = run(settings, QuietReport() if as_json else live)
+    except (MissingExtra, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    write_curve(summary, curve)
     if as_json:
         typer.echo(summary_json(summary))
     else:
-        report.finish(summary, curve)
+        live.finish(summary, curve)
     raise typer.Exit(0 if summary.solved else 1)
 
 

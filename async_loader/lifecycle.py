@@ -79,12 +79,12 @@ class EndFlag:
         self._wake.append(wake)
 
     def set(self) -> None:
-        if not self._raised:
-            self._raised = True
-            for wake in self._wake:
-                wake()
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._write, (1).to_bytes(8, "little"))
+        """Raise it. Every call does all of it: an earlier one may have been interrupted half-way by Ctrl-C."""
+        self._raised = True
+        for wake in self._wake:
+            wake()
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, (1).to_bytes(8, "little"))
 
     def is_set(self) -> bool:
         return self._raised
@@ -165,6 +165,14 @@ class Patience:
             raise Closed(f"closed while waiting for {reason}")
         if not ready:
             raise Timeout(f"the deadline passed while waiting for {reason}")
+
+
+def join(thread: threading.Thread, timeout_s: float | None) -> bool:
+    """Wait until the thread has ended; whether it has. It need not wait for one that never started, nor for itself."""
+    if thread.ident is None or thread is threading.current_thread():
+        return True
+    thread.join(timeout_s)
+    return not thread.is_alive()
 
 
 class State(enum.Enum):

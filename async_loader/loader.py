@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import multiprocessing
 import multiprocessing.util  # its exit function must be registered before ours, so that ours runs first
+import numbers
 import os
 import secrets
 import warnings
@@ -119,15 +121,14 @@ class AsyncDataLoader:
         self.device = str(device)
         _one_of("on_error", on_error, ("raise", "skip", "fatal"))
         _one_of("layout", layout, ("contiguous", "packed"))
-        if timeout is not None and timeout <= 0:
-            raise ConfigError(f"timeout is {timeout}: give seconds above 0, or None to wait for ever")
+        _one_of("in_order", in_order, (True, False))
         settings = Settings(
             batch_size=self.batch_size,
             chunk_size=self.chunk_size,
             num_workers=self.num_workers,
             prefetch=2 * max(1, self.num_workers) if prefetch is None else _whole("prefetch", prefetch, 1),
             in_order=in_order,
-            timeout_s=timeout,
+            timeout_s=_seconds_or_none("timeout", timeout),
             seed=secrets.randbits(63) if seed is None else _whole("seed", seed, 0),
             on_error=on_error,
             packed=layout == "packed",
@@ -229,6 +230,8 @@ def as_source(data_source: Any, seed: int | None) -> Source:
     if isinstance(data_source, Mapping):
         return ColumnsSource(data_source, seed)
     if isinstance(data_source, Source):
+        if isinstance(data_source, type):
+            raise ConfigError(f"data_source is the class {data_source.__qualname__}: give an instance")
         return data_source
     if callable(data_source):
         return CallableSource(data_source)
@@ -255,6 +258,15 @@ def _whole(name: str, value: Any, least: int) -> int:
     return number
 
 
+def _seconds_or_none(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ConfigError(f"{name} is {value!r}: give seconds above 0, or None to wait for ever")
+    return float(value)
+
+
 def _chunk(chunk_size: int | None, batch_size: int, num_workers: int) -> int:
     if chunk_size is None:
         share = batch_size // max(1, num_workers)
@@ -267,8 +279,8 @@ def _chunk(chunk_size: int | None, batch_size: int, num_workers: int) -> int:
     return size
 
 
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if not any(type(value) is type(one) and value == one for one in allowed):
         raise ConfigError(f"{name} is {value!r}: give one of {', '.join(map(repr, allowed))}")
 
 
@@ -321,7 +333,8 @@ def _close_all() -> None:
         pipeline.close(CLOSE_TIMEOUT_S)
 
 
-def _after_fork_in_parent() -> None:
+def _around_fork_in_parent() -> None:
+    """Before, so that nobody gets the slots while the child is made; after, for what was lent in between."""
     if not getattr(forking, "worker", False):
         for pipeline in list(_live):
             pipeline.places.retire_lent()
@@ -334,4 +347,6 @@ def _after_fork_in_child() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_around_fork_in_parent, after_in_parent=_around_fork_in_parent, after_in_child=_after_fork_in_child
+)

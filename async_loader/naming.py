@@ -16,6 +16,8 @@ def describe(obj: Any) -> str:
     if code is not None:
         owner = f"{type(bound).__qualname__}." if bound is not None else ""
         return f"{owner}{obj.__name__} ({code.co_filename}:{code.co_firstlineno})"
+    if isinstance(obj, type) or (callable(obj) and hasattr(obj, "__qualname__")):  # a class, or a method written in C
+        return f"{obj.__module__ or ''}.{obj.__qualname__}".removeprefix(".").removeprefix("builtins.")
     return _brief(obj)
 
 

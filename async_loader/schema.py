@@ -79,6 +79,10 @@ class Schema:
     structure: tree.Structure
     fields: tuple[Field, ...]
 
+    def __post_init__(self) -> None:
+        if not self.fields:
+            raise SchemaError("a schema has at least one field, this one has none")
+
     @classmethod
     def of(cls, spec: Any) -> Schema:
         """From a schema, a list of fields, or a (nested) dict of ``name: Field | (shape, dtype) | dtype``."""
@@ -92,6 +96,9 @@ class Schema:
         fields = tuple(spec)
         if not fields or not all(isinstance(f, Field) for f in fields):
             raise SchemaError(f"a schema is a dict or a list of Field, not {spec!r}")
+        twice = sorted({f.name for f in fields if [g.name for g in fields].count(f.name) > 1})
+        if twice:
+            raise SchemaError(f"field {twice[0]!r} is there more than once: give every field a name of its own")
         return cls(tree.Node(dict, tuple(f.name for f in fields), (None,) * len(fields)), fields)
 
     @classmethod
@@ -168,7 +175,9 @@ class PackedRow:
             end = _align(end, min(8, listed[i].dtype.itemsize))
             offsets[i] = end
             end += listed[i].nbytes
-        return cls(tuple(offsets), max(8, _align(end, 8)))
+        # complex128 comes first and needs a stride of whole items; for all others 8 does.
+        unit = max([8, *(field.dtype.itemsize for field in listed)])
+        return cls(tuple(offsets), max(unit, _align(end, unit)))
 
 
 def _align(n: int, to: int) -> int:

@@ -108,3 +108,19 @@ class LoaderStats:
     skipped: int
     workers_replaced: int
     bottleneck: str
+
+
+def bottleneck(source: StageStats, workers: StageStats, copy: StageStats, learner: StageStats, *, one_thread: bool) -> str:
+    """The stage that is busy for the largest share of its time: the others wait for it, or it for none.
+
+    Parameters
+    ----------
+    one_thread : bool
+        `source` and `workers` take turns in one thread (no worker processes): they hold others up together.
+    """
+    shares = {"source": source.busy_fraction, "workers": workers.busy_fraction, "copy": copy.busy_fraction}
+    if one_thread:
+        larger = max(("source", "workers"), key=shares.__getitem__)
+        shares[larger] = shares["source"] + shares["workers"]
+    shares["learner"] = learner.busy_fraction
+    return max(shares, key=shares.__getitem__)

@@ -32,7 +32,7 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
 
 def to_numpy(value: torch.Tensor) -> np.ndarray[Any, Any]:
     """The tensor as an array; shares memory when it is on the CPU."""
-    array: np.ndarray[Any, Any] = value.detach().cpu().numpy()
+    array: np.ndarray[Any, Any] = value.detach().cpu().resolve_conj().resolve_neg().numpy()
     return array
 
 
@@ -59,7 +59,7 @@ def as_tensor(value: Any) -> Any:
     """
     if isinstance(value, np.generic):
         value = np.asarray(value)
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc" or value.dtype.char in "gG":
         return value
     if not value.flags.writeable or any(stride < 0 for stride in value.strides):
         value = value.copy()
@@ -72,7 +72,7 @@ def to_parts(tensor: torch.Tensor) -> tuple[Any, str]:
     """What a tensor is made of for pickling: an array on its memory, and the dtype where numpy lacks it."""
     tensor = tensor.detach().cpu()
     if numpy_dtype(tensor.dtype) is not None:
-        return tensor.numpy(), ""
+        return to_numpy(tensor), ""
     import torch
 
     # numpy has no such dtype: send the bytes. The view needs contiguous memory and at least one dimension.
@@ -81,11 +81,13 @@ def to_parts(tensor: torch.Tensor) -> tuple[Any, str]:
 
 
 def from_parts(array: Any, dtype: str) -> torch.Tensor:
-    """The inverse of `to_parts`. Shares the array's memory when that is writable."""
+    """The inverse of `to_parts`. Shares the array's memory when that is writable and numpy has the dtype."""
     if not dtype:
         tensor: torch.Tensor = as_tensor(array)
         return tensor
     import torch
 
     raw, shape = array
+    if not raw.size:  # torch cannot view nothing as anything else
+        return torch.empty(shape, dtype=getattr(torch, dtype))
     return torch.from_numpy(raw.copy()).view(getattr(torch, dtype)).reshape(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,13 +97,23 @@ def columns(structure: Structure, samples: Sequence[Any], prefix: str = "") -> I
 
 
 def _check_containers(structure: Node, samples: Sequence[Any], prefix: str) -> None:
-    expected = Mapping if structure.kind is dict else (list, tuple)
+    what = prefix.removesuffix(".") or "a sample"
     for kind in set(map(type, samples)):
-        if not issubclass(kind, expected):
-            raise Misfit(f"{prefix or 'a sample'} is {kind.__name__} where the first was {structure.kind.__name__}")
-    sizes = set(map(len, samples))
-    if sizes != {len(structure.keys)}:
-        raise Misfit(f"{prefix or 'a sample'} has {max(sizes)} entries where the first had {len(structure.keys)}")
+        if kind is not structure.kind and not _alike(structure, kind):
+            raise Misfit(f"{what} is {kind.__name__} where the first was {structure.kind.__name__}")
+    others = set(map(len, samples)) - {len(structure.keys)}
+    if others:
+        raise Misfit(f"{what} has {max(others)} entries where the first had {len(structure.keys)}")
+
+
+def _alike(structure: Node, kind: type) -> bool:
+    """Whether values of ``kind`` can stand where ``structure`` is. Namedtuples are known by their field names."""
+    if structure.kind is dict:
+        return issubclass(kind, Mapping)
+    names = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+    if structure.kind in (list, tuple):
+        return issubclass(kind, list | tuple) and names is None
+    return names == structure.keys
 
 
 def rebuild(structure: Structure, values: Iterable[Any]) -> Any:
@@ -122,7 +132,19 @@ def _rebuild(structure: Structure, values: Iterator[Any]) -> Any:
     return structure.kind(*children)
 
 
-def transform(value: Any, function: Any) -> Any:
-    """``value`` with ``function`` applied to every leaf; containers keep their kind."""
-    structure = structure_of(value)
-    return rebuild(structure, map(function, leaves(value, structure)))
+def transform(value: Any, function: Callable[[Any], Any], *, leave: Callable[[Any], bool] = lambda key: False) -> Any:
+    """``value`` with ``function`` applied to every leaf; containers keep their kind.
+
+    Parameters
+    ----------
+    leave : callable
+        Whether what stands under this key of a dict stays as it is.
+    """
+    if isinstance(value, Mapping):
+        return {k: v if leave(k) else transform(v, function, leave=leave) for k, v in value.items()}
+    if not isinstance(value, list | tuple):
+        return function(value)
+    items = [transform(item, function, leave=leave) for item in value]
+    if is_namedtuple(value):
+        return type(value)(*items)
+    return items if isinstance(value, list) else tuple(items)

@@ -68,7 +68,6 @@ def nothing_is_left():
     before = (children(), descriptors(), mapped_segments())
     yield
     deadline = time.monotonic() + PATIENCE_S
-    gc.collect()
     while left := _left(before):
         if time.monotonic() > deadline:
             pytest.fail(f"left behind after {PATIENCE_S:g} s: {left}")

@@ -11,6 +11,12 @@
 Slots are leased when a batch begins and go back when the last tensor on them dies; Tickets bound how many batches are
 under way.
 
+# NOTE [start order]
+1. Worker processes: a fork copies no thread of ours, and neither waits for torch nor carries it.
+2. torch, which the first batch needs anyway. Imported later, by `next`, it would be half-made for the other threads,
+   and a worker that is replaced by a fork in the middle of it would hang on the loader's locks that it copied.
+3. Threads: the crew, the producer, the streamer.
+
 # NOTE [close order]
 1. The end flag goes up: the producer, the crew and every worker wait on it together with what they wait for.
 2. Queues close: whoever waits in them wakes with Closed. What they held is dropped, and with it the leases.

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from async_loader.errors import CannotSend
 from async_loader.shm.segment import Segment
 
-_INLINE = 48 << 10  # bytes of payload that fit a record; the socket's buffer then holds at least two
+_INLINE = 48 << 10  # bytes of message and payload that fit a record; the socket's buffer then holds at least two
 _RECORD = 64 << 10
-_MAX_FDS = 32
-_HEADER = struct.Struct("<IIB")  # bytes of message, bytes of payload, whether the payload is in a memfd
+_MAX_FDS = 250  # the kernel takes 253
+_HEADER = struct.Struct("<QQBB")  # bytes of message, bytes of payload, and whether each of them is in a memfd
 
 Message = tuple[Any, ...]
 
@@ -69,16 +70,18 @@ class Channel:
         OSError
             BrokenPipeError, ConnectionResetError when the other end is gone; BlockingIOError when it does not read.
         """
-        head = pickle.dumps(message, protocol=5)
-        if isinstance(payload, bytes) and len(payload) + len(head) > _INLINE:
+        pickled = pickle.dumps(message, protocol=5)
+        head = pickled if len(pickled) <= _INLINE else _spill(pickled)
+        if isinstance(payload, bytes) and len(payload) + _inline(head) > _INLINE:
             payload = _spill(payload)
-        if isinstance(payload, Segment):
-            parts = [_HEADER.pack(len(head), payload.nbytes, 1), head]
-            fds = [payload.fileno(), *fds]
-        else:
-            parts = [_HEADER.pack(len(head), len(payload), 0), head, payload]
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self._sock.sendmsg(parts, ancillary, socket.MSG_NOSIGNAL)
+        beside = [part for part in (head, payload) if isinstance(part, Segment)]
+        if len(fds) + len(beside) > _MAX_FDS:
+            raise CannotSend(f"it holds {len(fds)} shared segments, {_MAX_FDS} can be sent at once: put them into one")
+        descriptors = array.array("i", [*(segment.fileno() for segment in beside), *fds])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)] if descriptors else []
+        header = _HEADER.pack(_size(head), _size(payload), isinstance(head, Segment), isinstance(payload, Segment))
+        inline = [part for part in (head, payload) if isinstance(part, bytes)]
+        self._sock.sendmsg([header, *inline], ancillary, socket.MSG_NOSIGNAL)
 
     def receive(self) -> Record | None:
         """The next record; ``None`` when the other end is closed.
@@ -94,12 +97,16 @@ class Channel:
         fds = array.array("i")
         for _level, _kind, raw in ancillary:
             fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
-        message_bytes, payload_bytes, spilled = _HEADER.unpack_from(data)
-        start = _HEADER.size + message_bytes
-        message = pickle.loads(memoryview(data)[_HEADER.size : start])
-        if spilled:
-            # The mapping outlives the descriptor, which the segment closes when it is dropped here.
-            return Record(message, Segment.attach(fds[0], payload_bytes).bytes(), list(fds[1:]))
+        message_bytes, payload_bytes, message_beside, payload_beside = _HEADER.unpack_from(data)
+        start = _HEADER.size
+        # The mapping outlives the descriptor, which the segment closes when it is dropped here.
+        if message_beside:
+            message = pickle.loads(Segment.attach(fds.pop(0), message_bytes).view())
+        else:
+            message = pickle.loads(memoryview(data)[start : start + message_bytes])
+            start += message_bytes
+        if payload_beside:
+            return Record(message, Segment.attach(fds.pop(0), payload_bytes).bytes(), list(fds))
         return Record(message, data[start : start + payload_bytes], list(fds))
 
     def close(self) -> None:
@@ -110,6 +117,14 @@ class Channel:
 def from_fd(fd: int) -> Channel:
     """The end that was inherited, or received, as a descriptor."""
     return Channel(socket.socket(fileno=fd))
+
+
+def _size(part: bytes | Segment) -> int:
+    return part.nbytes if isinstance(part, Segment) else len(part)
+
+
+def _inline(part: bytes | Segment) -> int:
+    return 0 if isinstance(part, Segment) else len(part)
 
 
 def _spill(payload: bytes) -> Segment:

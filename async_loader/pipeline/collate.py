@@ -3,8 +3,8 @@
 The rules are those of DI-engine's ``default_collate``: tensors and arrays of shape ``(1,)`` become ``(B,)``; Python
 floats become float32, ints int64, bools bool; numpy keeps its dtypes; strings stay lists; dicts and namedtuples keep
 their kind, other sequences become lists; keys that begin with ``collate_ignore`` are left as lists. Two of its rules
-are not kept: samples of unequal length are refused instead of cut to the shortest, and a float among ints makes the
-column float32 instead of cutting the fraction off. Holds no state.
+are not kept: samples of unequal length are refused instead of cut to the shortest, and a column of several dtypes takes
+the one that holds them (float32 for ints and floats) instead of cutting fractions off. Holds no state.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _write_arrays(field: Field, column: list[npt.NDArray[Any]], out: npt.NDArray
         if value.shape != shape or value.dtype != dtype:
             raise tree.Misfit(f"{field.name} is {value.dtype}{list(value.shape)}, expected {dtype}{list(shape)}")
     if shape and out.flags.c_contiguous:
-        np.concatenate(column, out=out.reshape(-1, *shape[1:]), casting="no")
+        np.concatenate(column, out=out.reshape(len(column) * shape[0], *shape[1:]), casting="no")
         return
     for i, value in enumerate(column):
         out[i] = value if field.shape else value.reshape(())
@@ -156,41 +156,60 @@ def _collate_containers(samples: Sequence[Any], name: str) -> Any:
 
 
 def _collate_leaves(samples: Sequence[Any], name: str) -> Any:
-    if tensors.is_tensor(samples[0]) and tensors.as_array(samples[0]) is None:
+    if tensors.is_tensor(samples[0]) and tensors.numpy_dtype(samples[0].dtype) is None:
         return _stack_exotic(samples, name)
-    numbers = _number_dtype(samples)
-    arrays = [np.asarray(s, numbers) if isinstance(s, bool | int | float) else tensors.as_array(s) for s in samples]
-    for i, array in enumerate(arrays):
-        if array is None or array.dtype.kind not in "biufc":
-            kind = samples[i].dtype if hasattr(samples[i], "dtype") else type(samples[i]).__name__
-            raise SchemaError(
-                f"sample {i} of the batch has {kind} in field {name or 'value'!r}, which cannot be collated: return numbers, "
-                f"arrays, tensors or strings, name the field {IGNORE_PREFIX}_..., or pass a collate_fn"
-            )
-    shapes = {a.shape for a in arrays if a is not None}
+    arrays = [_leaf(sample, i, name) for i, sample in enumerate(samples)]
+    shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
         raise SchemaError(
             f"field {name or 'value'!r} has shapes {sorted(shapes)} in one batch: pad them, name the field "
             f"{IGNORE_PREFIX}_..., or pass a collate_fn"
         )
-    stacked = np.stack([a for a in arrays if a is not None])
-    return stacked.reshape(-1) if stacked.shape[1:] == (1,) else stacked
+    return np.stack(arrays, dtype=_common_dtype({a.dtype for a in arrays}, name), casting="unsafe")
 
 
-def _number_dtype(samples: Sequence[Any]) -> Any:
-    """One dtype for a column of Python numbers; numpy's promotion decides when arrays are among them."""
-    kinds = set(map(type, samples))
-    return np.float32 if float in kinds else np.int64 if int in kinds else np.bool_
+def _leaf(value: Any, i: int, name: str) -> npt.NDArray[Any]:
+    """A number, array or tensor as an array; shape ``(1,)`` as ``()``."""
+    array = tensors.as_array(value)
+    if array is None and isinstance(value, bool | int | float):
+        try:
+            array = np.asarray(value, np.bool_ if isinstance(value, bool) else np.int64 if isinstance(value, int) else np.float32)
+        except OverflowError:
+            raise SchemaError(f"sample {i} of the batch has {value} in field {name or 'value'!r}: int64 cannot hold it") from None
+    if array is None or not supported(array.dtype.newbyteorder("=")):
+        kind = value.dtype if hasattr(value, "dtype") else type(value).__name__
+        raise SchemaError(
+            f"sample {i} of the batch has {kind} in field {name or 'value'!r}, which cannot be collated: return numbers, "
+            f"arrays, tensors or strings, name the field {IGNORE_PREFIX}_..., or pass a collate_fn"
+        )
+    return array.reshape(()) if array.shape == (1,) else array
+
+
+def _common_dtype(dtypes: set[np.dtype[Any]], name: str) -> np.dtype[Any]:
+    """One dtype for a column, as torch promotes: ints give way to floats, but never to less than float32.
+
+    Numpy would make float64 of int64 and float32, and then the dtype would depend on where a batch was cut.
+    """
+    inexact = [d for d in dtypes if d.kind in "fc"]
+    whole = [d for d in dtypes if d.kind in "iu"]
+    if inexact:
+        return np.result_type(*inexact, *([np.float32] if whole else []))
+    common: np.dtype[Any] = np.result_type(*(whole or dtypes))
+    if common.kind == "f":
+        raise SchemaError(f"field {name or 'value'!r} has dtypes {sorted(map(str, whole))} in one batch: no integer holds both")
+    return common
 
 
 def _stack_exotic(samples: Sequence[Any], name: str) -> Any:
+    """Tensors of dtypes that numpy lacks: bfloat16 and the like."""
     import torch
 
     try:
         with torch.no_grad():
-            return torch.stack([s.detach() for s in samples])
+            stacked = torch.stack([s.detach() for s in samples])
     except (RuntimeError, AttributeError, TypeError) as error:
         raise SchemaError(f"field {name or 'value'!r} cannot be stacked: {error}") from error
+    return stacked.reshape(-1) if stacked.shape[1:] == (1,) else stacked
 
 
 def _has_ignored(structure: tree.Structure) -> bool:

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from async_loader.errors import Broken, CannotSend, WorkerDied
-from async_loader.lifecycle import Deadline, EndFlag, readable
+from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
+from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.naming import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.assembly import Assembly
 from async_loader.pipeline.batch import Failure
 from async_loader.pipeline.channel import Record
-from async_loader.pipeline.failures import from_report
-from async_loader.pipeline.handle import Handle
+from async_loader.pipeline.failures import from_report, guarded
+from async_loader.pipeline.handle import Handle, unguarded
 from async_loader.pipeline.job_queue import JobQueue, Part
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.worker import Orders
@@ -30,7 +30,11 @@ from async_loader.stats import Meter
 
 _GRACE_S = 0.5
 """How long workers may finish what they are doing once the end flag is up, before they are killed."""
+_AWAKE_S = 10.0
+"""How long a worker that replaces another may take to run its first line. A fork beside other threads copies whatever locks
+they hold, such as that of the dynamic linker while one of them imports a library, and then hangs: another try helps."""
 _MAX_STILLBIRTHS = 3
+"""Workers in a row that are killed before they are ready. One that ends by itself will do so again: that is enough."""
 
 log = logging.getLogger("async_loader")
 
@@ -71,17 +75,15 @@ class Crew:
         self._orders = orders
         self._on_broken = on_broken
         self._reader: Reader | None = None
-        self._reader_from_birth: Reader | None = None
         self._stillbirths = 0
-        self._someone_worked = False
         self._poll = select.poll()
         self._by_fd: dict[int, tuple[Callable[[Handle], None], Handle]] = {}
         self.handles: list[Handle] = []
         self._parent_fd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
         self._thread = threading.Thread(target=self._run, name="async-loader-crew", daemon=True)
 
-    def start(self) -> None:
-        """Start the processes from this thread, then the thread."""
+    def hire(self) -> None:
+        """Start the processes, from the calling thread."""
         try:
             for number in range(self.size):
                 self._hire(number)
@@ -89,6 +91,9 @@ class Crew:
             self._end.set()
             self._dismiss(0.0)
             raise
+
+    def start(self) -> None:
+        """Start the thread."""
         self._poll.register(self._jobs.bell.fileno(), select.POLLIN)
         self._poll.register(self._end.fileno(), select.POLLIN)
         self._thread.start()
@@ -98,10 +103,11 @@ class Crew:
         self._reader = reader
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait until everything is gone; whether it is."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        """Wait until everything is gone; whether it is. Workers are killed when half of the time is over."""
+        deadline = Deadline(timeout_s)
+        if not join(self._thread, None if timeout_s is None else timeout_s / 2):
+            self.kill()
+        return join(self._thread, deadline.left())
 
     def kill(self) -> None:
         """End all workers now. Any thread; the crew's own thread reaps them."""
@@ -111,7 +117,7 @@ class Crew:
     def forget(self) -> None:
         """In a forked child: close what belongs to the parent, touch nothing else."""
         for handle in self.handles:
-            handle.close()
+            handle.forget()
         if self._parent_fd >= 0:
             os.close(self._parent_fd)
             self._parent_fd = -1
@@ -140,7 +146,7 @@ class Crew:
 
     def _serve(self) -> None:
         self.meter.wait()
-        fds = [fd for fd, _ in self._poll.poll()]
+        fds = [fd for fd, _ in self._poll.poll(self._patience_ms())]
         self.meter.work()
         if self._jobs.bell.fileno() in fds:
             self._jobs.bell.clear()
@@ -150,10 +156,20 @@ class Crew:
                 react, handle = entry
                 react(handle)
 
+    def _patience_ms(self) -> float | None:
+        """Until the next worker must have shown itself. See `_AWAKE_S`."""
+        asleep = [h for h in self.handles if h.awake_by is not None]
+        for handle in asleep:
+            if handle.awake_by is not None and handle.awake_by.expired:
+                handle.awake_by = None
+                handle.kill()
+        waits = [left for h in asleep if h.awake_by is not None and (left := h.awake_by.left()) is not None]
+        return 1000 * min(waits) + 1 if waits else None
+
     def _dispatch(self) -> None:
         while True:
-            handle = min(self.handles, key=lambda h: len(h.assigned))
-            if not handle.has_room:
+            handle = min((h for h in self.handles if h.has_room), key=lambda h: len(h.assigned), default=None)
+            if handle is None:
                 return
             part = self._jobs.take()
             if part is None:
@@ -162,44 +178,51 @@ class Crew:
 
     def _send(self, handle: Handle, part: Part) -> None:
         try:
-            if self._reader is not None and self._reader is not self._reader_from_birth and not handle.has_reader:
+            if self._reader is not None and not handle.has_reader:
                 handle.send_reader(self._reader)
             handle.send(part)
-        except (BrokenPipeError, ConnectionResetError):
-            # It died; its pidfd says so in a moment. This part was never begun.
+        except (BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
+            # It died, as its pidfd will say in a moment, or it does not read. Either way this part was never begun.
             handle.assigned.pop(id(part), None)
             handle.full = True
             self._jobs.put_back(part)
-        except BlockingIOError:
+            if isinstance(error, BlockingIOError):
+                self._poll.modify(handle.channel.fileno(), select.POLLIN | select.POLLOUT)
+        except (AsyncLoaderError, OSError) as error:  # no memory for the payload, too many descriptors: this batch's failure
             handle.assigned.pop(id(part), None)
-            handle.full = True
-            self._jobs.put_back(part)
+            self._fail(part, error)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _drain(self, handle: Handle) -> None:
+        if handle.full:
+            handle.full = False
+            self._poll.modify(handle.channel.fileno(), select.POLLIN)
         while True:
             try:
                 record = handle.channel.receive()
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                record = None
+                continue  # it ended with unread records; the error comes once, before what it had sent, and then the end does
             if record is None:
                 self._unwatch(handle.channel.fileno())
                 return
-            handle.full = False
             self._receive(handle, record)
 
     def _receive(self, handle: Handle, record: Record) -> None:
         kind = record.message[0]
+        if kind == "awake":
+            handle.awake_by = None
+            return
         if kind == "hello":
-            handle.born = self._someone_worked = True
+            handle.born = True
+            self._stillbirths = 0
             return
-        if kind == "init_failed":
-            error = from_report(codec.decode(record.payload), f"worker_init_fn({handle.number}) in {handle}")
-            self._on_broken(error)
-            return
+        if kind == "unfit":
+            _, what = record.message
+            error = from_report(codec.decode(record.payload), f"{handle}, {what}")
+            raise Broken(f"{handle} could not start: {what} failed: {error!r}") from error
         _, number, busy_s, where = record.message
         part = handle.assigned.pop(number, None)
         self.busy_s += busy_s
@@ -210,7 +233,13 @@ class Crew:
         elif kind == "error":
             self._fail(part, from_report(self._assembly.load(part, record, where), f"{handle}, {_what(part)}"))
         else:
-            self._complete(part, kind, None if kind == "wrote" else self._assembly.load(part, record, where))
+            try:
+                value = None if kind == "wrote" else self._assembly.load(part, record, where)
+            except Exception as error:  # loading runs the code of whatever the job returned
+                error.add_note(f"raised while loading what {handle} returned for {_what(part)}")
+                self._fail(part, guarded(error))
+            else:
+                self._complete(part, kind, value)
 
     def _complete(self, part: Part, kind: str, value: Any) -> None:
         job = part.job
@@ -219,8 +248,8 @@ class Crew:
             return
         try:
             outcome = self._assembly.assemble(job)
-        except Exception as error:
-            outcome = Failure(error)
+        except Exception as error:  # data for the consumer: it is raised there
+            outcome = Failure(guarded(error))
         self._ready.put(job.seq, outcome)
         self.meter.batches += 1
 
@@ -249,7 +278,6 @@ class Crew:
 
     def _hire(self, number: int) -> None:
         orders = self._orders(number)
-        self._reader_from_birth = orders.reader
         handle = Handle(self._context, number, orders, self._end, self._parent_fd)
         handle.has_reader = orders.reader is not None
         if number < len(self.handles):
@@ -291,17 +319,20 @@ class Crew:
             self._fail(held, WorkerDied(text, handle.pid, exitcode), urgent=True)
         if held is not None and not held.job.over:
             self._jobs.put_back(held)
-        log.warning("%s %s; starting another", handle, how(exitcode))
+        log.warning("%s %s; starting another", str(handle), how(exitcode))  # a kept record must not keep the handle
         self.replaced += 1
         self._hire(handle.number)
+        if self._context.get_start_method() == "fork":
+            self.handles[handle.number].awake_by = Deadline(_AWAKE_S)
 
     def _check_birth(self, handle: Handle, exitcode: int | None) -> None:
         self._stillbirths += 1
-        if self._someone_worked and self._stillbirths < _MAX_STILLBIRTHS:
+        killed = exitcode is None or exitcode < 0
+        if killed and self._stillbirths < _MAX_STILLBIRTHS:
             return
-        method = self._context.get_start_method()
-        hint = f' With start method "{method}" workers import the main script: keep what it does under if __name__ == "__main__".'
-        raise Broken(f"{handle} {how(exitcode)} before it was ready.{'' if method == 'fork' else hint}")
+        times = f", and so did {self._stillbirths - 1} before it" if self._stillbirths > 1 else ""
+        hint = "" if killed else unguarded(self._context.get_start_method())
+        raise Broken(f"{handle} {how(exitcode)} before it was ready{times}{hint}")
 
     def _dismiss(self, grace_s: float) -> None:
         """Let the workers see the end flag, then end the ones that do not, and reap them all."""

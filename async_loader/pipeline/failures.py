@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
-from async_loader.errors import JobFailed
+from async_loader.errors import Closed, JobFailed
 from async_loader.pipeline import codec
 from async_loader.pipeline.worker import Report
 
-_MISLEADING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
+_MISLEADING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt, Closed)
 """What the learner's loop would take for something else: the end of the data, or the user's own Ctrl-C."""
 
 

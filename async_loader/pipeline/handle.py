@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import multiprocessing.process
 import os
 import signal
+import sys
 import threading
 from collections import OrderedDict
-from multiprocessing import reduction
+from collections.abc import Iterator
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from async_loader.errors import Broken, ResourceLimit
 from async_loader.layout import BatchLayout
-from async_loader.lifecycle import EndFlag, readable
+from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec, worker
 from async_loader.pipeline.channel import Channel
 from async_loader.pipeline.job_queue import Part
@@ -20,10 +25,36 @@ from async_loader.pipeline.worker import KNOWN_RINGS, Orders, Task
 from async_loader.shm.slots import SlotRing
 from async_loader.source import Reader
 
+_REAP_S = 5.0
 _DEPTH = 2  # one part at work, one in the socket, so that a worker never waits for the crew's turn on the GIL
 
 forking = threading.local()
 """``forking.worker`` is true in a thread while it forks one of our own workers, which reads no batches."""
+
+
+@contextlib.contextmanager
+def _ctrl_c_held_back(method: str) -> Iterator[None]:
+    """Keep Ctrl-C from landing between the birth of a process and its being known, and from a child that cannot handle it yet.
+
+    Not under forkserver: the server may start here, and would hand the blocked signal on to processes of others.
+    """
+    if method == "forkserver":
+        yield
+        return
+    if method == "spawn":
+        resource_tracker.ensure_running()  # starting one would let go of the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unguarded(method: str) -> str:
+    """The usual reason why a worker does not start, as the end of a sentence."""
+    if method == "fork":
+        return ""
+    return f': with start method "{method}" workers import the main script, so keep what it does under if __name__ == "__main__"'
 
 
 class _Inherited:
@@ -52,6 +83,7 @@ class Handle:
         self.born = False
         self.full = False
         self.has_reader = False
+        self.awake_by: Deadline | None = None
         self.death_fd = -1
         self.assigned: dict[int, Part] = {}
         self._context = context
@@ -69,26 +101,40 @@ class Handle:
     def start(self) -> None:
         """Start the process. Under spawn and forkserver its orders follow as the first record."""
         by_fork = self._context.get_start_method() == "fork"
-        # Duplicates, because the at-fork hook closes the loader's own descriptors in every child.
-        inherited = [os.dup(self._theirs.fileno()), os.dup(self._end.fileno()), os.dup(self._parent_fd)]
         orders = None if by_fork else codec.encode(self._orders)
-        arguments = (*map(_Inherited, inherited), self._orders if by_fork else None)
-        process_type: Any = self._context.Process  # type: ignore[attr-defined]
-        self._process = process_type(target=worker.main, args=arguments, name=f"async-loader-worker-{self.number}", daemon=True)
-        forking.worker = True
+        inherited: list[int] = []
         try:
-            self._process.start()
+            # Duplicates, because the at-fork hook closes the loader's own descriptors in every child.
+            for fd in (self._theirs.fileno(), self._end.fileno(), self._parent_fd):
+                inherited.append(os.dup(fd))
+            with _ctrl_c_held_back(self._context.get_start_method()):
+                self._launch((*map(_Inherited, inherited), self._orders if by_fork else None))
         finally:
-            forking.worker = False
             self._theirs.close()
             for fd in inherited:
                 os.close(fd)
-        self.pid = self._process.pid
-        self.death_fd = self._open_death()
         if orders is not None:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self.channel.send((), orders.head, orders.fds)
         self.channel.set_blocking(False)
+
+    def _launch(self, arguments: tuple[Any, ...]) -> None:
+        process_type: Any = self._context.Process  # type: ignore[attr-defined]
+        self._process = process_type(target=worker.main, args=arguments, name=f"async-loader-worker-{self.number}", daemon=True)
+        if "torch" in sys.modules:
+            importlib.import_module("torch")  # another thread may be at it: the child would have half of it for good
+        forking.worker = True
+        try:
+            self._process.start()
+        except (EOFError, ConnectionError) as error:  # the fork server itself has died
+            raise Broken(f"worker {self.number} could not be started{unguarded(self._context.get_start_method())}") from error
+        except OSError as error:
+            text = f"worker {self.number} could not be started: {error}: use fewer workers, or raise the limit (ulimit -u, -n)"
+            raise ResourceLimit(text) from error
+        finally:
+            forking.worker = False
+        self.pid = self._process.pid
+        self.death_fd = self._open_death()
 
     def _open_death(self) -> int:
         """A descriptor that becomes readable when the process ends, whoever else was forked meanwhile."""
@@ -151,8 +197,11 @@ class Handle:
         """Wait for the (ended) process, close everything; its exit code."""
         if not self.alive:
             return None
-        self._process.join(5.0)
+        readable([self.death_fd], _REAP_S)
         exitcode: int | None = self._process.exitcode
+        if exitcode is None:  # the fork server tells a moment later; not used first, because a job's own child may delay it
+            self._process.join(_REAP_S)
+            exitcode = self._process.exitcode
         self.close()
         if exitcode is not None:
             self._process.close()
@@ -163,8 +212,14 @@ class Handle:
         """Whether the process has ended; the descriptor's number alone may be another's by now."""
         return self.alive and self.death_fd in readable([self.death_fd], 0.0)
 
+    def forget(self) -> None:
+        """In a forked child: multiprocessing ends what it believes to be its children when the child exits."""
+        self.close()
+        known: set[Any] = getattr(multiprocessing.process, "_children", set())
+        known.discard(self._process)
+
     def close(self) -> None:
-        """Close the descriptors, leave the process alone: also what a forked child does."""
+        """Close the descriptors, leave the process alone."""
         self.channel.close()
         self._theirs.close()
         if self.death_fd >= 0:

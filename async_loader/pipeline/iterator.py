@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import warnings
@@ -14,6 +15,7 @@ from async_loader import tensors, tree
 from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Failure, Loose, Nudge, Place, Slotted
+from async_loader.pipeline.collate import is_ignored
 from async_loader.pipeline.places import COPY_BELOW
 from async_loader.pipeline.tickets import Tickets
 from async_loader.source import END, Source
@@ -21,6 +23,7 @@ from async_loader.stats import Meter
 
 OnError = Literal["raise", "skip", "fatal"]
 
+_NOW = Deadline(0.0)
 _WARN_AFTER_S = 10.0
 _MAX_SKIPS = 100
 """Failures in a row that ``on_error="skip"`` passes over; more than that is not an odd sample but a broken source."""
@@ -95,12 +98,13 @@ class Iterator:
             item = self._wait(deadline)
             if item is END:
                 raise StopIteration
-            if not isinstance(item, Failure):
-                batch = self._deliver(item)
-                self._tickets.give()
-                self.meter.batches += 1
-                return batch
-            self._tickets.give()
+            try:
+                if not isinstance(item, Failure):
+                    batch = self._deliver(item)
+                    self.meter.batches += 1
+                    return batch
+            finally:
+                self._tickets.give()  # also when Ctrl-C ends the delivery: a lost ticket is a batch less ahead, for good
             if self._on_error != "skip":
                 break
             self.skipped += 1
@@ -113,6 +117,11 @@ class Iterator:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait(self, deadline: Deadline) -> Any:
+        self._overseer.check()
+        with contextlib.suppress(Timeout):  # as a rule a batch is ready, and none of the rest need be looked at
+            item = self._queue.get(_NOW)
+            if not isinstance(item, Nudge):
+                return item
         part = self._first_part(deadline)
         while True:
             self._overseer.check()
@@ -160,9 +169,9 @@ class Iterator:
             return layout.rebuild([tensors.to_tensor(view) for view in layout.views(root)])
         if isinstance(item, Loose):
             if item.place is None or item.place.ring is None or self._lend(item.place):
-                return tree.transform(item.tree, tensors.as_tensor)
+                return tree.transform(item.tree, tensors.as_tensor, leave=is_ignored)
             self.copied_out += 1
-            return tree.transform(item.tree, _copied)
+            return tree.transform(tree.transform(item.tree, _copied), tensors.as_tensor, leave=is_ignored)
         return self._overseer.receive(item)
 
     def _keep(self, place: Place) -> np.ndarray[Any, Any]:
@@ -178,7 +187,7 @@ class Iterator:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return tensors.as_tensor(value.copy())
+        return value.copy()
     return value.clone() if tensors.is_tensor(value) else value
 
 

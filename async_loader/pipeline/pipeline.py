@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import threading
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from async_loader.errors import Broken, Closed
 from async_loader.lifecycle import Deadline, EndFlag, Life, State
+from async_loader.naming import describe
 from async_loader.pipeline.assembly import Assembly
 from async_loader.pipeline.crew import Crew
 from async_loader.pipeline.filler import Filler
@@ -25,7 +27,7 @@ from async_loader.pipeline.tickets import Tickets
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.worker import Orders
 from async_loader.source import Source
-from async_loader.stats import LoaderStats, StageStats
+from async_loader.stats import LoaderStats, StageStats, bottleneck
 
 if TYPE_CHECKING:
     from async_loader.pipeline.cuda_queue import CudaQueue
@@ -36,6 +38,10 @@ log = logging.getLogger("async_loader")
 
 SPARE_SLOTS = 3
 """Batches a consumer may hold without their being copied: the one it works on, the one it gets, and one more."""
+
+
+_AFTER_CTRL_C_S = 1.0
+"""For threads to end when close() was interrupted and the workers were killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +75,8 @@ class Pipeline:
     def __init__(self, source: Source, settings: Settings, backend: DeviceBackend | None) -> None:
         self.life = Life()
         self.end = EndFlag()
-        self.broken: BaseException | None = None
+        self.broken: Broken | None = None
         self.pid = os.getpid()
-        self._closed = threading.Event()
         self._source = source
         self._settings = settings
         s = settings
@@ -104,8 +109,11 @@ class Pipeline:
         self.streamer = Streamer(self.train_queue, self.cuda_queue, backend)
 
     def start(self) -> None:
-        """Processes first, then threads: a fork copies no thread of ours."""
+        """See NOTE [start order]."""
         try:
+            if self.crew is not None:
+                self.crew.hire()
+            importlib.import_module("torch")
             if self.crew is not None:
                 self.crew.start()
             self.producer.start()
@@ -142,14 +150,16 @@ class Pipeline:
         if self.life.state in (State.CLOSING, State.CLOSED) or self.end.is_set():
             raise Closed("the loader is closed")
         if self.broken is not None:
-            raise self.broken
+            # A new one each time: raising the same object again would grow its traceback.
+            raise Broken(*self.broken.args) from self.broken.__cause__
 
     def break_(self, error: BaseException) -> None:
         """No more batches can come, and why. The first reason stays."""
-        if self.life.to(State.BROKEN) or self.broken is None:
-            broken = error if isinstance(error, Broken) else Broken(f"the loader is broken: {error!r}")
-            broken.__cause__ = None if broken is error else error
-            self.broken = self.broken or broken
+        self.life.to(State.BROKEN)
+        broken = error if isinstance(error, Broken) else Broken(f"the loader is broken: {error!r}")
+        if broken is not error:
+            broken.__cause__ = error
+        self.broken = self.broken or broken
         self.train_queue.nudge()
 
     def receive(self, item: Any) -> Any:
@@ -177,22 +187,27 @@ class Pipeline:
         """See NOTE [close order]. Any thread, any number of times; whether everything has ended."""
         if os.getpid() != self.pid:
             return True
-        deadline = Deadline(timeout_s)
-        if not self.life.to(State.CLOSING):
-            return self._closed.wait(deadline.left())
+        # Every call does all of it, also beside or inside another one (a signal handler), which may never come to its end.
+        # One that came to its end has waited for what is late; nobody waits for that again, least of all the exit.
+        deadline = Deadline(0.0 if self.life.state is State.CLOSED else timeout_s)
+        self.life.to(State.CLOSING)
         try:
             self.end.set()
             self._close_queues()
-            ended = self._join(deadline)
+            late = self._join(deadline)
         except KeyboardInterrupt:
+            self.end.set()
+            self._close_queues()
             if self.crew is not None:
                 self.crew.kill()
-            self._join(Deadline(1.0))
+            self._join(Deadline(_AFTER_CTRL_C_S))
             raise
         finally:
-            self.life.to(State.CLOSED)
-            self._closed.set()
-        return ended
+            first = self.life.to(State.CLOSED)
+        if first:
+            for name in late:
+                log.warning("closed, but the %s is still at work and was left behind: its thread ends with the process", name)
+        return not late
 
     def abandon(self) -> None:
         """The loader was dropped: tell everyone to end, wait for nobody. Runs in any thread, so it takes no lock."""
@@ -204,17 +219,19 @@ class Pipeline:
         if self.cuda_queue is not None:
             self.cuda_queue.close()
 
-    def _join(self, deadline: Deadline) -> bool:
-        stages: list[tuple[str, Any]] = [("data source", self.producer)]
+    def _join(self, deadline: Deadline) -> list[str]:
+        """Wait for every thread; the stages that did not end in time."""
+        stages: list[tuple[str, Any]] = [(f"data source {self._source_name}", self.producer)]
         if self.crew is not None:
             stages.append(("crew", self.crew))
         if self.streamer is not None:
             stages.append(("streamer", self.streamer))
         # A source that blocks must not eat the time of the others.
-        late = [(name, stage) for name, stage in reversed(stages) if not stage.join(deadline.left())]
-        for name, _ in late:
-            log.warning("closed, but the %s is still at work and was left behind: its thread ends with the process", name)
-        return not late
+        return [name for name, stage in reversed(stages) if not stage.join(deadline.left())]
+
+    @property
+    def _source_name(self) -> str:
+        return describe(getattr(self._source, "function", self._source))
 
     def after_fork_in_child(self) -> None:
         """This copy belongs to nobody: close what would keep the parent's ends open, and do nothing else ever."""
@@ -249,13 +266,5 @@ class Pipeline:
             copied_out=self.iterator.copied_out,
             skipped=self.iterator.skipped,
             workers_replaced=0 if self.crew is None else self.crew.replaced,
-            bottleneck=_bottleneck(source, workers, copy, learner),
+            bottleneck=bottleneck(source, workers, copy, learner, one_thread=self.crew is None),
         )
-
-
-def _bottleneck(source: StageStats, workers: StageStats, copy: StageStats, learner: StageStats) -> str:
-    """The learner, while it hardly ever waits; else the stage that is busy for the largest share of its time."""
-    if learner.busy_fraction >= 0.95:
-        return "learner"
-    shares = {"source": source.busy_fraction, "workers": workers.busy_fraction, "copy": copy.busy_fraction}
-    return max(shares, key=lambda name: shares[name])

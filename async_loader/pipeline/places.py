@@ -12,7 +12,7 @@ from async_loader.layout import BatchLayout
 from async_loader.pipeline.batch import Place
 from async_loader.schema import Schema
 from async_loader.shm.memory import human
-from async_loader.shm.slots import SlotRing
+from async_loader.shm.slots import SlotRing, whole_pages
 
 COPY_BELOW = 64 << 10
 """Bytes under which a batch is cheaper to copy out than to lend (measured: a lease costs about 4 us)."""
@@ -38,7 +38,7 @@ class Places:
     def __init__(self, prefetch: int, spare: int, slot_bytes: int | None, *, packed: bool, always_slots: bool) -> None:
         self._count = prefetch + spare
         self._spare = spare
-        self._slot_bytes = slot_bytes
+        self._slot_bytes = None if slot_bytes is None else whole_pages(slot_bytes)
         self._packed = packed
         self._always_slots = always_slots
         self._ring: SlotRing | None = None

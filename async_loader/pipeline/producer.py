@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed
-from async_loader.lifecycle import EndFlag, Patience
+from async_loader.lifecycle import EndFlag, Patience, join
 from async_loader.pipeline.assembly import Assembly
 from async_loader.pipeline.batch import Failure
 from async_loader.pipeline.crew import Crew
@@ -69,9 +69,7 @@ class Producer:
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait until the thread has ended; whether it has. A source that blocks for ever cannot be ended."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return join(self._thread, timeout_s)
 
     def _run(self) -> None:
         try:
@@ -92,9 +90,9 @@ class Producer:
                 self._ready.end(seq)
                 return False
             self._send(seq, plan)
-        except Closed:
-            raise
         except BaseException as error:  # data for the consumer: it is raised there
+            if isinstance(error, Closed) and self._patience.end is not None and self._patience.end.is_set():
+                raise
             self._ready.put(seq, Failure(guarded(error)))
         return True
 

@@ -25,6 +25,7 @@ from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, Timeout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Failure, Loose, Nudge, Place, Slotted
+from async_loader.pipeline.collate import is_ignored
 from async_loader.pipeline.cuda_queue import CudaQueue
 from async_loader.pipeline.device import Bytes, DeviceBackend
 from async_loader.shm.slots import SlotRing
@@ -206,12 +207,14 @@ class Streamer:
     def _copy_tree(self, item: Loose) -> tuple[Any, tuple[Any, ...]]:
         """Tensor by tensor; what is no dense tensor on the CPU goes on as it is."""
         # The tensors made here stay with the item, and so for as long as they are copied from.
-        item.tree = tree.transform(item.tree, tensors.as_tensor)
+        item.tree = tree.transform(item.tree, tensors.as_tensor, leave=is_ignored)
         structure = tree.structure_of(item.tree)
         values, blocks = [], []
         for name, value in zip(tree.names(structure), tree.leaves(item.tree, structure), strict=True):
             if name == ON_HOST:
                 values.append(_own(value))
+            elif any(map(is_ignored, name.split("."))):
+                values.append(value.copy() if isinstance(value, np.ndarray) else _own(value))
             elif _movable(value):
                 blocks.append(self._backend.upload_leaf(value))
                 values.append(blocks[-1])

@@ -23,7 +23,7 @@ class TrainQueue:
 
     def __init__(self, in_order: bool = True) -> None:
         self._in_order = in_order
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # reentrant: a signal handler may close the loader while we hold it
         self._ready: dict[int, Outcome | None] = {}  # None: this job's turn is passed over
         self._urgent: deque[Failure | Nudge] = deque()
         self._next = 0
@@ -33,6 +33,8 @@ class TrainQueue:
     def put(self, seq: int, outcome: Outcome) -> None:
         """The outcome of job ``seq``. An urgent failure overtakes everything, and the job's own turn is passed over."""
         with self._changed:
+            if self._closed:
+                return
             if isinstance(outcome, Failure) and outcome.urgent:
                 self._urgent.append(outcome)
                 self._ready[seq] = None
@@ -43,7 +45,8 @@ class TrainQueue:
     def nudge(self) -> None:
         """Wake the consumer so that it looks at the state of things; carries nothing."""
         with self._changed:
-            self._urgent.append(Nudge())
+            if not any(isinstance(item, Nudge) for item in self._urgent):
+                self._urgent.append(Nudge())
             self._changed.notify_all()
 
     def end(self, seq: int) -> None:
@@ -76,6 +79,8 @@ class TrainQueue:
                 found = self._take()
                 if found is not None:
                     return found
+                if self._closed:  # by a signal handler, after _take had looked
+                    raise Closed("the queue is closed")
                 left = deadline.left()
                 if left == 0.0:
                     raise Timeout(f"no batch within the deadline: waiting for batch {self._next}")
@@ -90,7 +95,7 @@ class TrainQueue:
             seq = self._next if self._in_order else next(iter(self._ready), -1)
             if seq not in self._ready:
                 return END if self._end is not None and self._next >= self._end else None
-            outcome = self._ready.pop(seq)
+            outcome = self._ready.pop(seq, None)
             self._next += 1
             if outcome is not None:
                 return outcome

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import sys
 import threading
@@ -21,11 +20,13 @@ from typing import Any
 import numpy as np
 
 from async_loader import tree
+from async_loader.errors import CannotSend
 from async_loader.layout import BatchLayout
 from async_loader.lifecycle import readable
 from async_loader.pipeline import codec, collate
 from async_loader.pipeline.channel import Channel, Record, close_all, from_fd
 from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.seeding import seed_globals
 from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
 from async_loader.source import Reader, Seed
@@ -80,7 +81,7 @@ class Task:
 def main(socket_fd: Any, end_fd: Any, parent_fd: Any, orders: Orders | None) -> None:
     """Entry point of the process. Without orders (spawn, forkserver) they are the first record."""
     channel, end, parent = from_fd(_fd(socket_fd)), _fd(end_fd), _fd(parent_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the loader's process decides
+    _own_signals()
     threading.Thread(target=_die_with, args=(parent,), daemon=True, name="async-loader-watchdog").start()
     _one_thread_each()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -90,6 +91,14 @@ def main(socket_fd: Any, end_fd: Any, parent_fd: Any, orders: Orders | None) -> 
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)
+
+
+def _own_signals() -> None:
+    """Ctrl-C goes to the whole group and the loader's process decides; what a fork inherited from it is not ours."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _fd(value: Any) -> int:
@@ -124,13 +133,8 @@ class Worker:
 
     def run(self) -> None:
         """Until the end flag is raised or the channel closes."""
-        if self._orders is None:
-            record = self._channel.receive()
-            if record is None:
-                return
-            self._orders = codec.decode(record.payload, fds=record.fds)
-        self._reader = self._orders.reader
-        if not self._initialise():
+        self._channel.send(("awake",))
+        if not (self._prepare("loading its orders", self._take_orders) and self._prepare("worker_init_fn", self._initialise)):
             return
         self._channel.send(("hello", os.getpid()))
         while self._end not in readable([self._channel.fileno(), self._end], None):
@@ -139,17 +143,27 @@ class Worker:
                 return
             getattr(self, f"_on_{record.message[0]}")(record)
 
-    def _initialise(self) -> bool:
-        assert self._orders is not None
-        if self._orders.init_fn is None:
-            return True
-        seed_globals((self._orders.seed, self._orders.number))
+    def _prepare(self, what: str, step: Callable[[], None]) -> bool:
         try:
-            self._orders.init_fn(self._orders.number)
-        except BaseException as error:
-            self._channel.send(("init_failed",), codec.encode(report(error)).head)
+            step()
+        except BaseException as error:  # data for the crew: it is raised there
+            self._channel.send(("unfit", what), codec.encode(report(error)).head)
             return False
         return True
+
+    def _take_orders(self) -> None:
+        if self._orders is None:
+            record = self._channel.receive()
+            if record is None:
+                raise BrokenPipeError
+            self._orders = codec.decode(record.payload, fds=record.fds)
+        self._reader = self._orders.reader
+
+    def _initialise(self) -> None:
+        assert self._orders is not None
+        if self._orders.init_fn is not None:
+            seed_globals((self._orders.seed, self._orders.number))
+            self._orders.init_fn(self._orders.number)
 
     # -- what is told ahead of tasks ---------------------------------------------------------------------------------
 
@@ -185,7 +199,12 @@ class Worker:
             kind, payload = self._do(task, work)
         except BaseException as error:  # data for the consumer: it is raised there, never here
             kind, payload = "error", _encode_report(error)
-        self._answer(task, began, kind, payload)
+        try:
+            self._answer(task, began, kind, payload)
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except Exception as error:  # no memory for the result
+            self._answer(task, began, "error", _encode_report(error))
 
     def _do(self, task: Task, work: Any) -> tuple[str, Encoded | None]:
         assert self._orders is not None
@@ -198,6 +217,9 @@ class Worker:
                 self._reader.read(work, self._layouts[task.layout].window(root, task.start, task.stop), seed)
                 return "wrote", None
             seed_globals(seed)
+            if self._reader.schema is not None and not task.whole:  # no slot was free: the same arrays, beside it
+                schema, arrays = self._reader.schema, read_fresh(self._reader, work, seed)
+                return "chunk", codec.encode((schema, arrays), out_of_band=True)
             return self._collated(task, fetch(self._reader, work, seed))
         seed_globals(seed)
         return self._collated(task, [call() for call in work])
@@ -246,7 +268,7 @@ class Worker:
             self._channel.send((kind, task.number, time.perf_counter() - began, None))
             return
         if payload.fds:
-            raise AssertionError("results carry no segments")
+            raise CannotSend("a job returned an object on shared memory of its own: return its arrays instead")
         table, end = payload.table(0)
         if task.ring >= 0 and payload.buffers and task.whole and end <= self._rings[task.ring][1]:
             ring, slot_bytes = self._rings[task.ring]
@@ -277,24 +299,21 @@ def _fits(schema: Schema, layout: BatchLayout) -> bool:
 
 
 def fetch(reader: Reader, index: Any, seed: Seed) -> Sequence[Any]:
-    """Rows as samples: for a reader without a schema, for a collate_fn, and when no slot is free."""
+    """Rows as samples: for a reader without a schema, and for a collate_fn."""
     schema = reader.schema
     if schema is None:
         return reader.fetch(index, seed)
-    layout = BatchLayout.contiguous(schema, len(index))
+    return list(collate.rows_of(schema, read_fresh(reader, index, seed)))
+
+
+def read_fresh(reader: Reader, index: Any, seed: Seed) -> list[Any]:
+    """Rows in arrays of their own."""
+    assert reader.schema is not None
+    layout = BatchLayout.contiguous(reader.schema, len(index))
     root = np.empty(layout.nbytes, np.uint8)
-    reader.read(index, layout.window(root, 0, len(index)), seed)
-    return list(collate.rows_of(schema, layout.views(root)))
-
-
-def seed_globals(seed: Seed) -> None:
-    """Seed the global generators for one part of one batch, whoever runs it: the same seeds give the same batches."""
-    state = np.random.SeedSequence(seed).generate_state(2)
-    random.seed(int(state[0]))
-    np.random.seed(state[1])
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(int(state[0]))
+    window = layout.window(root, 0, len(index))
+    reader.read(index, window, seed)
+    return window.fields
 
 
 Report = tuple[str, str, str, bytes]

@@ -28,6 +28,11 @@ _PAGE = 4096
 Lease = npt.NDArray[np.uint8]
 
 
+def whole_pages(nbytes: int) -> int:
+    """``nbytes`` rounded up to pages, which is what can be page-locked; at least one."""
+    return -(-max(nbytes, 1) // _PAGE) * _PAGE
+
+
 class SlotRing:
     """``count`` slots of ``slot_bytes`` bytes.
 
@@ -48,7 +53,7 @@ class SlotRing:
     def __init__(self, count: int, slot_bytes: int, spare: int) -> None:
         self.count = count
         self.spare = spare
-        self.slot_bytes = -(-max(slot_bytes, 1) // _PAGE) * _PAGE
+        self.slot_bytes = whole_pages(slot_bytes)
         self.segment = Segment.create(count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes")
         self._pid = os.getpid()
         self._free: deque[int] = deque(range(count))

@@ -21,7 +21,7 @@ class CallableSource:
     """
 
     def __init__(self, function: Callable[[int], Any]) -> None:
-        self._function = function
+        self.function = function
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """Call the function and see what it is that it gives.
@@ -31,9 +31,10 @@ class CallableSource:
         SchemaError
             For too few or too many entries, a mixture of jobs and samples, or something else altogether.
         """
-        data = self._function(batch_size)
+        data = self.function(batch_size)
         if data is END:
-            return END
+            end: Plan = END
+            return end
         if isinstance(data, Mapping):
             return Ready(data)
         if isinstance(data, str | bytes) or not isinstance(data, Sequence):
@@ -49,7 +50,7 @@ class CallableSource:
 
     @property
     def _name(self) -> str:
-        return f"data_source {describe(self._function)}"
+        return f"data_source {describe(self.function)}"
 
     def reader(self) -> Reader | None:
         return None

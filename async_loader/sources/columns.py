@@ -19,7 +19,7 @@ _ALIGN = 64
 
 
 class ColumnsSource:
-    """An offline dataset.
+    """An offline dataset. Do not change the arrays while a loader reads them: worker processes may hold them as they were.
 
     Parameters
     ----------
@@ -112,8 +112,8 @@ def _views(segment: Segment, shapes: Sequence[tuple[tuple[int, ...], str]]) -> l
 
 def _column(name: str, value: Any) -> npt.NDArray[Any]:
     array = tensors.as_array(value)
-    if array is None and isinstance(value, list):
-        array = np.asarray(value)
+    if array is None and isinstance(value, bool | int | float | complex):
+        raise ConfigError(f"column {name!r} is a single number: columns are arrays, give numpy.asarray(...) instead of a list")
     if array is None or not supported(array.dtype):
         kind = type(value).__name__ if array is None else f"dtype {array.dtype}"
         raise ConfigError(f"column {name!r} is {kind}: give an array of bool, integers, floats or complex numbers")

@@ -1,0 +1,158 @@
+"""What the demo can be told, and what it tells at the end. Computes nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from async_loader.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DqnSettings:
+    """How the network learns. The defaults solve CartPole-v1 with every seed that was tried.
+
+    Attributes
+    ----------
+    obs_scale : tuple of float
+        What the observations (cart's place and speed, pole's angle and angular speed) are divided by: an episode ends at
+        2.4 m and 0.21 rad, with speeds around 2. Without it the network hardly sees the angle.
+    hidden : int
+        Width of the two hidden layers. 128 is enough for four observations, and quick on one core.
+    batch_size : int
+        Transitions per update.
+    discount : float
+        Gamma, below 1: values are in units of a pole that never falls, 1 / (1 - gamma) rewards.
+    learning_rate, final_learning_rate : float
+        Adam's step size, at first and after `decay_updates` updates (cosine in between). Large steps learn to
+        balance within seconds, small ones keep what was learned: late collapse is what DQN on CartPole is known for.
+    decay_updates : int
+        Updates over which the learning rate falls.
+    target_rate : float
+        Share of the online network that the target network takes over at each update (Polyak averaging).
+    policy_rate : float
+        Likewise for the network that the collector acts with.
+    final_epsilon : float
+        Share of random actions once exploring is over. Not zero: near-perfect episodes alone make a narrow buffer.
+    explore_steps : int
+        Environment steps over which the share of random actions falls from 1 to `final_epsilon`, in a line.
+    """
+
+    obs_scale: tuple[float, ...] = (2.4, 2.0, 0.21, 2.0)
+    hidden: int = 128
+    batch_size: int = 256
+    discount: float = 0.99
+    learning_rate: float = 1e-3
+    final_learning_rate: float = 1e-4
+    decay_updates: int = 10_000
+    target_rate: float = 0.03
+    policy_rate: float = 0.01
+    final_epsilon: float = 0.01
+    explore_steps: int = 5_000
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "batch_size", "decay_updates", "explore_steps"):
+            _at_least(1, self, name)
+        if not 0.0 <= self.discount < 1.0:
+            raise ConfigError(f"discount is {self.discount}: give at least 0 and less than 1")
+        if not all(scale > 0.0 for scale in self.obs_scale):
+            raise ConfigError(f"obs_scale is {self.obs_scale}: give numbers above 0")
+        for name in ("target_rate", "policy_rate", "final_epsilon"):
+            _between(0.0, 1.0, self, name)
+        _above(0.0, self, "final_learning_rate")
+        if not self.final_learning_rate <= self.learning_rate < math.inf:
+            raise ConfigError(
+                f"learning_rate is {self.learning_rate}, less than final_learning_rate or not finite: "
+                f"give at least {self.final_learning_rate}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run of the demo does and when it stops.
+
+    Attributes
+    ----------
+    target : float
+        Stop as solved when the mean return of the newest `window` finished episodes reaches this. Gymnasium calls
+        CartPole-v1 solved at 475; 500 is the most there is.
+    max_seconds : float
+        Stop as not solved after this long.
+    seed : int
+        Seeds network, environments, exploration and batches. Two runs with one seed are alike but not equal: two
+        threads share the work, and the clock decides who is ahead.
+    num_envs : int
+        CartPoles that the collector steps at a time.
+    num_workers : int
+        Given to the loader: 0 or 1 gathers batches in a thread, more in that many processes.
+    window : int
+        Finished episodes, of the policy that collects, that the mean return is taken over.
+    capacity : int
+        Transitions that the buffer holds.
+    warmup_steps : int
+        Environment steps before the first update.
+    steps_per_update : float
+        Environment steps collected per update, once warm. Ties the two threads together, so that a busy machine
+        makes the demo slower but not different.
+    """
+
+    target: float = 475.0
+    max_seconds: float = 180.0
+    seed: int = 0
+    num_envs: int = 8
+    num_workers: int = 0
+    window: int = 20
+    capacity: int = 50_000
+    warmup_steps: int = 1_000
+    steps_per_update: float = 4.0
+    dqn: DqnSettings = field(default_factory=DqnSettings)
+
+    def __post_init__(self) -> None:
+        for name, least in (("seed", 0), ("num_envs", 1), ("num_workers", 0), ("window", 1), ("capacity", 1)):
+            _at_least(least, self, name)
+        _at_least(self.dqn.batch_size, self, "warmup_steps")
+        _at_least(self.warmup_steps, self, "capacity")
+        _above(0.0, self, "max_seconds")
+        _above(0.0, self, "steps_per_update")
+        _between(1.0, 500.0, self, "target")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished episode: its return, and the environment steps and seconds the run had behind it by then."""
+
+    total_reward: float
+    env_steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run went. `learner_wait_fraction` is the share of `seconds` that the learner had no batch to work on."""
+
+    settings: Settings
+    solved: bool
+    mean_return: float
+    env_steps: int
+    batches: int
+    learner_wait_fraction: float
+    seconds: float
+    episodes: tuple[Episode, ...] = field(repr=False)
+
+
+def _at_least(least: float, settings: object, name: str) -> None:
+    value = getattr(settings, name)
+    if not value >= least:
+        raise ConfigError(f"{name} is {value}: give at least {least}")
+
+
+def _above(bound: float, settings: object, name: str) -> None:
+    value = getattr(settings, name)
+    if not bound < value < math.inf:
+        raise ConfigError(f"{name} is {value}: give a finite number above {bound}")
+
+
+def _between(least: float, most: float, settings: object, name: str) -> None:
+    value = getattr(settings, name)
+    if not least <= value <= most:
+        raise ConfigError(f"{name} is {value}: give a number from {least} to {most}")

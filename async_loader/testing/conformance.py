@@ -1,0 +1,347 @@
+"""What every Source and Reader must do, as checks to call from your own tests. Needs no test framework.
+
+    def test_my_source_keeps_the_contract():
+        check_source(lambda: MySource(...), batch_size=32)
+        check_waiting(lambda: MySource(...nothing in it yet), batch_size=32)
+
+Each check makes fresh sources and raises `NotConforming`, an AssertionError that says which rule was broken. The rules
+are those in the docstrings of `async_loader.source`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors, tree
+from async_loader.errors import CannotSend, Closed, Timeout, Unsupported
+from async_loader.layout import BatchLayout
+from async_loader.lifecycle import Deadline, EndFlag, Patience
+from async_loader.pipeline import codec
+from async_loader.schema import Schema
+from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Source
+
+SEED: Seed = (1, 2, 3)
+_PATIENCE_S = 30.0
+_BLOCKED_S = 5.0
+_POISONS = (0x00, 0xFF, 0x5A)
+
+MakeSource = Callable[[], Source]
+
+
+class NotConforming(AssertionError):
+    """A rule of the protocol is broken."""
+
+
+def check_source(make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False, workers: bool = True) -> None:
+    """Everything that can be checked on a source that has data.
+
+    Parameters
+    ----------
+    make_source : callable
+        Makes a source that can plan at least three batches at once.
+    batch_size : int
+        At least 2.
+    seeded : bool
+        Whether what is read depends on the seed (augmentation): then a batch cut differently may differ.
+    workers : bool
+        Whether the source is meant for worker processes too; then readers and jobs must be able to travel.
+    """
+    check_plan(make_source, batch_size)
+    check_feedback(make_source, batch_size)
+    check_reader(make_source, batch_size, seeded=seeded)
+    if workers:
+        check_travel(make_source, batch_size)
+
+
+def check_plan(make_source: MakeSource, batch_size: int = 8) -> None:
+    """`plan` gives legal plans of batch_size entries, time and again, and is not waiting afterwards."""
+    source = make_source()
+    _demand(isinstance(source, Source), f"{source!r} lacks plan, reader, feedback or waiting_for")
+    for size in (batch_size, batch_size, 1):
+        plan = source.plan(size, _patience())
+        _check_plan(plan, size)
+        waiting = source.waiting_for()
+        _demand(plan is END or waiting is None, f"plan has returned, and waiting_for still says {waiting!r}")
+
+
+def _check_plan(plan: Plan, batch_size: int) -> None:
+    if plan is END:
+        return
+    _demand(isinstance(plan, Rows | Jobs | Samples | Ready), f"plan returned {plan!r}: give Rows, Jobs, Samples, Ready or END")
+    if isinstance(plan, Ready):
+        _demand(isinstance(plan.batch, Mapping), f"Ready.batch is {type(plan.batch).__name__}: give a mapping")
+        return
+    assert isinstance(plan, Rows | Jobs | Samples)
+    _demand(len(plan) == batch_size, f"plan({batch_size}) has {len(plan)} entries")
+    if isinstance(plan, Rows):
+        good = isinstance(plan.index, np.ndarray) and plan.index.dtype == np.int64 and plan.index.ndim == 1
+        _demand(good, f"Rows.index is {plan.index!r}: give a one-dimensional int64 array")
+    elif isinstance(plan, Jobs):
+        _demand(all(map(callable, plan.calls)), "Jobs.calls holds something that cannot be called")
+
+
+def check_feedback(make_source: MakeSource, batch_size: int = 8) -> None:
+    """`feedback` accounts for every row it gets, from any thread, or raises Unsupported."""
+    source = make_source()
+    plan = source.plan(batch_size, _patience())
+    index = plan.index if isinstance(plan, Rows) else np.arange(batch_size, dtype=np.int64)
+    for ids in (index, index[:0]):
+        outcome = _in_thread(functools.partial(source.feedback, ids, np.ones(len(ids))))
+        if isinstance(outcome, Unsupported):
+            return
+        if isinstance(outcome, BaseException):
+            raise NotConforming(f"feedback raised {outcome!r}: apply, count as stale, or raise Unsupported") from outcome
+        _demand(isinstance(outcome, Applied), f"feedback returned {outcome!r}: give Applied(applied, stale)")
+        total = outcome.applied + outcome.stale
+        _demand(total == len(ids), f"feedback got {len(ids)} rows and accounts for {total} as applied or stale")
+
+
+def check_reader(make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False) -> None:
+    """`reader` reads rows: all of them, only them, wherever it is told to, and the same every time."""
+    source = make_source()
+    plan = source.plan(batch_size, _patience())
+    if not isinstance(plan, Rows):
+        return
+    reader = _reader_of(source)
+    schema = reader.schema
+    if schema is None:
+        _check_fetch(reader, plan.index, seeded)
+        return
+    _demand(isinstance(schema, Schema), f"the reader's schema is {schema!r}: give a Schema, or None")
+    _demand(reader.schema == schema, "the reader's schema changes from one look to the next")
+    index = plan.index
+    for make in (BatchLayout.contiguous, BatchLayout.packed):
+        layout = make(schema, len(index))
+        whole = [_read(reader, layout, index, [(0, len(index))], poison) for poison in _POISONS]
+        form = make.__name__
+        for other in whole[1:]:
+            _demand_equal(schema, whole[0], other, f"read leaves bytes unwritten, or reads something else each time ({form})")
+        if not seeded:
+            for cuts in _cuts(len(index)):
+                parts = _read(reader, layout, index, cuts, _POISONS[0])
+                _demand_equal(schema, whole[0], parts, f"rows {cuts} read part by part differ from the whole ({form})")
+        for start, stop in _cuts(len(index))[-1]:
+            _check_bounds(reader, layout, index, start, stop)
+        _demand_equal(schema, _values(reader, index), whole[0], f"a {form} batch differs from a contiguous one")
+
+
+def check_travel(make_source: MakeSource, batch_size: int = 8) -> None:
+    """Readers and jobs reach a spawned process, and a reader reads there what it reads here."""
+    source = make_source()
+    plan = source.plan(batch_size, _patience())
+    if isinstance(plan, Jobs):
+        try:
+            codec.encode(list(plan.calls))
+        except CannotSend as error:
+            raise NotConforming(f"the jobs cannot be sent to a worker: {error}") from error
+    if not isinstance(plan, Rows):
+        return
+    reader = _reader_of(source)
+    here = _values(reader, plan.index)
+    _demand_same(here, _in_spawned_process(reader, plan.index), "a spawned process reads something else")
+    _demand_same(here, _values(reader, plan.index), "the reader reads something else after it was pickled")
+
+
+def check_waiting(make_source: MakeSource, batch_size: int = 8, *, local: bool = True) -> None:
+    """`plan` waits through its patience only: it ends with the end flag and at the deadline.
+
+    Parameters
+    ----------
+    make_source : callable
+        Makes a source that has nothing to give, so that `plan` waits.
+    local : bool
+        Whether only adding data from this process ends the wait; then `waiting_for` must say so.
+    """
+    _check_ends_with_the_flag(make_source(), batch_size, local)
+    source = make_source()
+    outcome = _in_thread(lambda: source.plan(batch_size, Patience(deadline=Deadline(0.05))))
+    _demand(isinstance(outcome, Timeout), f"at its deadline plan gave {outcome!r}: let Timeout through")
+
+
+def _check_ends_with_the_flag(source: Source, batch_size: int, local: bool) -> None:
+    end, turned = EndFlag(), threading.Event()
+    patience = Patience(end, Deadline(_PATIENCE_S), on_wait=turned.set)
+    outcome: list[Any] = []
+    thread = _start(lambda: source.plan(batch_size, patience), outcome, turned.set)
+    try:
+        _demand(turned.wait(_BLOCKED_S), "plan blocks by other means than patience.wait")
+        _demand(not outcome, f"plan should have waited, it gave {outcome}: the source must have nothing to give")
+        reason = source.waiting_for()
+        _demand(reason is None or (isinstance(reason, str) and reason != ""), f"waiting_for gave {reason!r}: a text, or None")
+        _demand(not local or reason is not None, "plan waits for data from this process, and waiting_for says None")
+    finally:
+        end.set()
+        thread.join(_BLOCKED_S)
+    _demand(not thread.is_alive(), "the end flag is up, and plan still waits")
+    _demand(isinstance(outcome[0], Closed), f"when the end flag went up plan gave {outcome[0]!r}: let Closed through")
+
+
+# -- reading -------------------------------------------------------------------------------------------------------------
+
+
+def _reader_of(source: Source) -> Reader:
+    reader = source.reader()
+    if reader is None:
+        raise NotConforming("plan gives Rows, and reader() gives None to read them")
+    again = source.reader()
+    _demand(again is not None and again.schema == reader.schema, "reader() gives readers of different schemas")
+    return reader
+
+
+def _read(
+    reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int64], cuts: Sequence[tuple[int, int]], poison: int
+) -> list[npt.NDArray[Any]]:
+    """The batch's arrays, read into poisoned memory."""
+    root = np.full(layout.nbytes, poison, np.uint8)
+    for start, stop in cuts:
+        part = index[start:stop].copy()
+        result: Any = reader.read(part, layout.window(root, start, stop), SEED)  # type: ignore[func-returns-value]
+        _demand(result is None, f"read returned {type(result).__name__}: it fills the window and returns nothing")
+        _demand(np.array_equal(part, index[start:stop]), "read changes the index that it is given")
+    return layout.views(root)
+
+
+def _check_bounds(reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int64], start: int, stop: int) -> None:
+    """Outside the window not a byte changes."""
+    root = np.full(layout.nbytes, _POISONS[-1], np.uint8)
+    reader.read(index[start:stop], layout.window(root, start, stop), SEED)
+    for region in layout.regions:
+        # Padding within a packed row may be written: whole rows are copied.
+        row = layout.stride or math.prod(region.shape[1:]) * region.dtype.itemsize
+        offset = 0 if layout.stride else region.offset
+        root[offset + start * row : offset + stop * row] = _POISONS[-1]
+    _demand(bool((root == _POISONS[-1]).all()), f"reading rows {start} to {stop} of {len(index)} writes outside of them")
+
+
+def _cuts(rows: int) -> list[list[tuple[int, int]]]:
+    """The batch as one part, as single rows, as halves from behind, and as three uneven parts."""
+    half, third = rows // 2, max(1, rows // 3)
+    return [
+        [(0, rows)],
+        [(i, i + 1) for i in range(rows)],
+        [(half, rows), (0, half)],
+        [(0, third), (third, third), (third, rows)] if third < rows else [(0, rows)],
+    ]
+
+
+def _check_fetch(reader: Reader, index: npt.NDArray[np.int64], seeded: bool) -> None:
+    whole = reader.fetch(index, SEED)
+    _demand(len(whole) == len(index), f"fetch got {len(index)} rows and returned {len(whole)} samples")
+    _demand_same(whole, reader.fetch(index, SEED), "fetch gives something else for the same rows and seed")
+    if not seeded:
+        for cuts in _cuts(len(index)):
+            parts = {start: list(reader.fetch(index[start:stop], SEED)) for start, stop in cuts if stop > start}
+            joined = [sample for start in sorted(parts) for sample in parts[start]]
+            _demand_same(list(whole), joined, f"rows {cuts} fetched part by part differ from the whole")
+
+
+def _values(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
+    """What the reader reads, as arrays or samples."""
+    schema = reader.schema
+    if schema is None:
+        return list(reader.fetch(index, SEED))
+    return _read(reader, BatchLayout.contiguous(schema, len(index)), index, [(0, len(index))], 0)
+
+
+def _in_spawned_process(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
+    try:
+        encoded = codec.encode((reader, index))
+    except CannotSend as error:
+        raise NotConforming(f"the reader cannot be sent to a worker: {error}") from error
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(sender, encoded.head, _Fds(encoded.fds)), daemon=True)
+    with receiver, sender:
+        process.start()
+        sender.close()
+        try:
+            answer = receiver.recv_bytes() if receiver.poll(_PATIENCE_S) else None
+        except EOFError:
+            answer = None
+    if answer is None:
+        process.terminate()
+    process.join()
+    exitcode = process.exitcode
+    process.close()
+    if answer is None:
+        raise NotConforming(f"the reader could not be loaded and read in a spawned process (exit code {exitcode})")
+    return codec.decode(answer)
+
+
+class _Fds:
+    """Descriptors that a spawned process gets."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self._fds = list(fds)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, ([reduction.DupFd(fd) for fd in self._fds],)
+
+
+def _child(sender: Any, head: bytes, fds: Sequence[Any]) -> None:
+    reader, index = codec.decode(head, fds=[fd.detach() for fd in fds])
+    sender.send_bytes(codec.encode(_values(reader, index)).head)
+    sender.close()
+    os._exit(0)
+
+
+# -- comparing -----------------------------------------------------------------------------------------------------------
+
+
+def _demand(condition: bool, text: str) -> None:
+    if not condition:
+        raise NotConforming(text)
+
+
+def _demand_equal(schema: Schema, one: Sequence[Any], other: Sequence[Any], text: str) -> None:
+    for field, a, b in zip(schema.fields, one, other, strict=True):
+        # As bytes: nan is equal to itself here, and 0.0 is not -0.0.
+        _demand(a.tobytes() == b.tobytes(), f"{text}: field {field.name!r}")
+
+
+def _demand_same(one: Any, other: Any, text: str) -> None:
+    structure = tree.structure_of(one)
+    _demand(structure == tree.structure_of(other), text)
+    for a, b in zip(tree.leaves(one, structure), tree.leaves(other, structure), strict=True):
+        x, y = tensors.as_array(a), tensors.as_array(b)
+        if x is None or y is None:
+            opaque = tensors.is_tensor(a) or "__eq__" not in {name for kind in type(a).__mro__[:-1] for name in vars(kind)}
+            _demand(type(a) is type(b) and (opaque or bool(a == b)), text)
+        else:
+            _demand(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes(), text)
+
+
+def _patience() -> Patience:
+    return Patience(EndFlag(), Deadline(_PATIENCE_S))
+
+
+def _in_thread(call: Callable[[], Any]) -> Any:
+    """What the call gave, or raised, in another thread."""
+    outcome: list[Any] = []
+    thread = _start(call, outcome)
+    thread.join(_PATIENCE_S)
+    _demand(not thread.is_alive(), f"a call did not return within {_PATIENCE_S:g} s")
+    return outcome[0]
+
+
+def _start(call: Callable[[], Any], outcome: list[Any], done: Callable[[], None] = lambda: None) -> threading.Thread:
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:  # the top of a thread: forwarded
+            outcome.append(error)
+        done()
+
+    thread = threading.Thread(target=run, name="conformance", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,262 @@
+"""close(), and every way of doing without it: nothing hangs and nothing is left."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import threading
+import time
+
+import pytest
+from fault_rig import SLACK_S, Batches, Script, block, fail, first, plain, thread, until, wide
+
+from async_loader import END, AsyncDataLoader
+from async_loader.errors import Closed
+from async_loader.lifecycle import State
+
+
+def load(source=None, **settings):
+    settings = {"num_workers": 2, "chunk_size": 2, "context": "fork", "timeout": SLACK_S, **settings}
+    return AsyncDataLoader(source or Batches(), 4, **settings)
+
+
+@pytest.fixture(params=[0, 2])
+def workers(request):
+    return request.param
+
+
+@pytest.mark.parametrize("make", [plain, wide])
+def test_close_when_the_consumer_stopped_pulling_and_all_queues_are_full(workers, make, start_method):
+    loader = load(Batches(make=make), num_workers=workers, context=start_method, prefetch=3)
+    first(next(loader))
+    until(lambda: loader._pipeline.train_queue.depth == 3)
+    loader.close()
+    ring = loader._pipeline.places.ring
+    assert ring is None or ring.free == ring.count
+
+
+def test_close_before_the_first_batch(workers, start_method):
+    load(num_workers=workers, context=start_method).close()
+
+
+def test_after_close_next_is_the_end(workers):
+    loader = load(num_workers=workers)
+    next(loader)
+    assert not loader.end_flag
+    loader.close()
+    assert loader.end_flag
+    assert list(loader) == []
+    with pytest.raises(StopIteration):
+        next(loader)
+
+
+def test_close_twice(workers):
+    loader = load(num_workers=workers)
+    loader.close()
+    loader.close()
+    assert loader._pipeline.life.state is State.CLOSED
+
+
+def test_close_from_another_thread_ends_a_waiting_next(workers, told):
+    loader = load(Batches({0: functools.partial(block, told.path)}), num_workers=2)
+    told.pid()
+    with thread(next, loader) as result:
+        loader.close()
+        assert isinstance(result(), StopIteration)
+
+
+def test_close_from_another_thread_ends_a_next_that_waits_for_a_blocked_source():
+    entered, let_go = threading.Event(), threading.Event()
+
+    def source(n):
+        entered.set()
+        let_go.wait(SLACK_S)
+        return END
+
+    loader = load(source, num_workers=0)
+    entered.wait(SLACK_S)
+    with thread(next, loader) as result:
+        loader.close(0.1)
+        assert isinstance(result(), StopIteration)
+    let_go.set()
+
+
+def test_close_from_many_threads_at_once(workers):
+    loader = load(num_workers=workers)
+    next(loader)
+    barrier = threading.Barrier(4)
+
+    def close():
+        barrier.wait(SLACK_S)
+        loader.close()
+        return loader._pipeline.producer.join(0.0)
+
+    with thread(close) as a, thread(close) as b, thread(close) as c:
+        assert close()
+        assert a()
+        assert b()
+        assert c()
+
+
+def test_close_inside_an_exception_and_inside_with(workers):
+    with pytest.raises(LookupError, match="mine"):
+        with load(num_workers=workers) as loader:
+            first(next(loader))
+            raise LookupError("mine")
+    assert loader.end_flag
+
+
+def test_close_after_next_has_raised(workers):
+    loader = load(Batches({0: functools.partial(fail, ValueError)}), num_workers=workers)
+    with pytest.raises(ValueError):  # noqa: PT011
+        next(loader)
+    loader.close()
+
+
+def test_close_after_the_end(workers):
+    loader = load(Batches(last=2), num_workers=workers)
+    assert [first(b) for b in loader] == [0, 4]
+    assert list(loader) == []
+    loader.close()
+
+
+def test_a_data_source_may_close_its_loader(workers):
+    def source(n):
+        if made:
+            loader.close()
+        made.append(n)
+        return [plain(i) for i in range(n)]
+
+    made, built = [], threading.Event()
+
+    def patient(n):
+        built.wait(SLACK_S)
+        return source(n)
+
+    loader = load(patient, num_workers=workers, prefetch=1)
+    built.set()
+    assert [first(b) for b in loader] in ([0], [])
+    loader.close()
+
+
+def test_a_signal_handler_may_close_the_loader(tmp_path):
+    body = """\
+        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, context="fork")
+        signal.signal(signal.SIGTERM, lambda *_: loader.close())
+        say("ready")
+        say("got", *(first(b) for b in loader))
+    """
+    with Script(tmp_path, body) as script:
+        script.read("ready")
+        script.read("busy")
+        script.process.terminate()
+        assert script.read("got") == ["0"]
+        assert script.end() == (0, "")
+
+
+def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, caplog):
+    loader = load(Batches({0: functools.partial(block, told.path)}))
+    pid = told.pid()
+    loader.close(SLACK_S)
+    assert not os.path.exists(f"/proc/{pid}")
+    assert not caplog.records
+
+
+# -- without close -----------------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_loader_warns_and_leaves_nothing(workers, start_method):
+    loader = load(num_workers=workers, context=start_method)
+    first(next(loader))
+    with pytest.warns(ResourceWarning, match="dropped without close"):
+        del loader
+        gc.collect()
+
+
+def test_a_loader_dropped_in_a_reference_cycle_leaves_nothing(workers):
+    loader = load(num_workers=workers)
+    first(next(loader))
+    loader.myself = [loader]
+    with pytest.warns(ResourceWarning, match="dropped without close"):
+        del loader
+        gc.collect()
+
+
+def test_a_dropped_loader_leaves_its_batches_to_those_who_hold_them():
+    loader = load(Batches(make=wide), num_workers=2)
+    held = [next(loader) for _ in range(6)]
+    with pytest.warns(ResourceWarning):
+        del loader
+        gc.collect()
+    assert [first(b) for b in held] == [0, 4, 8, 12, 16, 20]
+
+
+def test_a_closed_loader_does_not_warn():
+    loader = load()
+    loader.close()
+    del loader
+    gc.collect()
+
+
+@pytest.mark.parametrize(("ending", "code"), [("", 0), ("sys.exit(3)", 3), ("raise SystemExit", 0)])
+@pytest.mark.parametrize(("method", "number"), [("fork", 0), ("fork", 2), ("spawn", 2), ("forkserver", 2)])
+def test_the_interpreter_ends_cleanly_without_close(tmp_path, ending, code, method, number):
+    if ending and method != "fork":
+        pytest.skip("the exit code does not depend on the start method")
+    body = f"""\
+        if __name__ == "__main__":
+            loader = AsyncDataLoader(Batches(make=wide), 4, num_workers={number}, context={method!r})
+            held = [next(loader) for _ in range(5)]
+            {ending}
+    """
+    with Script(tmp_path, body) as script:
+        assert script.end() == (code, "")
+        script.wait_until_gone()
+        assert os.listdir(script.tmp) == []
+
+
+def test_the_interpreter_ends_with_the_exception_of_a_program_that_does_not_close(tmp_path):
+    body = """\
+        loader = AsyncDataLoader(Batches(), 4, num_workers=2, context="fork")
+        next(loader)
+        raise LookupError("mine")
+    """
+    with Script(tmp_path, body) as script:
+        code, err = script.end()
+        assert code == 1
+        assert err.splitlines()[-1] == "LookupError: mine"
+        assert err.count("Traceback") == 1
+
+
+def test_the_interpreter_ends_while_a_user_thread_waits_in_next(tmp_path):
+    body = """\
+        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, context="fork")
+        threading.Thread(target=lambda: list(loader), daemon=True).start()
+    """
+    with Script(tmp_path, body) as script:
+        assert script.end() == (0, "")
+        script.wait_until_gone()
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def test_close_leaves_a_data_source_that_blocks_behind_and_names_it(workers, caplog):
+    entered, let_go = threading.Event(), threading.Event()
+
+    def stubborn_source(n):
+        entered.set()
+        let_go.wait(SLACK_S)
+        raise Closed("let go")
+
+    loader = load(stubborn_source, num_workers=workers)
+    assert entered.wait(SLACK_S)
+    began = time.monotonic()
+    loader.close(2.0)
+    assert time.monotonic() - began < SLACK_S / 2
+    assert "data source" in caplog.text
+    assert "stubborn_source" in caplog.text
+    loader.close(2.0)
+    assert len(caplog.records) == 1
+    let_go.set()

@@ -1,0 +1,155 @@
+"""Ctrl-C, as a signal to the process and as a terminal sends it to the whole group: the program ends by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from fault_rig import Script
+
+INTERRUPTED = (-signal.SIGINT, 130)
+
+
+def interrupt(script, whole_group=True):
+    (os.killpg if whole_group else os.kill)(script.process.pid, signal.SIGINT)
+
+
+def assert_ended(script):
+    code, err = script.end()
+    assert code in INTERRUPTED, err
+    script.wait_until_gone()
+    assert "KeyboardInterrupt" in err
+    assert "Process async-loader-worker" not in err, "a worker printed a traceback of its own"
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_ctrl_c_in_next(tmp_path, method, whole_group):
+    body = """\
+        if __name__ == "__main__":
+            with AsyncDataLoader(Batches({0: blocked, 2: blocked}), 4, num_workers=2, chunk_size=2, context=sys.argv[1]) as loader:
+                say("ready")
+                next(loader)
+    """
+    with Script(tmp_path, body, method) as script:
+        script.read("ready")
+        script.read("busy")
+        interrupt(script, whole_group)
+        assert_ended(script)
+
+
+def test_ctrl_c_in_next_and_the_loader_was_never_closed(tmp_path):
+    body = """\
+        loader = AsyncDataLoader(Batches({0: blocked}), 4, num_workers=2, context="fork")
+        say("ready")
+        next(loader)
+    """
+    with Script(tmp_path, body) as script:
+        script.read("busy")
+        script.read("ready")
+        interrupt(script)
+        assert_ended(script)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_ctrl_c_in_the_constructor_with_half_of_the_workers_born(tmp_path, method):
+    body = """\
+        class Slow:
+            calls = 0
+
+            def reader(self):
+                Slow.calls += 1
+                if Slow.calls == 3:  # one for the schema, one for each worker
+                    say("constructing")
+                    threading.Event().wait()
+
+            def plan(self, batch_size, patience):
+                return END
+
+            def feedback(self, index, priority):
+                pass
+
+            def waiting_for(self):
+                pass
+
+        if __name__ == "__main__":
+            AsyncDataLoader(Slow(), 4, num_workers=2, context=sys.argv[1])
+    """
+    with Script(tmp_path, body, method) as script:
+        script.read("constructing")
+        interrupt(script)
+        assert_ended(script)
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_ctrl_c_in_close_while_a_data_source_blocks(tmp_path, whole_group):
+    body = """\
+        def source(n):
+            say("busy")
+            threading.Event().wait()
+
+        loader = AsyncDataLoader(source, 4, num_workers=2, context="fork")
+        say("ready")
+        if sys.stdin: loader.close(1e6)
+    """
+    with Script(tmp_path, body) as script:
+        script.read("busy")
+        script.read("ready")
+        interrupt(script, whole_group)
+        assert_ended(script)
+
+
+def test_ctrl_c_twice_once_in_next_and_once_in_the_close_that_follows(tmp_path):
+    body = """\
+        def source(n):
+            say("busy")
+            threading.Event().wait()
+
+        loader = AsyncDataLoader(source, 4, num_workers=2, context="fork")
+        try:
+            say("ready")
+            next(loader)
+        finally:
+            say("closing")
+            loader.close(1e6)
+    """
+    with Script(tmp_path, body) as script:
+        script.read("busy")
+        script.read("ready")
+        interrupt(script)
+        script.read("closing")
+        interrupt(script)
+        assert_ended(script)
+
+
+def test_ctrl_c_that_is_caught_loses_no_batch_and_the_loader_goes_on(tmp_path):
+    body = """\
+        gate = os.path.join(os.environ["TMPDIR"], "gate")
+        os.mkfifo(gate)
+
+        def wait(i):
+            say("busy")
+            os.close(os.open(gate, os.O_RDONLY))
+            return plain(i)
+
+        with AsyncDataLoader(Batches({4: wait}), 4, num_workers=2, prefetch=1, context="fork") as loader:
+            got = [first(next(loader))]
+            for _ in range(3):
+                try:
+                    say("ready")
+                    next(loader)
+                except KeyboardInterrupt:
+                    say("caught")
+            os.close(os.open(gate, os.O_WRONLY))
+            got += [first(next(loader)) for _ in range(3)]
+        say("got", *got)
+    """
+    with Script(tmp_path, body) as script:
+        script.read("busy")
+        for _ in range(3):
+            script.read("ready")
+            interrupt(script)
+            script.read("caught")
+        assert script.read("got") == ["0", "4", "8", "12"]
+        assert script.end() == (0, "")

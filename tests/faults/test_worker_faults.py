@@ -1,0 +1,372 @@
+"""Workers that die, stop, or raise: the learner is told, and the loader goes on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+
+import pytest
+from fault_rig import SLACK_S, Batches, Loud, block, die, fail, first, leave, pids, plain, segfault, stop_then, until, warned, wide
+
+from async_loader import AsyncDataLoader
+from async_loader.errors import Broken, JobFailed, Timeout, WorkerDied
+
+
+def load(source, **settings):
+    settings = {"num_workers": 2, "chunk_size": 2, "context": "fork", "timeout": SLACK_S, **settings}
+    return AsyncDataLoader(source, 4, **settings)
+
+
+@pytest.mark.parametrize(
+    ("fault", "exitcode", "words"),
+    [
+        (functools.partial(die, signal.SIGKILL), -signal.SIGKILL, "was killed by SIGKILL"),
+        (functools.partial(die, signal.SIGTERM), -signal.SIGTERM, "was killed by SIGTERM"),
+        (segfault, -signal.SIGSEGV, "was killed by SIGSEGV"),
+        (functools.partial(leave, 7), 7, "ended with exit code 7"),
+        (functools.partial(leave, 0), 0, "ended with exit code 0"),
+    ],
+)
+def test_a_worker_that_dies_in_a_job_is_named_and_replaced_and_only_its_batch_is_lost(fault, exitcode, words):
+    with load(Batches({9: fault})) as loader:
+        got, died = [], []
+        while len(got) < 5:
+            try:
+                got.append(first(next(loader)))
+            except WorkerDied as error:
+                died.append(error)
+        assert [first(next(loader)) for _ in range(3)] == [24, 28, 32]
+        assert got == [0, 4, 12, 16, 20]
+        (error,) = died
+        assert error.exitcode == exitcode
+        assert words in str(error)
+        assert f"pid {error.pid}" in str(error)
+        assert "rows 0 to 2 of batch 2" in str(error)
+        assert loader.stats().workers_replaced == 1
+        assert len(pids(loader)) == 2
+        assert error.pid not in pids(loader)
+
+
+def test_a_death_overtakes_finished_batches():
+    with warned() as deaths, load(Batches({13: functools.partial(die, signal.SIGKILL)}), prefetch=6) as loader:
+        deaths.wait()
+        with pytest.raises(WorkerDied, match="batch 3"):
+            next(loader)
+        assert [first(next(loader)) for _ in range(4)] == [0, 4, 8, 16]
+
+
+def test_a_worker_killed_from_outside_while_it_holds_a_job(start_method, told):
+    with load(Batches({5: functools.partial(block, told.path)}), context=start_method) as loader:
+        pid = told.pid()
+        os.kill(pid, signal.SIGKILL)
+        got = []
+        with pytest.raises(WorkerDied) as caught:
+            while True:
+                got.append(first(next(loader)))
+        assert caught.value.pid == pid
+        got += [first(next(loader)) for _ in range(3 - len(got))]
+        assert got == [0, 8, 12]
+
+
+def test_a_worker_killed_while_idle_is_replaced_and_nothing_is_lost():
+    with warned() as deaths, load(Batches(), prefetch=2) as loader:
+        assert [first(next(loader)) for _ in range(3)] == [0, 4, 8]
+        # All tickets are used and nothing is taken, so the workers have nothing to do as soon as these are made.
+        until(lambda: loader._pipeline.train_queue.depth == 2)
+        before = pids(loader)
+        os.kill(before[0], signal.SIGKILL)
+        deaths.wait()
+        assert [first(next(loader)) for _ in range(20)] == list(range(12, 92, 4))
+        assert loader.stats().workers_replaced == 1
+        assert before[0] not in pids(loader)
+
+
+def test_workers_that_crash_again_and_again_do_not_hang_the_loader():
+    class Cursed(dict):
+        def get(self, number, default):
+            return functools.partial(die, signal.SIGKILL) if number % 4 == 1 else default
+
+    with load(Batches(Cursed())) as loader:
+        for _ in range(6):
+            with pytest.raises(WorkerDied):
+                next(loader)
+
+
+def test_all_workers_killed_at_once(told):
+    jobs = {0: functools.partial(block, told.path), 2: functools.partial(block, told.path)}
+    with load(Batches(jobs)) as loader:
+        for pid in {told.pid(), told.pid()}:
+            os.kill(pid, signal.SIGKILL)
+        # Both were at work on the same batch, which fails once.
+        with pytest.raises(WorkerDied, match="batch 0"):
+            next(loader)
+        assert [first(next(loader)) for _ in range(4)] == [4, 8, 12, 16]
+
+
+def test_killing_workers_at_random_moments_loses_only_what_is_reported():
+    with load(Batches(make=wide, last=60), prefetch=3) as loader:
+        seen, lost, turn = [], 0, 0
+        while True:
+            turn += 1
+            if turn % 9 == 0:
+                os.kill(pids(loader)[turn // 9 % 2], signal.SIGKILL)
+            try:
+                seen.append(first(next(loader)))
+            except StopIteration:
+                break
+            except WorkerDied:
+                lost += 1
+        assert seen == sorted(set(seen))
+        assert len(seen) + lost == 60
+
+
+# -- stopped -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_worker_is_named_at_the_timeout_and_the_wait_can_be_taken_up_again(told):
+    with load(Batches({8: functools.partial(stop_then, told.path, plain)}), timeout=0.5) as loader:
+        pid = told.pid()
+        got = []
+        for _ in range(2):
+            with pytest.raises(Timeout, match=rf"no batch within 0.5 s: the workers: worker \d \(pid {pid}\) is at work on rows 0 to 2"):
+                while True:
+                    got.append(first(next(loader)))
+        os.kill(pid, signal.SIGCONT)
+        while len(got) < 6:
+            try:
+                got.append(first(next(loader)))
+            except Timeout:  # two busy cores
+                continue
+        assert got == [0, 4, 8, 12, 16, 20]
+        assert loader.stats().workers_replaced == 0
+
+
+def test_the_other_workers_go_on_while_one_is_stopped(told):
+    source = Batches({8: functools.partial(stop_then, told.path, plain)}, last=40)
+    with load(source, in_order=False, prefetch=6) as loader:
+        pid = told.pid()
+        got = [first(next(loader)) for _ in range(20)]
+        assert 8 not in got
+        os.kill(pid, signal.SIGCONT)
+        got += map(first, loader)
+        assert sorted(got) == list(range(0, 160, 4))
+
+
+def test_close_meets_its_deadline_when_a_worker_is_stopped(told, caplog):
+    loader = load(Batches({8: functools.partial(stop_then, told.path, plain)}))
+    pid = told.pid()
+    first(next(loader))
+    loader.close(20.0)
+    assert not os.path.exists(f"/proc/{pid}")
+    assert not caplog.records
+
+
+def test_a_very_short_close_still_ends_a_stopped_worker(told):
+    loader = load(Batches({8: functools.partial(stop_then, told.path, plain)}))
+    told.pid()
+    loader.close(0.01)
+    assert loader._pipeline.crew.join(SLACK_S)
+
+
+def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
+    """M4: its batch has failed long ago, and yet the slot must not be given away."""
+    jobs = {
+        40: functools.partial(stop_then, told.path, wide),
+        # One of these may wait behind it in the stopped worker.
+        **{i: functools.partial(raise_made, ValueError) for i in (41, 42, 43)},
+    }
+    with load(Batches(jobs, make=wide), chunk_size=1, in_order=False, prefetch=6) as loader:
+        crew = loader._pipeline.crew
+        assert [first(next(loader)) for _ in range(6)]  # from now on batches are made in slots
+        pid, failed, count = told.pid(), False, 0
+        (stopped,) = (h for h in crew.handles if h.pid == pid)
+        place = next(iter(stopped.assigned.values())).job.place
+        assert place.ring is loader._pipeline.places.ring
+        slot = range(place.root.ctypes.data, place.root.ctypes.data + place.ring.slot_bytes)
+        while not failed or count < 3 * place.ring.count:
+            try:
+                batch = next(loader)
+            except ValueError:
+                failed = True
+                continue
+            assert batch["x"].data_ptr() not in slot
+            count += failed
+        os.kill(pid, signal.SIGCONT)
+        held = []
+        while any(part.job.place is place for part in stopped.assigned.values()):
+            held = [*held[-2:], next(loader)]
+        for batch in held:
+            first(batch)
+        del place, batch, held
+        numbers = [first(next(loader)) for _ in range(10)]
+        assert 40 not in numbers
+
+
+# -- raising -----------------------------------------------------------------------------------------------------------
+
+
+class Unpicklable(Exception):
+    def __init__(self):
+        super().__init__("cannot travel")
+        self.held = (i for i in ())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_arrives_as_itself_and_the_next_batches_go_on(workers):
+    faults = {5: functools.partial(fail, KeyError("no such episode"))}
+    with load(Batches(faults), num_workers=workers) as loader:
+        assert first(next(loader)) == 0
+        with pytest.raises(KeyError, match="no such episode") as caught:
+            next(loader)
+        assert [first(next(loader)) for _ in range(3)] == [8, 12, 16]
+    if workers:
+        assert "in fail" in str(caught.value.__cause__)
+        assert 'raise error' in str(caught.value.__cause__)
+        assert any("worker" in note and "rows 0 to 2 of batch 1" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("error", "type_name", "text"),
+    [
+        (functools.partial(Loud, "no unpickling", 7), "fault_rig.Loud", "no unpickling 7"),
+        (Unpicklable, "test_worker_faults.Unpicklable", "cannot travel"),
+        (functools.partial(StopIteration, "not the end"), "StopIteration", "not the end"),
+        (functools.partial(SystemExit, 3), "SystemExit", "3"),
+        (KeyboardInterrupt, "KeyboardInterrupt", ""),
+        (GeneratorExit, "GeneratorExit", ""),
+    ],
+)
+def test_what_cannot_be_raised_here_as_it_was_becomes_job_failed(error, type_name, text):
+    with load(Batches({5: functools.partial(raise_made, error)})) as loader:
+        assert first(next(loader)) == 0
+        with pytest.raises(JobFailed) as caught:
+            next(loader)
+        assert [first(next(loader)) for _ in range(2)] == [8, 12]
+    assert caught.value.type_name.endswith(type_name)
+    assert text in str(caught.value)
+    assert "raise_made" in str(caught.value.__cause__)
+
+
+def raise_made(make, i):
+    raise make()
+
+
+@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt])
+def test_without_workers_too_a_stop_iteration_of_a_job_is_not_the_end(error):
+    with load(Batches({5: functools.partial(raise_made, error)}), num_workers=0) as loader:
+        assert first(next(loader)) == 0
+        with pytest.raises(JobFailed) as caught:
+            next(loader)
+        assert caught.value.type_name == error.__name__
+        assert first(next(loader)) == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_closed_raised_by_a_job_is_not_the_end_either(workers):
+    from async_loader.errors import Closed
+
+    with load(Batches({5: functools.partial(fail, Closed("some table"))}), num_workers=workers) as loader:
+        assert first(next(loader)) == 0
+        with pytest.raises(JobFailed, match="some table"):
+            next(loader)
+        assert first(next(loader)) == 8
+
+
+class Poisoned:
+    """Pickles in the worker, and raises when the learner's process loads it."""
+
+    def __reduce__(self):
+        return _explode, ()
+
+
+def _explode():
+    raise StopIteration("while loading")
+
+
+def test_a_sample_that_does_not_unpickle_fails_its_batch_only():
+    with load(Batches({5: lambda i: {"x": Poisoned(), "i": i}})) as loader:
+        assert first(next(loader)) == 0
+        with pytest.raises(JobFailed, match="while loading") as caught:
+            next(loader)
+        assert "returned for rows 0 to 2 of batch 1" in caught.value.__cause__.__notes__[0]
+        assert first(next(loader)) == 8
+
+
+def test_a_result_with_very_many_buffers_arrives():
+    """Its table alone is larger than a record."""
+    with AsyncDataLoader(Batches(), 12_000, num_workers=2, collate_fn=list, context="fork", timeout=SLACK_S) as loader:
+        samples = next(loader)
+        assert [s["i"] for s in samples] == list(range(12_000))
+        assert (samples[-1]["x"] == 11_999).all()
+
+
+def test_too_little_memory_for_a_result_is_this_batchs_failure():
+    from async_loader.errors import OutOfMemory
+
+    def starved(i):
+        from async_loader.shm import segment
+
+        segment.available_bytes = lambda: 0
+        return {"x": bytearray(10), "v": [np_ones()]}
+
+    def np_ones():
+        import numpy
+
+        return numpy.ones(100_000)
+
+    with load(Batches({5: starved}), collate_fn=list) as loader:
+        assert [s["i"] for s in next(loader)] == [0, 1, 2, 3]
+        with pytest.raises(OutOfMemory):
+            next(loader)
+
+
+# -- worker_init_fn ----------------------------------------------------------------------------------------------------
+
+
+def raise_in_init(number):
+    raise LookupError(f"worker {number} has no licence")
+
+
+def test_a_worker_init_fn_that_raises_breaks_the_loader_and_says_why(start_method):
+    with load(Batches(), worker_init_fn=raise_in_init, context=start_method) as loader:
+        for _ in range(2):
+            with pytest.raises(Broken, match=r"worker_init_fn failed: LookupError\('worker \d has no licence'\)") as caught:
+                next(loader)
+        assert isinstance(caught.value.__cause__, LookupError)
+        assert "raise_in_init" in str(caught.value.__cause__.__cause__)
+
+
+def test_a_worker_init_fn_that_kills_its_process_breaks_the_loader_after_some_tries():
+    with load(Batches(), worker_init_fn=functools.partial(die, signal.SIGKILL)) as loader:
+        with pytest.raises(Broken, match="was killed by SIGKILL before it was ready"):
+            next(loader)
+
+
+def test_on_error_fatal_breaks_the_loader():
+    with load(Batches({5: functools.partial(fail, ValueError("bad"))}), on_error="fatal") as loader:
+        assert first(next(loader)) == 0
+        with pytest.raises(ValueError, match="bad"):
+            next(loader)
+        for _ in range(2):
+            with pytest.raises(Broken, match="bad"):
+                next(loader)
+
+
+def test_on_error_skip_passes_over_and_counts():
+    faults = {5: functools.partial(fail, ValueError("bad")), 9: functools.partial(die, signal.SIGKILL)}
+    with load(Batches(faults), on_error="skip") as loader:
+        assert [first(next(loader)) for _ in range(3)] == [0, 12, 16]
+        assert loader.stats().skipped == 2
+
+
+def test_on_error_skip_is_bounded():
+    class Always(dict):
+        def get(self, number, default):
+            return functools.partial(fail, ValueError("always"))
+
+    with load(Batches(Always()), on_error="skip", num_workers=0) as loader:
+        with pytest.raises(ValueError, match="always") as caught:
+            next(loader)
+        assert "100 batches in a row" in caught.value.__notes__[-1]
+        assert loader.stats().skipped == 100

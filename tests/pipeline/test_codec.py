@@ -1,0 +1,175 @@
+"""Objects on their way to a worker and back."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from async_loader.errors import CannotSend
+from async_loader.pipeline import codec
+from async_loader.shm.segment import Segment
+
+
+def roundtrip(obj, **options):
+    encoded = codec.encode(obj, **options)
+    return codec.decode(encoded.head, [np.frombuffer(b, np.uint8) for b in encoded.buffers], [os.dup(fd) for fd in encoded.fds])
+
+
+def module_level(x):
+    return x + 1
+
+
+def test_functions_of_modules_go_by_reference():
+    assert len(codec.encode(module_level).head) < 100
+    assert roundtrip(module_level) is module_level
+
+
+def test_lambdas_closures_and_local_classes_go_by_value():
+    offset = 5
+
+    class Local:
+        def __call__(self, x):
+            return x + offset
+
+    assert roundtrip(lambda x: x + offset)(1) == 6
+    assert roundtrip([Local(), functools.partial(module_level, 3)])[0](2) == 7
+
+
+def test_by_value_sends_functions_of_main_whole():
+    code = """if True:
+        from async_loader.pipeline import codec
+        def defined_later(x):
+            return x + 1
+        by_reference, by_value = codec.encode(defined_later).head, codec.encode(defined_later, by_value=True).head
+        assert b"defined_later" in by_reference and len(by_reference) < 100 < len(by_value)
+        del defined_later
+        try:
+            codec.decode(by_reference)
+        except AttributeError:
+            pass
+        else:
+            raise SystemExit("resolved")
+        assert codec.decode(by_value)(2) == 3
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6).reshape(2, 3),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.tensor(3.5),
+        torch.zeros(0, 3),
+        torch.ones(4).bfloat16(),
+        torch.ones(2, requires_grad=True),
+        torch.tensor([1 + 2j]).conj(),
+    ],
+    ids=["plain", "transposed", "scalar", "empty", "bfloat16", "with gradient", "conjugated"],
+)
+@pytest.mark.parametrize("out_of_band", [False, True])
+def test_tensors_travel_as_their_arrays(tensor, out_of_band):
+    again = roundtrip({"t": tensor}, out_of_band=out_of_band)["t"]
+    assert again.dtype == tensor.dtype
+    assert again.shape == tensor.shape
+    assert torch.equal(again, tensor.detach())
+    assert not again.requires_grad
+
+
+def test_large_memory_stays_out_of_the_pickle_when_asked():
+    array, tensor = np.zeros(1_000_000), torch.zeros(1_000_000)
+    encoded = codec.encode([array, tensor, np.ones((1000, 1000)).T], out_of_band=True)
+    assert len(encoded.head) < 1000
+    assert [b.nbytes for b in encoded.buffers] == [8_000_000, 4_000_000, 8_000_000]
+    assert len(codec.encode(array).head) > 8_000_000
+
+
+def test_buffers_are_laid_out_aligned_and_decode_where_they_lie():
+    values = [np.arange(5, dtype=np.uint8), np.arange(7.0), np.zeros((0, 2)), torch.arange(3)]
+    encoded = codec.encode(values, out_of_band=True)
+    table, end = encoded.table(10)
+    assert all(offset % 64 == 0 for offset, _ in table)
+    assert end == table[-1][0] + table[-1][1]
+    block = bytearray(end)
+    encoded.write(memoryview(block), table)
+    memory = np.frombuffer(block, np.uint8)
+    again = codec.decode(encoded.head, [memory[o : o + n] for o, n in table])
+    for one, other in zip(values, again, strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other))
+    assert np.shares_memory(again[1], memory)
+    again[3][0] = 9
+    assert memory[table[3][0]] == 9
+
+
+def test_a_segment_travels_as_its_descriptor():
+    segment = Segment.create(4096, "a test")
+    segment.bytes()[:3] = [1, 2, 3]
+    encoded = codec.encode({"deep": [segment, segment]})
+    assert encoded.fds == [segment.fileno()]  # once, by pickle's memo
+    again = codec.decode(encoded.head, fds=[os.dup(fd) for fd in encoded.fds])
+    one, two = again["deep"]
+    assert one is two
+    assert one.bytes()[:3].tolist() == [1, 2, 3]
+    one.bytes()[0] = 7
+    assert segment.bytes()[0] == 7
+
+
+def test_what_is_shared_within_one_object_travels_once():
+    data = np.zeros(10_000)
+
+    class Dataset:
+        def __init__(self):
+            self.data = data
+
+        def get(self, i):
+            return self.data[i]
+
+    dataset = Dataset()
+    one = len(codec.encode([functools.partial(dataset.get, 0)]).head)
+    many = len(codec.encode([functools.partial(dataset.get, i) for i in range(100)]).head)
+    assert many < one + 100 * 100
+
+
+class Unwilling:
+    def __reduce__(self):
+        raise RuntimeError("not me")
+
+
+@pytest.mark.parametrize(
+    ("obj", "name", "reason"),
+    [
+        (threading.Lock(), "<lock>", "lock"),
+        (Unwilling(), "<Unwilling>", "not me"),
+        (functools.partial(module_level, Unwilling()), r"partial\(.*module_level .*, <Unwilling>\)", "not me"),
+        ((i for i in ()), "<generator>|genexpr", "generator"),
+        (open, None, None),
+    ],
+    ids=["lock", "unwilling", "partial", "generator", "builtin"],
+)
+def test_what_cannot_be_sent_is_named_with_the_reason(obj, name, reason):
+    if name is None:
+        assert roundtrip(obj) is obj
+        return
+    with pytest.raises(CannotSend, match=rf"({name}).* cannot be sent to a worker process: .*{reason}"):
+        codec.encode(obj)
+
+
+def test_an_object_nested_too_deeply_is_refused_not_a_crash():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(CannotSend, match="recursion"):
+        codec.encode(deep)
+
+
+def test_the_wire_is_pickle_protocol_5():
+    assert pickle.loads(codec.encode([1, "a"]).head) == [1, "a"]
+    assert codec.encode(1).head[:2] == b"\x80\x05"

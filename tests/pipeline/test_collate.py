@@ -1,0 +1,371 @@
+"""How samples become a batch: DI-engine's rules, a test each; fast path equals general path; nothing is cast silently."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_loader import tensors, tree
+from async_loader.errors import SchemaError
+from async_loader.layout import BatchLayout
+from async_loader.pipeline import collate
+from async_loader.pipeline.collate import is_ignored
+
+Step = namedtuple("Step", "obs reward")
+
+
+def general(samples):
+    """By the general rules, as tensors."""
+    return tree.transform(collate.collate(samples), tensors.as_tensor, leave=is_ignored)
+
+
+def fast(samples, *, packed=False):
+    """Column by column into rows, as tensors; ``None`` when the samples have no fixed numeric shape."""
+    schema = collate.schema_of(samples[0])
+    if schema is None:
+        return None
+    layout = (BatchLayout.packed if packed else BatchLayout.contiguous)(schema, len(samples))
+    root = np.full(layout.nbytes, 0xA5, np.uint8)
+    collate.fill(schema, samples, layout.views(root))
+    return layout.rebuild([tensors.to_tensor(view) for view in layout.views(root)])
+
+
+def both(samples):
+    """The batch, which all ways must agree on."""
+    expected = general(samples)
+    for packed in (False, True):
+        assert_same(fast(samples, packed=packed), expected)
+    return expected
+
+
+def assert_same(one, other):
+    assert tree.structure_of(one) == tree.structure_of(other)
+    structure = tree.structure_of(one)
+    for a, b in zip(tree.leaves(one, structure), tree.leaves(other, structure), strict=True):
+        assert isinstance(a, torch.Tensor)
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert torch.equal(a, b)
+
+
+# -- the rules ----------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_are_stacked():
+    batch = both([torch.full((3, 2), i, dtype=torch.float64) for i in range(4)])
+    assert batch.shape == (4, 3, 2)
+    assert batch.dtype == torch.float64
+    assert batch[:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [lambda i: torch.tensor([i]), lambda i: np.array([i])], ids=["tensor", "array"])
+def test_shape_one_becomes_a_vector(make):
+    batch = both([make(i) for i in range(4)])
+    assert batch.shape == (4,)
+    assert batch.tolist() == [0, 1, 2, 3]
+
+
+def test_shape_one_by_one_stays():
+    assert both([torch.zeros(1, 1) for _ in range(4)]).shape == (4, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([0.5, 1.5], torch.float32),
+        ([1, 2], torch.int64),
+        ([True, False], torch.bool),
+        ([np.float64(0.5), np.float64(1.5)], torch.float64),
+        ([np.float32(0.5), np.float32(1.5)], torch.float32),
+        ([np.float16(0.5), np.float16(1.5)], torch.float16),
+        ([np.int32(1), np.int32(2)], torch.int32),
+        ([np.uint8(1), np.uint8(255)], torch.uint8),
+        ([np.bool_(True), np.bool_(False)], torch.bool),
+        ([np.zeros(2, np.uint16), np.ones(2, np.uint16)], torch.uint16),
+        ([np.complex64(1j), np.complex64(2)], torch.complex64),
+        ([torch.tensor(0.5), torch.tensor(1.5)], torch.float32),
+        ([np.array(0.5), np.array(1.5)], torch.float64),
+    ],
+)
+def test_python_floats_are_float32_ints_int64_and_numpy_keeps_its_dtypes(values, dtype):
+    batch = both(values)
+    assert batch.dtype == dtype
+    assert batch.tolist() == [v.tolist() if hasattr(v, "tolist") else v for v in values]
+
+
+@pytest.mark.parametrize("texts", [["a", "bc"], [b"a", b"bc"]])
+def test_strings_and_bytes_are_returned_as_they_are(texts):
+    assert collate.schema_of(texts[0]) is None
+    assert general(texts) == texts
+    assert general([{"name": t, "x": 1} for t in texts])["name"] == texts
+
+
+def test_mappings_become_plain_dicts_in_the_order_of_the_first():
+    batch = both([OrderedDict(b=1, a=2), OrderedDict(a=4, b=3)])
+    assert type(batch) is dict
+    assert list(batch) == ["b", "a"]
+    assert batch["a"].tolist() == [2, 4]
+
+
+def test_namedtuples_stay_and_other_sequences_become_lists():
+    batch = both([Step((1, [2.0]), i) for i in range(2)])
+    assert type(batch) is Step
+    assert type(batch.obs) is list
+    assert type(batch.obs[1]) is list
+    assert batch.reward.tolist() == [0, 1]
+
+
+def test_keys_with_the_prefix_are_left_as_lists_of_what_they_were():
+    infos = [np.arange(2), {"deep": (1,)}, "text"]
+    batch = general([{"collate_ignore": info, "collate_ignore_too": i, "x": i} for i, info in enumerate(infos)])
+    assert all(a is b for a, b in zip(batch["collate_ignore"], infos, strict=True))
+    assert batch["collate_ignore_too"] == [0, 1, 2]
+    assert batch["x"].tolist() == [0, 1, 2]
+
+
+def test_the_prefix_counts_at_every_level():
+    batch = general([{"obs": {"collate_ignore_raw": object, "x": i}} for i in range(2)])
+    assert batch["obs"]["collate_ignore_raw"] == [object, object]
+    assert collate.schema_of({"obs": {"collate_ignore_raw": 1}}) is None
+
+
+def test_keys_need_not_be_strings():
+    assert both([{0: 1, ("a", 1): 2}] * 2)[("a", 1)].tolist() == [2, 2]
+
+
+def test_empty_containers_stay_empty():
+    assert general([{}, {}]) == {}
+    assert both([{"info": {}, "list": [], "x": 1}] * 2)["info"] == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), None, {1}, 1j, np.array(["a", "b"]), np.array([object()]), np.datetime64("2026"), np.ones(2, np.longdouble)],
+    ids=["object", "None", "set", "complex", "strings", "objects", "datetime", "longdouble"],
+)
+def test_what_no_rule_covers_is_an_error_that_names_the_field_and_the_remedy(value):
+    text = r"sample 0 .* in field 'info.x', which cannot be collated: .* collate_ignore_.* collate_fn"
+    with pytest.raises(SchemaError, match=text):
+        collate.collate([{"info": {"x": value}, "y": 1}] * 2)
+    assert collate.schema_of({"x": value}) is None
+
+
+def test_samples_of_unequal_length_are_refused_instead_of_cut_to_the_shortest():
+    with pytest.raises(SchemaError, match="built differently: x has 3 entries where the first had 2"):
+        collate.collate([{"x": [1, 2]}, {"x": [1, 2, 3]}])
+
+
+def test_samples_without_a_key_are_refused():
+    with pytest.raises(SchemaError, match="no 'a'"):
+        collate.collate([{"a": 1}, {"b": 1}])
+
+
+def test_arrays_of_different_shapes_are_refused_with_both():
+    with pytest.raises(SchemaError, match=r"field 'x' has shapes \[\(2,\), \(3,\)\] in one batch: pad them"):
+        collate.collate([{"x": np.zeros(2)}, {"x": np.zeros(3)}])
+
+
+def test_a_bfloat16_column_stays_bfloat16_and_shape_one_a_vector():
+    batch = general([torch.tensor([i]).bfloat16() for i in range(3)])
+    assert batch.dtype == torch.bfloat16
+    assert batch.shape == (3,)
+    with pytest.raises(SchemaError, match="cannot be stacked"):
+        collate.collate([torch.zeros(2).bfloat16(), torch.zeros(3).bfloat16()])
+    with pytest.raises(SchemaError, match="cannot be"):
+        collate.collate([torch.zeros(2).bfloat16(), 3])
+
+
+def test_gradients_are_left_behind():
+    batch = both([torch.ones(2, requires_grad=True)] * 2)
+    assert not batch.requires_grad
+    assert general([torch.ones(2, requires_grad=True).bfloat16()] * 2).requires_grad is False
+
+
+def test_subclasses_of_numbers_are_what_they_derive_from():
+    import enum
+
+    kind = enum.IntEnum("kind", "one two")
+    assert general([kind.one, kind.two]).tolist() == [1, 2]
+    assert general([kind.one, kind.two]).dtype == torch.int64
+
+
+# -- mixtures within a column: by promotion, never by cutting ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([1, 0.5], torch.float32, [1, 0.5]),
+        ([0.5, 1], torch.float32, [0.5, 1]),
+        ([True, 2], torch.int64, [1, 2]),
+        ([True, 0.5], torch.float32, [1, 0.5]),
+        ([np.int64(1), np.float32(0.5)], torch.float32, [1, 0.5]),
+        ([np.float64(0.25), 0.5], torch.float64, [0.25, 0.5]),
+        ([np.uint8(255), 300], torch.int64, [255, 300]),
+        ([np.uint8(255), np.int8(-1)], torch.int16, [255, -1]),
+        ([np.float16(0.5), 100_000], torch.float32, [0.5, 100_000]),
+        ([np.array([1]), 2], torch.int64, [1, 2]),
+        ([torch.tensor(1.5), np.float32(2)], torch.float32, [1.5, 2]),
+    ],
+)
+def test_mixed_columns_take_the_dtype_that_holds_both(values, dtype, expected):
+    with pytest.raises(tree.Misfit):
+        fast(values)
+    batch = general(values)
+    assert batch.dtype == dtype
+    assert batch.tolist() == expected
+
+
+def test_integers_that_no_integer_dtype_holds_together_are_refused():
+    with pytest.raises(SchemaError, match="no integer holds both"):
+        collate.collate([np.uint64(1), np.int64(-1)])
+
+
+def test_an_int_beyond_64_bits_is_refused_by_name():
+    with pytest.raises(tree.Misfit):
+        fast([{"n": 2**63}, {"n": 1}])
+    with pytest.raises(SchemaError, match=r"9223372036854775808 in field 'n': int64 cannot hold it"):
+        collate.collate([{"n": 2**63}, {"n": 1}])
+
+
+# -- silent casts (M7): each of these numpy would write without a word ---------------------------------------------------
+
+
+def image():
+    return np.zeros((2, 2), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("fits", "misfit"),
+    [
+        pytest.param(1, 0.7, id="0.7 in an int column"),
+        pytest.param(1, True, id="bool in an int column"),
+        pytest.param(0.5, 1, id="int in a float column"),
+        pytest.param(np.uint8(1), 300, id="300 in uint8"),
+        pytest.param(np.uint8(1), np.int64(300), id="int64 300 in uint8"),
+        pytest.param(image(), 3, id="scalar for an image"),
+        pytest.param(image(), np.array(3, np.uint8), id="0-d array for an image"),
+        pytest.param(image(), np.zeros(2, np.uint8), id="a row for an image"),
+        pytest.param(image(), np.zeros((1, 2), np.uint8), id="a broadcastable image"),
+        pytest.param(image(), image().astype(np.float32), id="changed dtype"),
+        pytest.param(image(), image().astype(np.int8), id="same size, other dtype"),
+        pytest.param(np.zeros(3, np.float32), np.zeros(3, ">f4"), id="other byte order"),
+        pytest.param(0.5, None, id="None, which numpy makes nan"),
+        pytest.param(0.5, "0.5", id="text that reads as a number"),
+        pytest.param(0.5, np.array([0.5, 0.5], np.float32), id="array for a scalar"),
+        pytest.param(0.5, [0.5], id="list for a scalar"),
+        pytest.param(torch.zeros(2), torch.zeros(2, dtype=torch.float64), id="tensor of another dtype"),
+        pytest.param(torch.zeros(2), torch.zeros(3), id="tensor of another shape"),
+        pytest.param(torch.zeros(2), torch.zeros(1), id="broadcastable tensor"),
+        pytest.param(torch.zeros(2), torch.zeros(2).bfloat16(), id="bfloat16 tensor"),
+    ],
+)
+class TestSilentCasts:
+    def rows(self, schema, count):
+        layout = BatchLayout.contiguous(schema, count)
+        return layout.views(np.zeros(layout.nbytes, np.uint8))
+
+    def test_a_misfit_within_the_batch_is_never_written(self, fits, misfit):
+        schema = collate.schema_of({"x": fits})
+        for samples in ([fits, misfit], [misfit, fits]):
+            with pytest.raises(tree.Misfit):
+                collate.fill(schema, [{"x": s} for s in samples], self.rows(schema, 2))
+
+    def test_a_whole_batch_that_does_not_fit_the_last_schema_is_never_written(self, fits, misfit):
+        schema = collate.schema_of({"x": fits})
+        with pytest.raises(tree.Misfit):
+            collate.fill(schema, [{"x": misfit}] * 2, self.rows(schema, 2))
+
+
+def test_tensors_among_arrays_are_a_misfit_and_a_batch_of_them_is_not():
+    schema = collate.schema_of(np.zeros(2, np.float32))
+    with pytest.raises(tree.Misfit, match="Tensor and ndarray in one batch"):
+        collate.fill(schema, [np.zeros(2, np.float32), torch.zeros(2)], [np.zeros((2, 2), np.float32)])
+    out = np.zeros((2, 2), np.float32)
+    collate.fill(schema, [torch.ones(2)] * 2, [out])
+    assert out.all()
+
+
+# -- the fast path and the general path are one rule ---------------------------------------------------------------------
+
+SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+DTYPES = st.sampled_from(["?", "i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8"])
+
+
+@st.composite
+def leaf_makers(draw):
+    """A function that makes leaves of one kind from a random generator."""
+    kind = draw(st.sampled_from(["array", "tensor", "scalar", "float", "int", "bool", "strided"]))
+    shape, dtype = draw(SHAPES), np.dtype(draw(DTYPES))
+
+    def array(rng):
+        return (rng.random(shape) * 100).astype(dtype)
+
+    return {
+        "array": array,
+        "tensor": lambda rng: torch.from_numpy(np.ascontiguousarray(array(rng)).reshape(shape)),
+        "scalar": lambda rng: dtype.type(rng.random() * 100),
+        "float": lambda rng: float(rng.random()),
+        "int": lambda rng: int(rng.integers(-(2**62), 2**62)),
+        "bool": lambda rng: bool(rng.integers(2)),
+        "strided": lambda rng: np.ascontiguousarray(array(rng)).reshape(shape).T,
+    }[kind]
+
+
+sample_makers = st.recursive(
+    leaf_makers(),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from("abcd"), inner, max_size=3),
+        st.builds(Step, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(sample_makers, st.integers(1, 5), st.integers(0, 2**32))
+def test_the_fast_path_equals_the_general_path_item_for_item(maker, count, seed):
+    rng = np.random.default_rng(seed)
+    samples = [tree.transform(maker, lambda make: make(rng)) for _ in range(count)]
+    expected = general(samples)
+    if collate.schema_of(samples[0]) is None:
+        assert not list(tree.names(tree.structure_of(samples[0])))
+        return
+    for packed in (False, True):
+        assert_same(fast(samples, packed=packed), expected)
+
+
+@settings(deadline=None)
+@given(sample_makers, st.integers(2, 6), st.integers(1, 5), st.integers(0, 2**32))
+def test_a_batch_that_was_cut_and_written_collates_to_the_same(maker, count, cut, seed):
+    """What `rows_of` makes of rows is collated by the same rules as the samples they were made of."""
+    cut = min(cut, count - 1)
+    rng = np.random.default_rng(seed)
+    samples = [tree.transform(maker, lambda make: make(rng)) for _ in range(count)]
+    schema = collate.schema_of(samples[0])
+    if schema is None:
+        return
+    layout = BatchLayout.contiguous(schema, cut)
+    views = layout.views(np.zeros(layout.nbytes, np.uint8))
+    collate.fill(schema, samples[:cut], views)
+    again = [*collate.rows_of(schema, views), *samples[cut:]]
+    assert_same(general(again), general(samples))
+
+
+def test_rows_beyond_the_part_stay_untouched():
+    schema = collate.schema_of({"x": np.zeros(3, np.float32), "y": 1})
+    for make in (BatchLayout.contiguous, BatchLayout.packed):
+        layout = make(schema, 6)
+        views = layout.views(np.zeros(layout.nbytes, np.uint8))
+        part = [view[2:4] for view in views]
+        collate.fill(schema, [{"x": np.ones(3, np.float32), "y": 7}] * 2, part)
+        assert [view.any(axis=-1).tolist() if view.ndim > 1 else (view != 0).tolist() for view in views] == [
+            [False, False, True, True, False, False]
+        ] * 2

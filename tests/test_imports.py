@@ -1,0 +1,265 @@
+"""Who may import whom (DESIGN section 3): downward only, siblings never, torch late and in few places."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "async_loader"
+
+# From the bottom up. What stands in one line are siblings, which do not import each other, but for those in SAME_FLOOR.
+FLOORS = [
+    {"errors"},
+    {"tree", "naming", "schema", "lifecycle", "stats", "tensors", "source", "layout"},
+    {"shm"},
+    {"sources", "replay", "pipeline"},
+    {"loader"},
+    {"compat", "feeder"},
+    {"observe"},
+    {"scale"},
+    {"demo", "doctor"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
+SAME_FLOOR = FLOORS[1]
+"""The nouns may build on each other, in this order: none imports one further right."""
+ORDER = ["naming", "lifecycle", "stats", "tree", "tensors", "schema", "source", "layout"]
+
+_DELIVERY = {"pipeline.collate", "pipeline.streamer", "pipeline.device"}
+_START = {"pipeline.pipeline", "pipeline.handle"}  # imported between forking workers and starting threads, never half-way
+TORCH = {"tensors", *_DELIVERY, *_START, "demo", "compat", "testing", "doctor"}
+"""The only modules that import torch, and (but for those in TORCH_AT_ONCE) inside functions."""
+TORCH_AT_ONCE = {"demo", "compat"}
+ELSEWHERE = {
+    "zmq": {"feeder"},
+    "ray": {"scale"},
+    "gymnasium": {"demo"},
+    "matplotlib": {"demo"},
+    "cloudpickle": {"pipeline.codec"},
+}
+"""Optional and heavy libraries, and the parts that import them."""
+
+EXCEPTIONS = {
+    ("pipeline.device", "testing"),  # device="fake", for users without an accelerator; late
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    target: str
+    late: bool
+    typing: bool
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}{' late' if self.late else ''}"
+
+
+def imports(tree: ast.AST, module: str, *, is_package: bool = False) -> Iterator[Import]:
+    """All imports of a module, with absolute targets; ``async_loader.x.y`` as ``x.y``."""
+
+    def walk(node: ast.AST, late: bool, typing: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(module, short(alias.name), late, typing, child.lineno)
+            elif isinstance(child, ast.ImportFrom):
+                base = absolute(child)
+                for alias in child.names:
+                    name = base if base not in ("async_loader", *packages()) else f"{base}.{alias.name}"
+                    yield Import(module, short(name), late, typing, child.lineno)
+            elif isinstance(child, ast.Call) and getattr(child.func, "attr", getattr(child.func, "id", "")) == "import_module":
+                for argument in child.args:
+                    if isinstance(argument, ast.Constant):
+                        yield Import(module, short(argument.value), late, typing, child.lineno)
+            function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            checking = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from walk(child, late or function, typing or checking)
+
+    def absolute(node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = ["async_loader", *module.split(".")]
+        parts = parts[: len(parts) - node.level + is_package]
+        return ".".join([*parts, *([node.module] if node.module else [])])
+
+    yield from walk(tree, False, False)
+
+
+def packages() -> set[str]:
+    return {f"async_loader.{path.parent.relative_to(PACKAGE)}".replace("/", ".") for path in PACKAGE.rglob("__init__.py")}
+
+
+def short(name: str) -> str:
+    return name.removeprefix("async_loader.") if name.startswith("async_loader.") else name
+
+
+def within(module: str, places: set[str]) -> bool:
+    return any(module == place or module.startswith(place + ".") for place in places)
+
+
+def breaches(found: Iterator[Import]) -> list[str]:
+    """What the rule forbids, in words."""
+    wrong = []
+    for one in found:
+        root, target = one.module.split(".")[0], one.target.split(".")[0]
+        if target == "torch" and not one.typing:
+            if not within(one.module, TORCH):
+                wrong.append(f"{one}: only {', '.join(sorted(TORCH))} may")
+            elif not one.late and not within(one.module, TORCH_AT_ONCE):
+                wrong.append(f"{one}: only inside functions")
+        elif target in ELSEWHERE and not within(one.module, ELSEWHERE[target]):
+            wrong.append(f"{one}: only {', '.join(ELSEWHERE[target])} may")
+        elif target == "async_loader" or (one.module, target) in EXCEPTIONS or root == target:
+            continue
+        elif target == "testing":
+            wrong.append(f"{one}: the package does not import its tests' helpers")
+        elif root == "testing" and target in LEVEL and LEVEL[target] >= LEVEL["loader"]:
+            wrong.append(f"{one}: testing imports what is below the loader")
+        elif root in SAME_FLOOR and target in SAME_FLOOR:
+            if ORDER.index(target) > ORDER.index(root) and not one.typing:
+                wrong.append(f"{one}: {target} builds on {root}, not the other way round")
+        elif root in LEVEL and target in LEVEL and LEVEL[target] >= LEVEL[root]:
+            wrong.append(f"{one}: imports go downward only")
+    return wrong
+
+
+def modules() -> dict[str, tuple[ast.AST, bool]]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if package else parts)
+        if name:  # the package's own __init__ names everything, lazily
+            found[name] = (ast.parse(path.read_text(), str(path)), package)
+    return found
+
+
+def test_imports_go_downward_only():
+    found = modules()
+    assert len(found) > 30
+    assert [text for name, (tree, package) in found.items() for text in breaches(imports(tree, name, is_package=package))] == []
+
+
+def test_every_module_has_a_floor():
+    assert {name.split(".")[0] for name in modules()} - {"testing"} <= set(LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "text"),
+    [
+        ("schema", "from async_loader.shm.segment import Segment", "downward only"),
+        ("shm.slots", "from async_loader.loader import AsyncDataLoader", "downward only"),
+        ("shm.slots", "def f():\n    from async_loader import loader", "downward only"),
+        ("errors", "from async_loader import tree", "downward only"),
+        ("replay.buffer", "from async_loader.pipeline import codec", "downward only"),
+        ("pipeline.crew", "import async_loader.replay.buffer", "downward only"),
+        ("sources.columns", "from async_loader.pipeline.collate import collate", "downward only"),
+        ("pipeline.crew", "from ..replay import buffer", "downward only"),
+        ("pipeline.crew", "import importlib\nimportlib.import_module('async_loader.replay')", "downward only"),
+        ("tree", "from async_loader.schema import Schema", "schema builds on tree"),
+        ("shm.slots", "import torch", "only compat"),
+        ("replay.reader", "def f():\n    import torch.nn as nn", "only compat"),
+        ("tensors", "import torch", "only inside functions"),
+        ("pipeline.collate", "from torch import nn", "only inside functions"),
+        ("pipeline.crew", "import cloudpickle", "only pipeline.codec may"),
+        ("replay.buffer", "import zmq", "only feeder may"),
+        ("testing.fakes", "from async_loader import AsyncDataLoader, loader", "below the loader"),
+        ("sources.columns", "from async_loader.testing import fakes", "helpers"),
+    ],
+)
+def test_a_planted_breach_is_caught(module, code, text):
+    wrong = breaches(imports(ast.parse(code), module))
+    assert len(wrong) == 1, wrong
+    assert text in wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("tensors", "def f():\n    import torch"),
+        ("shm.slots", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("layout", "from async_loader import tree\nfrom async_loader.source import Window"),
+        ("pipeline.crew", "from async_loader.pipeline.handle import Handle\nfrom async_loader.errors import Closed"),
+        ("pipeline.crew", "from .handle import Handle\nfrom ..errors import Closed"),
+        ("testing.fakes", "from async_loader.pipeline import device"),
+    ],
+)
+def test_what_is_allowed_is_not_caught(module, code):
+    assert breaches(imports(ast.parse(code), module)) == []
+
+
+# -- what runs without torch (M18) ---------------------------------------------------------------------------------------
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True).stdout
+
+
+HEAVY = """import sys
+heavy = [m for m in ('torch', 'zmq', 'ray', 'gymnasium', 'matplotlib', 'numba') if m in sys.modules]
+assert not heavy, heavy"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import async_loader",
+        "from async_loader import AsyncDataLoader, ReplayBuffer, Schema, Field, END",
+        """import numpy as np
+from async_loader.sources.columns import ColumnsSource
+from async_loader.lifecycle import Patience
+source = ColumnsSource({'x': np.arange(100), 'o': {'y': np.zeros((100, 3))}}, 0)
+plan = source.plan(8, Patience())
+from async_loader.pipeline.worker import read_fresh
+assert (read_fresh(source.reader(), plan.index, (0,))[-1] == plan.index).all()""",
+        """import numpy as np
+from async_loader import ReplayBuffer
+buffer = ReplayBuffer(100)
+for i in range(10):
+    buffer.add(x=np.arange(3), r=0.5)
+assert buffer.sample(4)['x'].shape == (4, 3)""",
+        """from async_loader.pipeline import collate
+import numpy as np
+assert collate.collate([{'x': 1.0, 'a': np.zeros(3)}] * 2)['a'].shape == (2, 3)""",
+    ],
+    ids=["import", "public names", "columns", "replay", "collate"],
+)
+def test_tables_and_columns_run_without_torch(code):
+    run(f"{code}\n{HEAVY}")
+
+
+WORKERS = """
+import os, sys
+import numpy as np
+from async_loader import AsyncDataLoader
+
+def main():
+    jobs = lambda n: [lambda: {{"torch": "torch" in sys.modules, "x": np.arange(3), "f": 0.5}}] * n
+    with AsyncDataLoader(jobs, 4, num_workers=2, context={method!r}, timeout=60) as loader:
+        seen = [next(loader)["torch"].any().item() for _ in range(4)]
+    with AsyncDataLoader({{"x": np.arange(100)}}, 4, num_workers=2, context={method!r}, timeout=60) as loader:
+        assert "torch" in sys.modules
+        next(loader)
+        for handle in loader._pipeline.crew.handles:
+            maps = open(f"/proc/{{handle.pid}}/maps").read()
+            assert "libtorch" not in maps
+    assert seen == [False] * 4, seen
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_on_the_array_path_run_without_torch(method, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WORKERS.format(method=method))
+    subprocess.run([sys.executable, str(script)], check=True, timeout=100)

@@ -1,0 +1,927 @@
+"""AsyncDataLoader's contract: what goes in, what comes out, in which order, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import os
+import random
+import threading
+from collections import Counter, namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import async_loader
+from async_loader import END, AsyncDataLoader
+from async_loader.errors import Broken, CannotSend, ConfigError, JobFailed, SchemaError, Unsupported
+from async_loader.pipeline import codec
+from async_loader.source import Applied, Jobs, Samples
+
+Step = namedtuple("Step", "obs reward")
+WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
+
+
+def job(i: int) -> dict:
+    return {"i": i, "x": np.full((3,), i, np.float32)}
+
+
+def jobs_in_order(batch_size, *, of=job):
+    """A data source of jobs that count on from batch to batch."""
+    count = itertools.count()
+    return lambda n: [functools.partial(of, next(count)) for _ in range(n)]
+
+
+def dicts_in_order(make=job):
+    count = itertools.count()
+    return lambda n: [make(next(count)) for _ in range(n)]
+
+
+def take(loader, n):
+    return [next(loader) for _ in range(n)]
+
+
+def ended(source, batches):
+    """``source`` for so many batches, then END."""
+    left = itertools.count(batches, -1)
+    return lambda n: source(n) if next(left) > 0 else END
+
+
+# -- what a callable may give ---------------------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_the_callable_is_called_with_batch_size(workers):
+    asked = []
+    source = dicts_in_order()
+    with AsyncDataLoader(lambda n: asked.append(n) or source(n), 6, num_workers=workers) as loader:
+        next(loader)
+    assert set(asked) == {6}
+
+
+@WORKERS
+def test_a_list_of_dicts_is_collated_in_order(workers):
+    with AsyncDataLoader(dicts_in_order(), 4, num_workers=workers) as loader:
+        for n, batch in enumerate(take(loader, 5)):
+            assert batch["i"].tolist() == list(range(4 * n, 4 * n + 4))
+            assert batch["i"].dtype == torch.int64
+            assert torch.equal(batch["x"], batch["i"].float()[:, None].expand(4, 3))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 2, 3, 6])
+@WORKERS
+def test_jobs_come_back_in_source_order_within_and_across_batches(workers, chunk_size):
+    with AsyncDataLoader(jobs_in_order(6), 6, chunk_size=chunk_size, num_workers=workers) as loader:
+        for n, batch in enumerate(take(loader, 8)):
+            assert batch["i"].tolist() == list(range(6 * n, 6 * n + 6))
+            assert torch.equal(batch["x"][:, 0].long(), batch["i"])
+
+
+def slow_first(i: int, gate: str) -> int:
+    if i == 0:
+        while not os.path.exists(gate):
+            threading.Event().wait(0.005)
+    return i
+
+
+def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
+    gate = tmp_path / "gate"
+    source = jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate)))
+    with AsyncDataLoader(source, 2, chunk_size=1, num_workers=2, prefetch=4, timeout=20) as loader:
+        threading.Timer(0.2, gate.touch).start()
+        assert [b.tolist() for b in take(loader, 4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_without_in_order_what_is_finished_first_comes_first(tmp_path):
+    gate = tmp_path / "gate"
+    source = ended(jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate))), 5)
+    with AsyncDataLoader(source, 2, num_workers=2, chunk_size=2, prefetch=4, in_order=False, timeout=20) as loader:
+        first = take(loader, 3)
+        assert all(0 not in b.tolist() for b in first)
+        gate.touch()
+        rest = list(loader)
+        assert sorted(i for b in first + rest for i in b.tolist()) == list(range(10))
+
+
+@WORKERS
+def test_a_ready_batch_of_any_shape_is_handed_on(workers):
+    ready = {"obs": {"a": np.arange(6.0).reshape(2, 3)}, "t": torch.arange(5), "scalar": np.float32(2), "zero": np.zeros((0, 3))}
+    with AsyncDataLoader(lambda n: ready, 32, num_workers=workers) as loader:
+        batch = next(loader)
+    assert batch["obs"]["a"].dtype == torch.float64
+    assert batch["obs"]["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert batch["t"].tolist() == [0, 1, 2, 3, 4]
+    assert batch["scalar"].tolist() == 2
+    assert batch["zero"].shape == (0, 3)
+
+
+@pytest.mark.parametrize("nbytes", [64, 1 << 20], ids=["copied", "lent"])
+@pytest.mark.parametrize("extra", [{}, {"name": "text"}], ids=["laid out", "loose"])
+def test_a_source_that_uses_its_arrays_again_changes_no_batch_that_was_made(nbytes, extra):
+    array, tensor, count = np.zeros(nbytes, np.uint8), torch.zeros(2), itertools.count()
+
+    def source(n):
+        i = next(count)
+        array[:] = i
+        tensor[:] = i
+        return {"x": array, "t": tensor, **extra}
+
+    with AsyncDataLoader(source, 1, prefetch=4) as loader:
+        batches = take(loader, 6)
+        for i, batch in enumerate(batches):
+            assert (batch["x"] == i).all()
+            assert (batch["t"] == i).all()
+
+
+@pytest.mark.parametrize("nbytes", [64, 1 << 20], ids=["small", "large"])
+@WORKERS
+def test_batches_that_are_kept_are_never_written_again(workers, nbytes):
+    source = jobs_in_order(2, of=functools.partial(filled, nbytes))
+    with AsyncDataLoader(source, 2, num_workers=workers) as loader:
+        kept = take(loader, 20)
+    for n, batch in enumerate(kept):
+        assert batch["x"][:, 0].tolist() == [2 * n % 256, (2 * n + 1) % 256]
+        assert (batch["x"] == batch["x"][:, :1]).all()
+
+
+def filled(nbytes: int, i: int) -> dict:
+    return {"x": np.full(nbytes, i % 256, np.uint8)}
+
+
+def test_end_ends_after_what_is_under_way():
+    for workers in (0, 2):
+        with AsyncDataLoader(ended(jobs_in_order(2), 3), 2, num_workers=workers) as loader:
+            assert [b["i"].tolist() for b in loader] == [[0, 1], [2, 3], [4, 5]]
+            with pytest.raises(StopIteration):
+                next(loader)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ([{"x": 1}], r"returned 1 entries, batch_size is 2"),
+        ([{"x": 1}] * 3, r"returned 3 entries, batch_size is 2"),
+        ([], r"returned 0 entries, batch_size is 2"),
+        (None, r"returned NoneType: return batch_size sample dicts"),
+        ("ab", r"returned str"),
+        (np.zeros(2), r"returned ndarray"),
+        ([{"x": 1}, lambda: 1], r"returned 1 callables and 1 other entries"),
+        (iter([1, 2]), r"returned list_iterator"),
+    ],
+)
+def test_what_a_callable_must_not_give_is_an_error_at_next_and_the_next_batch_comes(data, text):
+    given = iter([data])
+    with AsyncDataLoader(lambda n: next(given, [{"x": 1}] * n), 2) as loader:
+        with pytest.raises(SchemaError, match=f"data_source .*test_loader.py.* {text}"):
+            next(loader)
+        assert next(loader)["x"].tolist() == [1, 1]
+
+
+# -- columns --------------------------------------------------------------------------------------------------------------
+
+
+def columns(rows=100):
+    ids = np.arange(rows)
+    return {
+        "obs": {"a": np.stack([ids, ids], 1).astype(np.float32), "t": torch.arange(rows, dtype=torch.int32)},
+        "pair": (ids.astype(np.uint8), ids > 50),
+        "f": np.asfortranarray(np.stack([ids] * 3, 1)),
+        "one": ids[:, None].astype(np.float64),
+    }
+
+
+def check_columns(batch, rows):
+    index = batch["index"]
+    assert index.dtype == torch.int64
+    assert index.shape == (rows,)
+    assert torch.equal(batch["obs"]["a"], torch.stack([index, index], 1).float())
+    assert torch.equal(batch["obs"]["t"], index.int())
+    assert torch.equal(batch["pair"][0], index.to(torch.uint8))
+    assert torch.equal(batch["pair"][1], index > 50)
+    assert torch.equal(batch["f"], torch.stack([index] * 3, 1))
+    assert torch.equal(batch["one"], index[:, None].double())
+    assert type(batch["pair"]) is tuple
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "packed"])
+@pytest.mark.parametrize("batch_size", [4, 8192], ids=["copied", "lent"])
+@WORKERS
+def test_columns_give_rows_that_belong_together_and_their_index(workers, batch_size, layout):
+    with AsyncDataLoader(columns(), batch_size, num_workers=workers, layout=layout) as loader:
+        for batch in take(loader, 4):
+            check_columns(batch, batch_size)
+            assert batch["f"].is_contiguous() == (layout == "contiguous")
+
+
+def test_columns_under_every_start_method_travel_in_one_segment(start_method):
+    with AsyncDataLoader(columns(), 512, num_workers=2, context=start_method, timeout=60) as loader:
+        for batch in take(loader, 4):
+            check_columns(batch, 512)
+        if start_method != "fork":
+            lines = [line for h in loader._pipeline.crew.handles for line in Path(f"/proc/{h.pid}/maps").read_text().splitlines()]
+            mapped = Counter(line.split()[4] for line in lines if "memfd:async_loader" in line)
+            assert 2 in mapped.values()  # an inode that both map
+
+
+def test_a_thousand_columns_are_too_large_for_one_record_and_come_all_the_same():
+    with AsyncDataLoader({f"column {i}": np.full(10, i) for i in range(1000)}, 4, num_workers=2) as loader:
+        batch = next(loader)
+    assert all((batch[f"column {i}"] == i).all() for i in range(1000))
+
+
+def test_columns_are_drawn_uniformly():
+    rows, draws = 50, 20_000
+    with AsyncDataLoader({"x": np.arange(rows)}, 1000, seed=1) as loader:
+        seen = np.bincount(torch.cat([b["x"] for b in take(loader, draws // 1000)]).numpy(), minlength=rows)
+    expected = draws / rows
+    chi_square = ((seen - expected) ** 2 / expected).sum()
+    assert chi_square < 86  # 49 degrees of freedom, p = 0.001
+
+
+def test_the_same_seed_draws_the_same_batches_whoever_makes_them():
+    def drawn(seed, **options):
+        with AsyncDataLoader({"x": np.arange(1000)}, 32, seed=seed, **options) as loader:
+            return torch.stack([b["index"] for b in take(loader, 6)])
+
+    first = drawn(3)
+    assert torch.equal(first, drawn(3))
+    assert torch.equal(first, drawn(3, num_workers=2, chunk_size=8))
+    assert not torch.equal(first, drawn(4))
+    assert not torch.equal(drawn(None), drawn(None))
+
+
+def test_a_dataset_that_is_changed_afterwards_does_not_change_lent_batches():
+    data = {"x": np.zeros((64, 4096), np.float32)}
+    with AsyncDataLoader(data, 16) as loader:
+        batch = next(loader)
+        data["x"][:] = 1
+        assert not batch["x"].any()
+
+
+def test_columns_with_a_collate_fn_are_samples():
+    seen = []
+    data = {"x": np.arange(10), "o": {"y": np.ones((10, 2))}}
+    with AsyncDataLoader(data, 4, collate_fn=lambda s: seen.append(s) or len(s)) as loader:
+        assert next(loader) == 4
+    assert [set(sample) for sample in seen[0]] == [{"x", "o", "index"}] * 4
+    assert seen[0][0]["o"]["y"].tolist() == [1, 1]
+
+
+# -- collate_fn -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 6])
+@WORKERS
+def test_a_collate_fn_sees_the_whole_batch_in_order_once(workers, chunk_size):
+    def collate_fn(samples):
+        assert type(samples) is list
+        return {"ids": torch.tensor([s["i"] for s in samples]), "pid": os.getpid(), "shape": (len(samples), None)}
+
+    with AsyncDataLoader(jobs_in_order(6), 6, chunk_size=chunk_size, collate_fn=collate_fn, num_workers=workers) as loader:
+        for n, batch in enumerate(take(loader, 4)):
+            assert batch["ids"].tolist() == list(range(6 * n, 6 * n + 6))
+            assert (batch["pid"] == os.getpid()) == (workers < 2)
+            assert batch["shape"] == (6, None)
+
+
+@WORKERS
+def test_a_collate_fn_for_dicts_runs_in_the_producer(workers):
+    where = lambda samples: (threading.current_thread().name, len(samples))  # noqa: E731
+    with AsyncDataLoader(dicts_in_order(), 4, collate_fn=where, num_workers=workers) as loader:
+        assert next(loader) == ("async-loader-producer", 4)
+
+
+@pytest.mark.parametrize("nbytes", [100, 300_000])
+@WORKERS
+def test_a_collate_fn_may_return_arrays_tensors_and_anything(workers, nbytes):
+    def collate_fn(samples):
+        i = samples[0]["i"]
+        return [np.full(nbytes, i, np.uint8), {"t": torch.full((nbytes,), i).bfloat16(), "s": "text"}, Step(np.arange(3), None)]
+
+    with AsyncDataLoader(jobs_in_order(2), 2, collate_fn=collate_fn, num_workers=workers) as loader:
+        for n, (array, rest, step) in enumerate(take(loader, 8)):
+            assert array.dtype == torch.uint8
+            assert array.shape == (nbytes,)
+            assert (array == 2 * n).all()
+            assert rest["t"].dtype == torch.bfloat16
+            assert (rest["t"] == 2 * n).all()
+            assert rest["s"] == "text"
+            assert type(step) is Step
+            assert step.obs.tolist() == [0, 1, 2]
+
+
+def test_an_identity_collate_fn_gives_the_samples():
+    with AsyncDataLoader(dicts_in_order(lambda i: {"i": i}), 3, collate_fn=lambda samples: samples) as loader:
+        assert next(loader) == [{"i": 0}, {"i": 1}, {"i": 2}]
+
+
+# -- functions that pickle does not know ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_lambdas_and_closures_work_as_source_job_and_collate_fn(method):
+    offset = np.int64(100)
+
+    class Local:
+        def __init__(self, i):
+            self.i = i
+
+        def __call__(self):
+            return {"v": self.i + offset}
+
+    with AsyncDataLoader(
+        lambda n: [Local(i) if i % 2 else (lambda i=i: {"v": i + offset}) for i in range(n)],
+        4,
+        collate_fn=lambda samples: np.stack([s["v"] for s in samples]) - offset,
+        num_workers=2,
+        context=method,
+        timeout=60,
+    ) as loader:
+        assert next(loader).tolist() == [0, 1, 2, 3]
+
+
+class Dataset:
+    """136 KB an item, if it were sent with each."""
+
+    def __init__(self):
+        self.data = np.arange(17_000)
+
+    def __getitem__(self, i):
+        return {"x": int(self.data[i])}
+
+
+def test_items_of_a_dataset_are_sent_with_the_dataset_once_per_chunk():
+    dataset = Dataset()
+    one = codec.encode([functools.partial(dataset.__getitem__, 0)])
+    many = codec.encode([functools.partial(dataset.__getitem__, i) for i in range(64)])
+    assert len(one.head) > 130_000
+    assert len(many.head) < len(one.head) + 64 * 100
+    source = lambda n: [functools.partial(dataset.__getitem__, i) for i in range(n)]  # noqa: E731
+    with AsyncDataLoader(source, 64, num_workers=2) as loader:
+        assert next(loader)["x"].tolist() == list(range(64))
+
+
+def test_a_job_that_cannot_be_sent_fails_at_next_by_name_and_the_others_come():
+    lock = threading.Lock()
+    batches = iter([[lambda: 1, lambda: lock and 2]])
+    with AsyncDataLoader(lambda n: next(batches, [lambda: 3] * n), 2, chunk_size=2, num_workers=2) as loader:
+        with pytest.raises(CannotSend, match=r"job 1 of the batch, .*<lambda> \(.*test_loader.py:\d+\), cannot be sent: .*lock"):
+            next(loader)
+        assert next(loader).tolist() == [3, 3]
+
+
+def test_a_result_that_cannot_be_sent_says_so():
+    with AsyncDataLoader(lambda n: [lambda: threading.Lock()] * n, 2, num_workers=2) as loader:
+        with pytest.raises(CannotSend, match=r"cannot be sent.*lock"):
+            next(loader)
+
+
+def explode():
+    raise LookupError("in the parent")
+
+
+class Explosive:
+    def __reduce__(self):
+        return explode, ()
+
+
+def test_a_result_that_fails_to_load_fails_its_batch_only():
+    batches = iter([[Explosive, Explosive]])
+    with AsyncDataLoader(lambda n: next(batches, [int] * n), 2, num_workers=2) as loader:
+        with pytest.raises(LookupError, match="in the parent"):
+            next(loader)
+        assert next(loader).tolist() == [0, 0]
+
+
+def test_a_collate_fn_that_cannot_be_sent_is_refused_by_name():
+    lock = threading.Lock()
+    with pytest.raises(CannotSend, match="lock"):
+        AsyncDataLoader(lambda n: [int] * n, 2, collate_fn=lambda s: lock, num_workers=2, context="spawn")
+
+
+# -- the general path -------------------------------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_strings_stay_lists(workers):
+    source = lambda n: [functools.partial(dict, name=str(i), x=i) for i in range(n)]  # noqa: E731
+    with AsyncDataLoader(source, 4, num_workers=workers) as loader:
+        for batch in take(loader, 3):
+            assert batch["name"] == ["0", "1", "2", "3"]
+            assert batch["x"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+@WORKERS
+def test_ignored_keys_stay_lists_of_what_they_were(workers, device):
+    make = functools.partial(dict, x=1, collate_ignore_info={"a": np.arange(2), "b": (1, None)})
+    with AsyncDataLoader(lambda n: [make] * n, 4, device, num_workers=workers) as loader:
+        for batch in take(loader, 3):
+            assert batch["x"].shape == (4,)
+            infos = batch["collate_ignore_info"]
+            assert type(infos) is list
+            assert all(type(i["a"]) is np.ndarray and i["a"].tolist() == [0, 1] and i["b"] == (1, None) for i in infos)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4])
+@WORKERS
+def test_objects_and_ragged_samples_are_refused_by_name_without_a_collate_fn(workers, chunk_size):
+    sources = {"no rule": object, "shapes": None}
+    counts = itertools.count(1)
+    for text, make in sources.items():
+        jobs = [make or functools.partial(np.zeros, next(counts)) for _ in range(4)]
+        with AsyncDataLoader(lambda n, jobs=jobs: jobs, 4, chunk_size=chunk_size, num_workers=workers) as loader:
+            for _ in range(2):
+                with pytest.raises(SchemaError, match="cannot be collated" if text == "no rule" else "has shapes"):
+                    next(loader)
+
+
+@WORKERS
+def test_ragged_samples_come_through_a_collate_fn(workers):
+    def pad(samples):
+        return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(s) for s in samples], batch_first=True)
+
+    with AsyncDataLoader(
+        lambda n: [functools.partial(np.ones, i + 1) for i in range(n)], 4, collate_fn=pad, num_workers=workers
+    ) as loader:
+        assert next(loader).sum(1).tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2])
+@WORKERS
+def test_containers_keep_their_kind(workers, chunk_size):
+    def make(i):
+        return {"n": Step(i, float(i)), "l": [i, (i, i)], "t": (np.int8(i),), "b": torch.tensor([i]), "d": {}}
+
+    source = lambda n: [functools.partial(make, i) for i in range(n)]  # noqa: E731
+    with AsyncDataLoader(source, 2, chunk_size=chunk_size, num_workers=workers) as loader:
+        for batch in take(loader, 4):
+            assert type(batch["n"]) is Step
+            assert batch["n"].reward.dtype == torch.float32
+            assert type(batch["l"]) is list
+            assert type(batch["l"][1]) is list
+            assert type(batch["t"]) is list
+            assert batch["t"][0].dtype == torch.int8
+            assert batch["b"].tolist() == [0, 1]
+            assert batch["b"].shape == (2,)
+            assert batch["d"] == {}
+
+
+@WORKERS
+def test_bfloat16_tensors_come_through(workers):
+    with AsyncDataLoader(lambda n: [functools.partial(make_bfloat, i) for i in range(n)], 4, num_workers=workers) as loader:
+        for batch in take(loader, 3):
+            assert batch.dtype == torch.bfloat16
+            assert batch.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+
+
+def make_bfloat(i):
+    return torch.full((2,), i).bfloat16()
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 4])
+@WORKERS
+def test_a_new_shape_between_batches_makes_a_new_layout(workers, chunk_size):
+    count = itertools.count()
+
+    def source(n):
+        width = 1 + next(count) // 2 % 3
+        return [functools.partial(np.full, (width, 2), i, np.int16) for i in range(n)]
+
+    with AsyncDataLoader(source, 4, chunk_size=chunk_size, num_workers=workers) as loader:
+        for n, batch in enumerate(take(loader, 12)):
+            assert batch.shape == (4, 1 + n // 2 % 3, 2)
+            assert batch[:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 4])
+@WORKERS
+def test_a_misfit_within_a_batch_is_promoted_the_same_way_however_the_batch_is_cut(workers, chunk_size):
+    values = [[1, 2, 3, 4], [1, 2, 0.5, 4], [1, 0.25, 2, 3], [1, 2, 3, 4], [True, True, 3, 4], [1.5, 2, np.float64(0.1), 3]]
+    dtypes = [torch.int64, torch.float32, torch.float32, torch.int64, torch.int64, torch.float64]
+    count = itertools.count()
+    source = lambda n: [functools.partial(wrap, v) for v in values[next(count) % len(values)]]  # noqa: E731
+    with AsyncDataLoader(source, 4, chunk_size=chunk_size, num_workers=workers) as loader:
+        for n, batch in enumerate(take(loader, 12)):
+            assert batch["v"].dtype == dtypes[n % 6]
+            assert batch["v"].tolist() == pytest.approx([float(v) for v in values[n % 6]])
+
+
+def wrap(value):
+    return {"v": value}
+
+
+@WORKERS
+def test_a_scalar_for_an_image_fails_its_batch_only(workers):
+    count = itertools.count()
+
+    def source(n):
+        odd = next(count) % 2
+        return [functools.partial(np.zeros, (2, 2)), (lambda: 7.0) if odd else functools.partial(np.ones, (2, 2))]
+
+    with AsyncDataLoader(source, 2, chunk_size=1, num_workers=workers) as loader:
+        for _ in range(3):
+            assert next(loader).sum((1, 2)).tolist() == [0, 4]
+            with pytest.raises(SchemaError, match="has shapes"):
+                next(loader)
+
+
+# -- random numbers ----------------------------------------------------------------------------------------------------------
+
+
+def noise(_=None):
+    return {"n": np.random.randint(1 << 30), "p": random.getrandbits(30), "t": torch.randint(1 << 30, ())}
+
+
+def seed_all(seed):
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def values(batch):
+    return [batch[k].tolist() for k in "npt"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_random_numbers_in_jobs_are_reproducible_whatever_worker_draws_them(method):
+    def without_torch():  # importing which takes a spawned worker seconds
+        return {"n": np.random.randint(1 << 30), "p": random.getrandbits(30), "t": 0}
+
+    draw = noise if method == "fork" else without_torch
+
+    def run(seed, workers):
+        with AsyncDataLoader(
+            lambda n: [draw] * n, 8, chunk_size=2, seed=seed, num_workers=workers, context=method, timeout=60
+        ) as loader:
+            return [values(b) for b in take(loader, 5)]
+
+    first = run(1, 2)
+    assert run(1, 3) == first
+    drawn = [v for batch in first for column in batch for v in column if v]
+    assert len(set(drawn)) > len(drawn) - 3  # no stream is drawn twice
+    if method == "fork":
+        assert run(2, 2) != first
+
+
+def test_torch_is_seeded_also_when_a_job_is_the_first_to_import_it():
+    def draw():
+        import torch
+
+        return torch.rand(()).item()
+
+    with AsyncDataLoader(lambda n: [draw] * n, 2, chunk_size=1, seed=7, num_workers=2, context="spawn", timeout=60) as loader:
+        for seq, batch in enumerate(take(loader, 2)):
+            for part, value in enumerate(batch.tolist()):
+                state = int(np.random.SeedSequence((7, seq, part)).generate_state(2)[0])
+                assert value == torch.rand((), generator=torch.Generator().manual_seed(state)).item()
+
+
+def test_without_workers_the_global_generators_are_the_learners():
+    for state in range(2):
+        seed_all(state)
+        expected = list(noise().values())
+        seed_all(state)
+        with AsyncDataLoader({"x": np.arange(10)}, 4, seed=5) as loader, AsyncDataLoader(lambda n: [job] * n, 4, seed=5) as other:
+            next(loader)
+            with pytest.raises(TypeError):
+                next(other)
+        with AsyncDataLoader({"x": np.arange(10)}, 4, num_workers=2, seed=5) as loader:
+            next(loader)
+        assert list(noise().values()) == expected
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_under_every_start_method(start_method):
+    def local(i):  # travels by value, so that no worker imports this module and torch with it
+        return {"i": i}
+
+    with AsyncDataLoader(jobs_in_order(8, of=local), 8, chunk_size=2, num_workers=2, context=start_method, timeout=60) as loader:
+        for n, batch in enumerate(take(loader, 5)):
+            assert batch["i"].tolist() == list(range(8 * n, 8 * n + 8))
+
+
+def test_a_context_object_will_do():
+    import multiprocessing
+
+    for context in (multiprocessing.get_context("fork"), torch.multiprocessing.get_context("fork")):
+        with AsyncDataLoader(lambda n: [os.getpid] * n, 2, chunk_size=1, num_workers=2, context=context) as loader:
+            assert os.getpid() not in next(loader).tolist()
+
+
+@pytest.mark.parametrize(("workers", "processes"), [(0, 0), (1, 0), (2, 2), (3, 3)])
+def test_extra_processes_are_used_from_two_workers_on(workers, processes):
+    import psutil
+
+    before = {p.pid for p in psutil.Process().children()}
+    with AsyncDataLoader(lambda n: [os.getpid] * n, 6, num_workers=workers, context="fork") as loader:
+        mine = {p.pid for p in psutil.Process().children()} - before
+        assert len(mine) == processes
+        pids = set(itertools.chain.from_iterable(b.tolist() for b in take(loader, 3)))
+        assert pids <= mine or pids == {os.getpid()}
+
+
+def test_the_worker_init_fn_is_called_with_the_number_in_each_worker(tmp_path):
+    def init(number):
+        (tmp_path / f"{number}-{os.getpid()}").touch()
+
+    with AsyncDataLoader(lambda n: [os.getpid] * n, 4, chunk_size=1, num_workers=2, worker_init_fn=init) as loader:
+        pids = set(itertools.chain.from_iterable(b.tolist() for b in take(loader, 10)))
+    made = sorted(path.name.split("-") for path in tmp_path.iterdir())
+    assert [number for number, _ in made] == ["0", "1"]
+    assert pids <= {int(pid) for _, pid in made}
+
+
+def test_a_worker_init_fn_that_fails_breaks_the_loader_with_its_reason():
+    def init(number):
+        raise ZeroDivisionError("no licence")
+
+    with AsyncDataLoader(lambda n: [int] * n, 4, num_workers=2, worker_init_fn=init, timeout=30) as loader:
+        with pytest.raises(Broken) as caught:
+            next(loader)
+    assert "no licence" in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_without_workers_the_worker_init_fn_is_not_called():
+    with AsyncDataLoader(lambda n: [int] * n, 4, worker_init_fn=operator.truediv) as loader:
+        next(loader)
+
+
+# -- prefetch ----------------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A source that counts how far plans run ahead of deliveries."""
+
+    def __init__(self, plan):
+        self.planned = 0
+        self._plan = plan
+
+    def plan(self, batch_size, patience):
+        self.planned += 1
+        return self._plan(batch_size)
+
+    def reader(self):
+        return None
+
+    def feedback(self, index, priority):
+        return Applied(len(index), 0)
+
+    def waiting_for(self):
+        return None
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+@WORKERS
+def test_no_more_batches_are_under_way_than_prefetch(workers, prefetch):
+    source = Counting(lambda n: Jobs([functools.partial(filled, 100_000, 1)] * n))
+    with AsyncDataLoader(source, 2, num_workers=workers, prefetch=prefetch) as loader:
+        for delivered in range(1, 12):
+            next(loader)
+            threading.Event().wait(0.01)
+            assert source.planned <= delivered + prefetch
+        assert source.planned >= delivered
+        for _ in range(1000):
+            if source.planned == delivered + prefetch:
+                break
+            threading.Event().wait(0.01)
+        assert source.planned == delivered + prefetch
+
+
+def test_a_source_of_the_users_gets_feedback():
+    source = Counting(lambda n: Samples([{"x": 1}] * n))
+    with AsyncDataLoader(source, 2) as loader:
+        assert next(loader)["x"].tolist() == [1, 1]
+        assert loader.update_priorities(torch.arange(3), [0.1, 0.2, 0.3]) == Applied(3, 0)
+    with AsyncDataLoader({"x": np.arange(3)}, 2) as loader, pytest.raises(Unsupported, match="ReplayBuffer"):
+        loader.update_priorities([1], [0.5])
+
+
+# -- layout, slots, numbers ---------------------------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_the_packed_layout_gives_equal_values(workers):
+    def run(layout):
+        with AsyncDataLoader(jobs_in_order(64, of=transition), 64, num_workers=workers, layout=layout) as loader:
+            return take(loader, 3)
+
+    for one, two in zip(run("contiguous"), run("packed"), strict=True):
+        assert all(torch.equal(one[k], two[k]) for k in one)
+        assert all(one[k].is_contiguous() for k in one)
+        assert not two["obs"].is_contiguous()
+        assert abs(two["obs"].data_ptr() - two["action"].data_ptr()) < two["obs"].stride(0) * 4  # in one row
+
+
+def transition(i):
+    rng = np.random.default_rng(i)
+    return {"obs": rng.random(17, np.float32), "action": rng.random(6), "done": bool(i % 2), "r": float(i)}
+
+
+@WORKERS
+def test_a_batch_that_outgrows_slot_bytes_says_so_with_both_numbers(workers):
+    with AsyncDataLoader(lambda n: [functools.partial(filled, 40_000, 1)] * n, 4, slot_bytes=5000, num_workers=workers) as loader:
+        with pytest.raises(ConfigError, match=r"a batch needs 156\.\d KiB, a slot holds 8\.0 KiB: raise slot_bytes"):
+            take(loader, 3)
+
+
+@WORKERS
+def test_slot_bytes_need_not_be_whole_pages(workers):
+    for collate_fn in (None, lambda samples: {"x": np.stack([s["x"] for s in samples])}):
+        source = lambda n: [functools.partial(filled, 50_000, 1)] * n  # noqa: E731
+        with AsyncDataLoader(source, 4, slot_bytes=200_001, num_workers=workers, collate_fn=collate_fn) as loader:
+            assert all(b["x"].all() for b in take(loader, 4))
+
+
+def test_stats_count_batches_and_slots():
+    for workers in (0, 2):
+        with AsyncDataLoader(jobs_in_order(2, of=functools.partial(filled, 100_000)), 2, num_workers=workers) as loader:
+            assert loader.stats().slots_lent == 0
+            held = take(loader, 2)
+            stats = loader.stats()
+            assert stats.learner.batches == 2
+            assert stats.source.batches >= 2
+            assert stats.workers.batches >= 2
+            assert stats.workers.busy_s > 0
+            assert stats.slots >= 3
+            assert stats.slots_lent == 2
+            assert stats.copied_out == 0
+            assert stats.skipped == stats.workers_replaced == 0
+            assert stats.bottleneck in ("source", "workers", "copy", "learner")
+            held = [*held, *take(loader, 6)]
+            stats = loader.stats()
+            assert stats.slots_lent == 3
+            assert stats.copied_out == 5
+            del held
+            assert loader.stats().slots_lent == 0
+
+
+def busy(seconds):
+    import time
+
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_bottleneck_is_named(workers):
+    def run(source, learner_s=0.0):
+        with AsyncDataLoader(source, 2, num_workers=workers) as loader:
+            for _ in range(10):
+                next(loader)
+                busy(learner_s)
+            return loader.stats().bottleneck
+
+    assert run(lambda n: busy(0.02) or [int] * n) == "source"
+    assert run(lambda n: [functools.partial(busy_job, 0.02)] * n) == "workers"
+    assert run(lambda n: [int] * n, 0.03) == "learner"
+
+
+def busy_job(seconds):
+    busy(seconds)
+    return 1
+
+
+@WORKERS
+def test_skipped_batches_are_counted(workers):
+    count = itertools.count()
+    source = lambda n: [functools.partial(operator.truediv, 1, next(count) % 4)] * n  # noqa: E731
+    with AsyncDataLoader(source, 1, num_workers=workers, on_error="skip") as loader:
+        assert [next(loader).item() for _ in range(6)] == pytest.approx([1, 0.5, 1 / 3] * 2)
+        assert loader.stats().skipped == 2
+
+
+@WORKERS
+def test_an_error_in_a_job_is_raised_as_itself_and_the_following_batches_come(workers):
+    count = itertools.count()
+    source = lambda n: [functools.partial(operator.truediv, 1, next(count) % 3)] * n  # noqa: E731
+    with AsyncDataLoader(source, 1, num_workers=workers) as loader:
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError, match="division by zero"):
+                next(loader)
+            assert [next(loader).item() for _ in range(2)] == [1, 0.5]
+
+
+@pytest.mark.parametrize("kind", ["StopIteration", "Closed", "KeyboardInterrupt", "SystemExit", "GeneratorExit"])
+@WORKERS
+def test_what_would_end_the_loop_silently_does_not(workers, kind):
+    import builtins
+
+    from async_loader import errors
+
+    def fail():
+        raise getattr(errors, kind, None) or getattr(builtins, kind)("from the job")
+
+    jobs = iter([[fail, fail]])
+    with AsyncDataLoader(lambda n: next(jobs, [int] * n), 2, num_workers=workers, timeout=30) as loader:
+        with pytest.raises((JobFailed, async_loader.errors.AsyncLoaderError), match=kind):
+            next(loader)
+        assert next(loader).tolist() == [0, 0]
+
+
+# -- bad arguments ------------------------------------------------------------------------------------------------------------
+
+GOOD = {"x": np.arange(4)}
+BAD = {
+    "chunk_size that does not divide": ({"chunk_size": 3}, "chunk_size 3 does not divide batch_size 8: the nearest that does is"),
+    "chunk_size above batch_size": ({"chunk_size": 16}, "chunk_size 16 does not divide batch_size 8: the nearest that does is 8"),
+    "chunk_size 0": ({"chunk_size": 0}, "chunk_size is 0: give an integer of at least 1"),
+    "chunk_size float": ({"chunk_size": 2.0}, "chunk_size is 2.0"),
+    "negative workers": ({"num_workers": -1}, "num_workers is -1: give an integer of at least 0"),
+    "bool workers": ({"num_workers": True}, "num_workers is True"),
+    "batch_size 0": ({"batch_size": 0}, "batch_size is 0: give an integer of at least 1"),
+    "batch_size bool": ({"batch_size": True}, "batch_size is True"),
+    "batch_size str": ({"batch_size": "8"}, "batch_size is '8'"),
+    "batch_size float": ({"batch_size": 8.0}, "batch_size is 8.0"),
+    "batch_size None": ({"batch_size": None}, "batch_size is None"),
+    "prefetch 0": ({"prefetch": 0}, "prefetch is 0: give an integer of at least 1"),
+    "seed negative": ({"seed": -1}, "seed is -1"),
+    "seed float": ({"seed": 1.5}, "seed is 1.5"),
+    "timeout 0": ({"timeout": 0}, "timeout is 0: give seconds above 0"),
+    "timeout negative": ({"timeout": -1.0}, "timeout is -1.0"),
+    "timeout str": ({"timeout": "5"}, "timeout is '5'"),
+    "timeout nan": ({"timeout": float("nan")}, "timeout is nan"),
+    "timeout inf": ({"timeout": float("inf")}, "timeout is inf"),
+    "timeout bool": ({"timeout": True}, "timeout is True"),
+    "in_order str": ({"in_order": "no"}, "in_order is 'no'"),
+    "on_error": ({"on_error": "ignore"}, "on_error is 'ignore': give one of 'raise', 'skip', 'fatal'"),
+    "layout": ({"layout": "rows"}, "layout is 'rows': give one of 'contiguous', 'packed'"),
+    "context": ({"context": "thread"}, "context is 'thread': give one of"),
+    "context type": ({"context": 3}, "context is 3: give one of"),
+    "slot_bytes": ({"slot_bytes": 0}, "slot_bytes is 0"),
+    "collate_fn": ({"collate_fn": "default"}, "collate_fn is str: give a callable or None"),
+    "worker_init_fn": ({"worker_init_fn": 3}, "worker_init_fn is int: give a callable or None"),
+    "device": ({"device": "abacus"}, "device 'abacus' is nothing that torch knows"),
+    "device None": ({"device": None}, "device"),
+    "data_source list": ({"data_source": [1, 2]}, "data_source is list: give a callable"),
+    "data_source None": ({"data_source": None}, "data_source is NoneType"),
+    "data_source array": ({"data_source": np.zeros(3)}, "data_source is ndarray"),
+    "a source's class": ({"data_source": Counting}, "data_source is the class Counting: give an instance"),
+    "empty dict": ({"data_source": {}}, "empty dict: give at least one column"),
+    "empty nested dict": ({"data_source": {"obs": {}}}, "empty dict: give at least one column"),
+    "unequal columns": (
+        {"data_source": {"a": np.zeros(3), "o": {"b": np.zeros(4)}}},
+        r"columns are of unequal length: 'a' has 3 rows, 'o\.b' has 4",
+    ),
+    "no rows": ({"data_source": {"a": np.zeros((0, 3))}}, "the columns have 0 rows"),
+    "object column": ({"data_source": {"a": np.array([None])}}, "column 'a' is dtype object: give an array of"),
+    "string column": ({"data_source": {"a": np.array(["x"])}}, "column 'a' is dtype <U1"),
+    "datetime column": ({"data_source": {"a": np.array(["2026"], "M8[s]")}}, r"column 'a' is dtype datetime64\[s\]"),
+    "longdouble column": ({"data_source": {"a": np.zeros(2, np.longdouble)}}, "column 'a' is dtype float128"),
+    "big-endian column": ({"data_source": {"a": np.zeros(2, ">f4")}}, "column 'a' is dtype >f4"),
+    "bfloat16 column": ({"data_source": {"a": torch.zeros(2).bfloat16()}}, "column 'a' is Tensor"),
+    "text column": ({"data_source": {"a": "text"}}, "column 'a' is str"),
+    "scalar column": ({"data_source": {"a": 3}}, "column 'a' is a single number"),
+    "numpy scalar column": ({"data_source": {"a": np.float32(3)}}, "column 'a' is a single number"),
+    "list column": ({"data_source": {"a": [1, 2]}}, r"column 'a.0' is a single number: .* numpy.asarray"),
+    "reserved index": ({"data_source": {"index": np.zeros(3)}}, "column 'index' has a reserved name"),
+    "reserved weight": ({"data_source": {"x": np.zeros(3), "weight": np.zeros(3)}}, "column 'weight' has a reserved name"),
+    "reserved stream": ({"data_source": {"stream": np.zeros(3)}}, "column 'stream' has a reserved name"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_argument_is_refused_before_anything_starts(case, monkeypatch):
+    started = []
+    monkeypatch.setattr(threading.Thread, "start", lambda self: started.append(self))
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda self: started.append(self))
+    arguments, text = BAD[case]
+    with pytest.raises(ConfigError, match=text):
+        AsyncDataLoader(**{"data_source": GOOD, "batch_size": 8, "num_workers": 2, **arguments})
+    assert not started
+
+
+def test_numpy_integers_will_do():
+    with AsyncDataLoader(GOOD, np.int64(8), chunk_size=np.int32(4), num_workers=np.int8(0), seed=np.uint32(3)) as loader:
+        assert next(loader)["x"].shape == (8,)
+        assert type(loader.batch_size) is int
+
+
+def test_the_names_that_users_look_at():
+    with AsyncDataLoader(GOOD, 8, "cpu", 2, None, 0) as loader:
+        assert (loader.batch_size, loader.chunk_size, loader.num_workers, loader.device) == (8, 2, 0, "cpu")
+        assert loader.end_flag is False
+        assert iter(loader) is loader
+        assert not hasattr(loader, "__len__")
+    assert loader.end_flag is True
+    with pytest.raises(StopIteration):
+        next(loader)
+    for device in ("cpu", torch.device("cpu")):
+        with AsyncDataLoader(GOOD, 8, device) as loader:
+            assert next(loader)["x"].device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "workers", "chunk"), [(8, 0, 8), (8, 1, 8), (8, 2, 4), (8, 3, 2), (9, 2, 9), (2, 3, 2), (7, 3, 7)]
+)
+def test_the_default_chunk_is_an_equal_share(batch_size, workers, chunk):
+    from async_loader.loader import _chunk
+
+    assert batch_size % _chunk(None, batch_size, workers) == 0
+    assert _chunk(None, batch_size, workers) == chunk

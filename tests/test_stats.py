@@ -1,0 +1,51 @@
+"""Counters, and which stage everyone waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from async_loader.stats import Meter, StageStats, bottleneck
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_meter_splits_its_time_into_work_and_waiting():
+    clock = Clock()
+    meter = Meter(clock)
+    for seconds, turn in [(1, meter.work), (2, meter.wait), (4, meter.work), (8, meter.wait)]:
+        clock.now += seconds
+        turn()
+    stats = meter.snapshot(depth=3)
+    assert (stats.wait_s, stats.busy_s, stats.waits, stats.depth) == (5.0, 10.0, 2, 3)
+    assert stats.busy_fraction == pytest.approx(2 / 3)
+
+
+def test_a_stage_that_has_not_begun_is_not_busy():
+    assert StageStats(0, 0, 0.0, 0.0, 0).busy_fraction == 0.0
+
+
+def share(busy: float) -> StageStats:
+    return StageStats(1, 1, busy, 1.0 - busy, 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "workers", "copy", "learner", "one_thread", "name"),
+    [
+        (0.9, 0.1, 0.0, 0.2, False, "source"),
+        (0.1, 0.95, 0.0, 0.5, False, "workers"),
+        (0.1, 0.2, 0.8, 0.5, False, "copy"),
+        (0.1, 0.2, 0.3, 0.7, False, "learner"),
+        (0.3, 0.4, 0.0, 0.6, False, "learner"),
+        (0.3, 0.4, 0.0, 0.6, True, "workers"),  # which take turns in one thread, 0.7 of the time
+        (0.4, 0.3, 0.0, 0.6, True, "source"),
+        (0.2, 0.3, 0.0, 0.6, True, "learner"),
+    ],
+)
+def test_the_bottleneck_is_the_stage_that_is_busy_most(source, workers, copy, learner, one_thread, name):
+    assert bottleneck(share(source), share(workers), share(copy), share(learner), one_thread=one_thread) == name
