@@ -129,6 +129,26 @@ class Bell:
         self.close()
 
 
+class Gate:
+    """What a thread waits at that must be woken without a system call: opened by anyone, any number of times, passed by one.
+
+    Look, then pass, then look again: it stays open until someone passes, so no wake-up is lost. Unlike a Condition,
+    which is left with its lock unlocked when Ctrl-C comes in the middle of ``wait``, it holds no lock while it waits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        with contextlib.suppress(RuntimeError):  # open already
+            self._lock.release()
+
+    def pass_through(self, left_s: float | None = None) -> None:
+        """Wait until it is open or the time is over, and shut it."""
+        self._lock.acquire(timeout=-1 if left_s is None else min(left_s, threading.TIMEOUT_MAX))
+
+
 class Patience:
     """How long, and until what, a source may wait inside ``plan``: a deadline and an end flag.
 

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from async_loader.errors import Broken, Closed, Timeout
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import Deadline, Gate
 from async_loader.source import END
 
 
@@ -18,7 +18,8 @@ class CudaQueue:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.RLock()  # reentrant: a signal handler may close the loader while we hold it
+        self._changed = Gate()
         self._items: deque[Any] = deque()
         self._urgent: deque[Any] = deque()
         self._ended = False
@@ -27,33 +28,33 @@ class CudaQueue:
 
     def put(self, item: Any) -> None:
         """The next in order; END may be put too and stays the answer once reached."""
-        with self._changed:
+        with self._lock:
             if item is END:
                 self._ended = True
             elif not self._closed:
                 self._items.append(item)
-            self._changed.notify_all()
+        self._changed.open()
 
     def put_urgent(self, item: Any) -> None:
         """Ahead of everything that is queued, in the order of the urgent ones."""
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._urgent.append(item)
-            self._changed.notify_all()
+        self._changed.open()
 
     def break_(self, error: Broken) -> None:
         """Nothing more can come: every `get` raises this from here on. The first reason stays."""
-        with self._changed:
+        with self._lock:
             self._broken = self._broken or error
-            self._changed.notify_all()
+        self._changed.open()
 
     def close(self) -> None:
         """Drop what is queued, with its device memory; `get` raises Closed from here on."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             dropped = (self._items, self._urgent)
             self._items, self._urgent = deque(), deque()
-            self._changed.notify_all()
+        self._changed.open()
         del dropped  # outside the lock: this may run finalizers
 
     def get(self, deadline: Deadline) -> Any:
@@ -68,19 +69,25 @@ class CudaQueue:
         Broken
             The streamer cannot go on.
         """
-        with self._changed:
-            while True:
-                self._check()
-                if self._urgent:
-                    return self._urgent.popleft()
-                if self._items:
-                    return self._items.popleft()
-                if self._ended:
-                    return END
-                left = deadline.left()
-                if left == 0.0:
-                    raise Timeout("no batch reached the device within the deadline")
-                self._changed.wait(left)
+        while True:
+            with self._lock:
+                found = self._take()
+                more = bool(self._items or self._urgent or self._ended)
+            if self._closed or self._broken is not None or (found is not None and more):
+                self._changed.open()  # for whoever else waits
+            self._check()
+            if found is not None:
+                return found
+            left = deadline.left()
+            if left == 0.0:
+                raise Timeout("no batch reached the device within the deadline")
+            self._changed.pass_through(left)
+
+    def _take(self) -> Any:
+        for items in (self._urgent, self._items):
+            if items:
+                return items.popleft()
+        return END if self._ended else None
 
     def _check(self) -> None:
         if self._closed:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections import deque
 
 from async_loader.errors import Closed
-from async_loader.lifecycle import EndFlag
+from async_loader.lifecycle import EndFlag, Gate
 
 
 class Tickets:
@@ -20,7 +18,7 @@ class Tickets:
     def __init__(self, count: int, end: EndFlag) -> None:
         self._tickets: deque[None] = deque([None] * count)
         self._end = end
-        self._gate = _Gate()
+        self._gate = Gate()
         self._waiting = False
         end.on_set(self._gate.open)
 
@@ -52,18 +50,3 @@ class Tickets:
         self._tickets.append(None)
         if self._waiting:
             self._gate.open()
-
-
-class _Gate:
-    """A lock used as a binary semaphore: opened by anyone, any number of times, passed by one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def open(self) -> None:
-        with contextlib.suppress(RuntimeError):  # open already
-            self._lock.release()
-
-    def pass_through(self) -> None:
-        self._lock.acquire()

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 from async_loader.errors import Closed, Timeout
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import Deadline, Gate
 from async_loader.pipeline.batch import Failure, Nudge, Outcome
 from async_loader.source import END
 
@@ -23,7 +23,8 @@ class TrainQueue:
 
     def __init__(self, in_order: bool = True) -> None:
         self._in_order = in_order
-        self._changed = threading.Condition()  # reentrant: a signal handler may close the loader while we hold it
+        self._lock = threading.RLock()  # reentrant: a signal handler may close the loader while we hold it
+        self._changed = Gate()
         self._ready: dict[int, Outcome | None] = {}  # None: this job's turn is passed over
         self._urgent: deque[Failure | Nudge] = deque()
         self._next = 0
@@ -32,7 +33,7 @@ class TrainQueue:
 
     def put(self, seq: int, outcome: Outcome) -> None:
         """The outcome of job ``seq``. An urgent failure overtakes everything, and the job's own turn is passed over."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             if isinstance(outcome, Failure) and outcome.urgent:
@@ -40,29 +41,29 @@ class TrainQueue:
                 self._ready[seq] = None
             else:
                 self._ready[seq] = outcome
-            self._changed.notify_all()
+        self._changed.open()
 
     def nudge(self) -> None:
         """Wake the consumer so that it looks at the state of things; carries nothing."""
-        with self._changed:
+        with self._lock:
             if not any(isinstance(item, Nudge) for item in self._urgent):
                 self._urgent.append(Nudge())
-            self._changed.notify_all()
+        self._changed.open()
 
     def end(self, seq: int) -> None:
         """There will be no job ``seq``: after the ones before it comes END."""
-        with self._changed:
+        with self._lock:
             self._end = seq
-            self._changed.notify_all()
+        self._changed.open()
 
     def close(self) -> None:
         """Drop what is queued; `get` raises Closed from here on."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             dropped = list(self._ready.values())
             self._ready.clear()
             self._urgent.clear()
-            self._changed.notify_all()
+        self._changed.open()
         del dropped  # the slots go back outside the lock
 
     def get(self, deadline: Deadline) -> Outcome | Nudge | Any:
@@ -74,21 +75,22 @@ class TrainQueue:
             Nothing came before the deadline; the next call waits for the same batch.
         Closed
         """
-        with self._changed:
-            while True:
+        while True:
+            with self._lock:
                 found = self._take()
-                if found is not None:
-                    return found
-                if self._closed:  # by a signal handler, after _take had looked
-                    raise Closed("the queue is closed")
-                left = deadline.left()
-                if left == 0.0:
-                    raise Timeout(f"no batch within the deadline: waiting for batch {self._next}")
-                self._changed.wait(left)
+                more = bool(self._ready or self._urgent or self._end is not None)
+            if self._closed or (found is not None and more):
+                self._changed.open()  # for whoever else waits
+            if self._closed:
+                raise Closed("the queue is closed")
+            if found is not None:
+                return found
+            left = deadline.left()
+            if left == 0.0:
+                raise Timeout(f"no batch within the deadline: waiting for batch {self._next}")
+            self._changed.pass_through(left)
 
     def _take(self) -> Outcome | Nudge | Any:
-        if self._closed:
-            raise Closed("the queue is closed")
         if self._urgent:
             return self._urgent.popleft()
         while True:
