@@ -50,9 +50,7 @@ def demo(
     live = LiveReport()
     try:
         require_plots()  # before learning, not after it
-        settings = Settings(
-            target=target, max_seconds=max_seconds, seed=seed, num_envs=num_envs, num_workers=num_workers
-        )
+        settings = Settings(target=target, max_seconds=max_seconds, seed=seed, num_envs=num_envs, num_workers=num_workers)
         summary = run(settings, QuietReport() if as_json else live)
     except (MissingExtra, ValueError) as error:
         raise typer.BadParameter(str(error)) from None

@@ -141,8 +141,9 @@ class Gate:
         self._lock.acquire()
 
     def open(self) -> None:
-        with contextlib.suppress(RuntimeError):  # open already
-            self._lock.release()
+        with contextlib.suppress(RuntimeError):  # open already, by another thread just now
+            if self._lock.locked():
+                self._lock.release()
 
     def pass_through(self, left_s: float | None = None) -> None:
         """Wait until it is open or the time is over, and shut it."""

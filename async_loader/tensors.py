@@ -17,6 +17,12 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def tensor_types() -> tuple[type, ...]:
+    """The exact types of plain tensors; none where torch is not loaded."""
+    torch = sys.modules.get("torch")
+    return () if torch is None else (torch.Tensor, torch.nn.Parameter)
+
+
 _NUMPY: dict[Any, np.dtype[Any]] = {}
 
 

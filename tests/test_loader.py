@@ -917,11 +917,6 @@ def test_the_names_that_users_look_at():
             assert next(loader)["x"].device.type == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "workers", "chunk"), [(8, 0, 8), (8, 1, 8), (8, 2, 4), (8, 3, 2), (9, 2, 9), (2, 3, 2), (7, 3, 7)]
-)
-def test_the_default_chunk_is_an_equal_share(batch_size, workers, chunk):
-    from async_loader.loader import _chunk
-
-    assert batch_size % _chunk(None, batch_size, workers) == 0
-    assert _chunk(None, batch_size, workers) == chunk
+def test_the_default_chunk_is_the_whole_batch():
+    with AsyncDataLoader(lambda n: {"x": np.zeros(n)}, batch_size=7) as loader:
+        assert loader.chunk_size == 7

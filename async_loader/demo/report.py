@@ -87,7 +87,7 @@ def write_curve(summary: Summary, path: str | Path) -> None:
         ylim=(0, 520),
         title=f"CartPole-v1, DQN, seed {settings.seed}: {summary.mean_return:.0f} after {summary.seconds:.0f} s",
     )
-    axes.legend(loc="upper left")
+    figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(path, format="png", dpi=120)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.demo.collector import Collector, Pace, Policy, Returns, make_envs
@@ -83,21 +84,26 @@ class Run:
             mean_return=self._returns.mean,
             env_steps=self._pace.env_steps,
             batches=self._pace.updates,
-            learner_wait_fraction=self._waited_s / seconds,
+            learner_wait_fraction=self._waited_s / seconds if seconds else 0.0,
             seconds=seconds,
             episodes=tuple(self._returns.episodes),
         )
 
     def _learn(self, loader: AsyncDataLoader) -> None:
         while self._seconds() < self._settings.max_seconds:
-            since = self._clock()
-            if not self._pace.wait_to_learn():
+            batch = self._next_batch(loader)
+            if batch is None:
                 return
-            batch = next(loader)
-            self._waited_s += self._clock() - since
             self._learner.update(batch)
             self._policy.follow(self._learner.online)
             self._pace.learned()
+
+    def _next_batch(self, loader: AsyncDataLoader) -> dict[str, Tensor] | None:
+        """A batch, or None when the run has ended. All that the learner waits for data, it waits here."""
+        since = self._clock()
+        batch: dict[str, Tensor] | None = next(loader) if self._pace.wait_to_learn() else None
+        self._waited_s += self._clock() - since
+        return batch
 
     def _loader(self) -> AsyncDataLoader:
         settings = self._settings

@@ -16,6 +16,7 @@ from async_loader.pipeline import codec, collate
 from async_loader.pipeline.batch import Loose, Outcome, Place, Slotted
 from async_loader.pipeline.channel import Record
 from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.delivery import Prepare
 from async_loader.pipeline.filler import Filler, join
 from async_loader.pipeline.job_queue import Job, Part
 from async_loader.pipeline.places import Places
@@ -28,15 +29,18 @@ class Assembly:
 
     Parameters
     ----------
+    prepare : callable
+        Makes an outcome ready to be handed out.
     chunk_size : int
         Rows per part.
     whole : bool
         Never cut: a collate_fn wants to see the whole batch.
     """
 
-    def __init__(self, places: Places, filler: Filler, chunk_size: int, *, whole: bool) -> None:
+    def __init__(self, places: Places, filler: Filler, prepare: Prepare, chunk_size: int, *, whole: bool) -> None:
         self._places = places
         self._filler = filler
+        self._prepare = prepare
         self._chunk_size = chunk_size
         self._whole = whole
         self._schema: Schema | None = None
@@ -98,6 +102,9 @@ class Assembly:
 
     def assemble(self, job: Job) -> Outcome:
         """The batch of all parts, in their order."""
+        return self._prepare(self._together(job))
+
+    def _together(self, job: Job) -> Outcome:
         results = [job.results[number] for number in range(job.parts)]
         kinds = {kind for kind, _ in results}
         if kinds == {"wrote"}:

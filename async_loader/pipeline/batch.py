@@ -31,20 +31,23 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Slotted:
-    """A batch that lies in a slot."""
+    """A batch that lies in a slot. ``batch`` is the same as tensors, once they are made."""
 
     place: Place
+    batch: Any = None
 
 
 @dataclass(slots=True, eq=False)
 class Loose:
     """A batch that could not be laid out, or found no slot: a tree of arrays and whatever else a collate_fn returns.
 
-    ``root`` is set when its arrays lie in a slot all the same, by way of out-of-band pickling.
+    ``place`` is set when its arrays lie in a slot all the same, by way of out-of-band pickling. ``batch`` is the same as
+    tensors, once they are made.
     """
 
     tree: Any
     place: Place | None = None
+    batch: Any = None
 
 
 @dataclass(slots=True, eq=False)

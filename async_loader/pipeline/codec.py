@@ -7,6 +7,8 @@ descriptors beside the bytes, tensors as the arrays on their memory.
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import io
 import pickle
 from collections.abc import Sequence
@@ -73,7 +75,7 @@ def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False) -> En
     """
     if not by_value:
         try:
-            return _dump(_ByReference, obj, out_of_band)
+            return _dump(_by_reference, obj, out_of_band)
         except Exception:  # any __reduce__ may run here; by value is the second try, and that one reports
             pass
     try:
@@ -95,9 +97,7 @@ def _dump(kind: Any, obj: Any, out_of_band: bool) -> Encoded:
         encoded.buffers.append(buffer.raw())
         return False
 
-    pickler = kind(sink, protocol=5, buffer_callback=keep if out_of_band else None)
-    pickler.fds = encoded.fds
-    pickler.dump(obj)
+    kind(sink, keep if out_of_band else None, encoded.fds).dump(obj)
     encoded.head = sink.getvalue()
     return encoded
 
@@ -116,18 +116,21 @@ def _segment(number: int, nbytes: int) -> Segment:
     raise AssertionError("only the unpickler resolves segments")
 
 
-class _ByReference(pickle.Pickler):
-    fds: list[int]
-
-    def reducer_override(self, obj: Any) -> Any:
-        return _special(obj, self.fds)
+def _by_reference(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler:
+    """A pickler with a table of the special types: unlike reducer_override it costs nothing for all other objects."""
+    pickler = pickle.Pickler(sink, protocol=5, buffer_callback=keep)
+    special = functools.partial(_special, fds=fds)
+    pickler.dispatch_table = {**copyreg.dispatch_table, Segment: special, **dict.fromkeys(tensors.tensor_types(), special)}
+    return pickler
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    fds: list[int]
+    def __init__(self, sink: io.BytesIO, keep: Any, fds: list[int]) -> None:
+        super().__init__(sink, protocol=5, buffer_callback=keep)
+        self._fds = fds
 
     def reducer_override(self, obj: Any) -> Any:
-        special = _special(obj, self.fds)
+        special = _special(obj, self._fds)
         return super().reducer_override(obj) if special is NotImplemented else special
 
 

@@ -1,6 +1,11 @@
 """The worker processes and the thread that leads them: hands out parts, gathers results, sees deaths, replaces.
 
-Every wait is one poll over the job queue's bell, the workers' channels, their pidfds and the end flag.
+Every wait is one poll over the workers' channels, their pidfds and the end flag.
+
+# NOTE [who sends]
+Beside a learner that keeps the GIL busy, each system call of a helper thread can cost it five milliseconds. So the
+producer does not wake the crew's thread to have a part sent: it sends the part itself, under the crew's lock, to a
+worker that has room. The thread sends what is left when a worker becomes free. Neither takes the lock while it waits.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -57,7 +62,6 @@ class Crew:
         size: int,
         context: BaseContext,
         end: EndFlag,
-        jobs: JobQueue,
         ready: TrainQueue,
         assembly: Assembly,
         orders: Callable[[int], Orders],
@@ -69,13 +73,14 @@ class Crew:
         self.busy_s = 0.0
         self._context = context
         self._end = end
-        self._jobs = jobs
+        self.jobs = JobQueue()
         self._ready = ready
         self._assembly = assembly
         self._orders = orders
         self._on_broken = on_broken
         self._reader: Reader | None = None
         self._stillbirths = 0
+        self._lock = threading.Lock()
         self._poll = select.poll()
         self._by_fd: dict[int, tuple[Callable[[Handle], None], Handle]] = {}
         self.handles: list[Handle] = []
@@ -94,9 +99,14 @@ class Crew:
 
     def start(self) -> None:
         """Start the thread."""
-        self._poll.register(self._jobs.bell.fileno(), select.POLLIN)
         self._poll.register(self._end.fileno(), select.POLLIN)
         self._thread.start()
+
+    def submit(self, parts: Sequence[Part]) -> None:
+        """Parts of one job, for whoever is free first. The producer's thread; see NOTE [who sends]."""
+        self.jobs.put(parts)
+        with self._lock:
+            self._dispatch()
 
     def use_reader(self, reader: Reader) -> None:
         """A reader that became known after the workers were born; they get it before the next part."""
@@ -137,7 +147,6 @@ class Crew:
         try:
             while not self._end.is_set():
                 self._serve()
-                self._dispatch()
         except BaseException as error:  # the top of a thread: forward, never die silently
             grace_s = 0.0
             self._on_broken(error if isinstance(error, Broken) else Broken(f"the crew failed: {error!r}"))
@@ -148,13 +157,13 @@ class Crew:
         self.meter.wait()
         fds = [fd for fd, _ in self._poll.poll(self._patience_ms())]
         self.meter.work()
-        if self._jobs.bell.fileno() in fds:
-            self._jobs.bell.clear()
-        for fd in fds:
-            entry = self._by_fd.get(fd)
-            if entry is not None:
-                react, handle = entry
-                react(handle)
+        with self._lock:
+            for fd in fds:
+                entry = self._by_fd.get(fd)
+                if entry is not None:
+                    react, handle = entry
+                    react(handle)
+            self._dispatch()
 
     def _patience_ms(self) -> float | None:
         """Until the next worker must have shown itself. See `_AWAKE_S`."""
@@ -167,11 +176,11 @@ class Crew:
         return 1000 * min(waits) + 1 if waits else None
 
     def _dispatch(self) -> None:
-        while True:
+        while not self._end.is_set():
             handle = min((h for h in self.handles if h.has_room), key=lambda h: len(h.assigned), default=None)
             if handle is None:
                 return
-            part = self._jobs.take()
+            part = self.jobs.take()
             if part is None:
                 return
             self._send(handle, part)
@@ -185,7 +194,7 @@ class Crew:
             # It died, as its pidfd will say in a moment, or it does not read. Either way this part was never begun.
             handle.assigned.pop(id(part), None)
             handle.full = True
-            self._jobs.put_back(part)
+            self.jobs.put_back(part)
             if isinstance(error, BlockingIOError):
                 self._poll.modify(handle.channel.fileno(), select.POLLIN | select.POLLOUT)
         except (AsyncLoaderError, OSError) as error:  # no memory for the payload, too many descriptors: this batch's failure
@@ -198,17 +207,21 @@ class Crew:
         if handle.full:
             handle.full = False
             self._poll.modify(handle.channel.fileno(), select.POLLIN)
-        while True:
-            try:
-                record = handle.channel.receive()
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                continue  # it ended with unread records; the error comes once, before what it had sent, and then the end does
-            if record is None:
-                self._unwatch(handle.channel.fileno())
-                return
-            self._receive(handle, record)
+        self._read(handle)  # one record: if there are more, the next poll says so, for one system call less
+
+    def _read(self, handle: Handle) -> bool:
+        """Take one record in; whether there may be another."""
+        try:
+            record = handle.channel.receive()
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True  # it ended with unread records; the error comes once, before what it had sent, and then the end does
+        if record is None:
+            self._unwatch(handle.channel.fileno())
+            return False
+        self._receive(handle, record)
+        return True
 
     def _receive(self, handle: Handle, record: Record) -> None:
         kind = record.message[0]
@@ -264,7 +277,7 @@ class Crew:
         except CannotSend as refused:
             self._fail(part, refused)
             return
-        self._jobs.put_back(part)
+        self.jobs.put_back(part)
 
     def _fail(self, part: Part, error: BaseException, *, urgent: bool = False) -> None:
         job = part.job
@@ -301,7 +314,8 @@ class Crew:
         if not handle.dead:
             return
         if handle.channel.fileno() in self._by_fd:
-            self._drain(handle)
+            while self._read(handle):
+                continue
         self._unwatch(handle.channel.fileno())
         self._unwatch(handle.death_fd)
         exitcode = handle.reap()
@@ -310,7 +324,7 @@ class Crew:
         held, *unbegun = handle.assigned.values() or [None]
         for part in reversed(unbegun):
             if part is not None:
-                self._jobs.put_back(part)
+                self.jobs.put_back(part)
         handle.assigned.clear()
         if not handle.born:
             self._check_birth(handle, exitcode)
@@ -318,7 +332,7 @@ class Crew:
             text = f"{handle} {how(exitcode)} while it was at work on {_what(held)}; it has been replaced"
             self._fail(held, WorkerDied(text, handle.pid, exitcode), urgent=True)
         if held is not None and not held.job.over:
-            self._jobs.put_back(held)
+            self.jobs.put_back(held)
         log.warning("%s %s; starting another", str(handle), how(exitcode))  # a kept record must not keep the handle
         self.replaced += 1
         self._hire(handle.number)
@@ -336,7 +350,7 @@ class Crew:
 
     def _dismiss(self, grace_s: float) -> None:
         """Let the workers see the end flag, then end the ones that do not, and reap them all."""
-        self._jobs.clear()
+        self.jobs.clear()
         alive = {h.death_fd: h for h in self.handles if h.alive}
         deadline = Deadline(grace_s)
         while alive and not deadline.expired:
@@ -347,6 +361,7 @@ class Crew:
         for handle in self.handles:
             handle.reap()
             handle.close()
+            handle.assigned.clear()  # they can write no more: the slots go back
         if self._parent_fd >= 0:
             os.close(self._parent_fd)
             self._parent_fd = -1

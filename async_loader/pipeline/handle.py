@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import multiprocessing.process
 import os
@@ -26,6 +27,7 @@ from async_loader.shm.slots import SlotRing
 from async_loader.source import Reader
 
 _REAP_S = 5.0
+_SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _DEPTH = 2  # one part at work, one in the socket, so that a worker never waits for the crew's turn on the GIL
 
 forking = threading.local()
@@ -129,6 +131,8 @@ class Handle:
         except (EOFError, ConnectionError) as error:  # the fork server itself has died
             raise Broken(f"worker {self.number} could not be started{unguarded(self._context.get_start_method())}") from error
         except OSError as error:
+            if error.errno not in _SHORT_OF:
+                raise
             text = f"worker {self.number} could not be started: {error}: use fewer workers, or raise the limit (ulimit -u, -n)"
             raise ResourceLimit(text) from error
         finally:

@@ -9,14 +9,10 @@ import warnings
 import weakref
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
-from async_loader import tensors, tree
 from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Failure, Loose, Nudge, Place, Slotted
-from async_loader.pipeline.collate import is_ignored
-from async_loader.pipeline.places import COPY_BELOW
+from async_loader.pipeline.batch import Failure, Loose, Nudge, Slotted
+from async_loader.pipeline.delivery import Delivery
 from async_loader.pipeline.tickets import Tickets
 from async_loader.source import END, Source
 from async_loader.stats import Meter
@@ -63,15 +59,22 @@ class Iterator:
     """
 
     def __init__(
-        self, queue: Queue, tickets: Tickets, source: Source, overseer: Overseer, on_error: OnError, timeout_s: float | None
+        self,
+        queue: Queue,
+        tickets: Tickets,
+        source: Source,
+        overseer: Overseer,
+        delivery: Delivery,
+        on_error: OnError,
+        timeout_s: float | None,
     ) -> None:
         self.meter = Meter()
-        self.copied_out = 0
         self.skipped = 0
         self._queue = queue
         self._tickets = tickets
         self._source = source
         self._overseer = overseer
+        self._delivery = delivery
         self._on_error = on_error
         self._timeout_s = timeout_s
         self._warned = False
@@ -100,9 +103,8 @@ class Iterator:
                 raise StopIteration
             try:
                 if not isinstance(item, Failure):
-                    batch = self._deliver(item)
                     self.meter.batches += 1
-                    return batch
+                    return self._deliver(item)
             finally:
                 self._tickets.give()  # also when Ctrl-C ends the delivery: a lost ticket is a batch less ahead, for good
             if self._on_error != "skip":
@@ -113,6 +115,9 @@ class Iterator:
         if self._on_error == "fatal":
             self._overseer.break_(item.error)
         raise item.error
+
+    def _deliver(self, item: Any) -> Any:
+        return self._delivery.hand_out(item) if isinstance(item, Slotted | Loose) else self._overseer.receive(item)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -159,36 +164,6 @@ class Iterator:
                 f"{reason}, and this thread, the only one that could add to it, would wait for ever: "
                 "add steps before next(), or add them from another thread"
             )
-
-    # -- delivery ----------------------------------------------------------------------------------------------------
-
-    def _deliver(self, item: Any) -> Any:
-        if isinstance(item, Slotted):
-            root = self._keep(item.place)
-            layout = item.place.layout
-            return layout.rebuild([tensors.to_tensor(view) for view in layout.views(root)])
-        if isinstance(item, Loose):
-            if item.place is None or item.place.ring is None or self._lend(item.place):
-                return tree.transform(item.tree, tensors.as_tensor, leave=is_ignored)
-            self.copied_out += 1
-            return tree.transform(tree.transform(item.tree, _copied), tensors.as_tensor, leave=is_ignored)
-        return self._overseer.receive(item)
-
-    def _keep(self, place: Place) -> np.ndarray[Any, Any]:
-        """The batch's bytes: the slot itself while it may be lent, a copy otherwise."""
-        if place.ring is None or self._lend(place):
-            return place.root
-        self.copied_out += 1
-        return place.root[: place.layout.nbytes].copy()
-
-    def _lend(self, place: Place) -> bool:
-        return place.layout.nbytes >= COPY_BELOW and place.ring is not None and place.ring.lend(place.slot)
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value.clone() if tensors.is_tensor(value) else value
 
 
 def seconds_since(moment: float) -> str:

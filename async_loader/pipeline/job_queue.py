@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.lifecycle import Bell
 from async_loader.pipeline.batch import Place
 from async_loader.pipeline.codec import Encoded
 
@@ -68,15 +67,13 @@ class Part:
 
 
 class JobQueue:
-    """First in, first out; a part that was taken and not begun may be put back to the front."""
+    """First in, first out, from any thread; a part that was taken and not begun may be put back to the front."""
 
     def __init__(self) -> None:
         self._parts: deque[Part] = deque()
-        self.bell = Bell()
 
     def put(self, parts: Sequence[Part]) -> None:
         self._parts.extend(parts)
-        self.bell.ring()
 
     def put_back(self, part: Part) -> None:
         self._parts.appendleft(part)

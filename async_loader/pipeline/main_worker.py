@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from async_loader.pipeline.batch import Outcome
+from async_loader.pipeline.delivery import Prepare
 from async_loader.pipeline.filler import Filler
 from async_loader.pipeline.worker import fetch
 from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples
@@ -15,17 +16,23 @@ class MainWorker:
     ----------
     seed : int
         Of the loader.
+    prepare : callable
+        Makes an outcome ready to be handed out.
     whole : bool
         A collate_fn wants to see samples, also of rows that could be read straight into a slot.
     """
 
-    def __init__(self, filler: Filler, seed: int, *, whole: bool) -> None:
+    def __init__(self, filler: Filler, seed: int, prepare: Prepare, *, whole: bool) -> None:
         self._filler = filler
+        self._prepare = prepare
         self._seed = seed
         self._whole = whole
 
     def do(self, seq: int, plan: Plan, reader: Reader | None) -> Outcome:
         """The batch of a plan; raises whatever its jobs raise."""
+        return self._prepare(self._work(seq, plan, reader))
+
+    def _work(self, seq: int, plan: Plan, reader: Reader | None) -> Outcome:
         if isinstance(plan, Ready):
             return self._filler.lent(plan.batch) if plan.lent else self._filler.ready(plan.batch)
         if isinstance(plan, Samples):

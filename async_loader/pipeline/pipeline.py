@@ -17,9 +17,9 @@ from async_loader.lifecycle import Deadline, EndFlag, Life, State
 from async_loader.naming import describe
 from async_loader.pipeline.assembly import Assembly
 from async_loader.pipeline.crew import Crew
+from async_loader.pipeline.delivery import Delivery, as_it_is
 from async_loader.pipeline.filler import Filler
 from async_loader.pipeline.iterator import Iterator, OnError, own_threads, seconds_since
-from async_loader.pipeline.job_queue import JobQueue
 from async_loader.pipeline.main_worker import MainWorker
 from async_loader.pipeline.places import Places
 from async_loader.pipeline.producer import Producer, Workshop
@@ -76,30 +76,35 @@ class Pipeline:
         self.life = Life()
         self.end = EndFlag()
         self.broken: Broken | None = None
+        self._closers = 0
+        self._released = False
+        self._closers_lock = threading.RLock()  # reentrant: a signal handler may close inside of close
         self.pid = os.getpid()
         self._source = source
         self._settings = settings
         s = settings
         self.places = Places(s.prefetch, SPARE_SLOTS, s.slot_bytes, packed=s.packed, always_slots=backend is not None)
         self.train_queue = TrainQueue(s.in_order)
+        self.delivery = Delivery()
+        prepare = self.delivery.prepare if backend is None else as_it_is
         tickets = Tickets(s.prefetch, self.end)
         filler = Filler(self.places, s.collate_fn)
         whole = s.collate_fn is not None
-        workshop = Workshop(MainWorker(filler, s.seed, whole=whole))
+        workshop = Workshop(MainWorker(filler, s.seed, prepare, whole=whole))
         self._reserve_known()
         if s.num_workers > 1:
-            workshop.assembly = Assembly(self.places, filler, s.chunk_size, whole=whole)
-            workshop.jobs = JobQueue()
+            workshop.assembly = Assembly(self.places, filler, prepare, s.chunk_size, whole=whole)
             workshop.crew = Crew(
-                s.num_workers, s.context, self.end, workshop.jobs, self.train_queue, workshop.assembly, self._orders, self.break_
+                s.num_workers, s.context, self.end, self.train_queue, workshop.assembly, self._orders, self.break_
             )
-        self.jobs, self.crew = workshop.jobs, workshop.crew
+        self.crew = workshop.crew
         self.producer = Producer(source, s.batch_size, tickets, self.train_queue, workshop, self.end, self.break_)
         self.streamer: Streamer | None = None
         self.cuda_queue: CudaQueue | None = None
         if backend is not None:
             self._add_streamer(backend)
-        self.iterator = Iterator(self.cuda_queue or self.train_queue, tickets, source, self, s.on_error, s.timeout_s)
+        queue = self.cuda_queue or self.train_queue
+        self.iterator = Iterator(queue, tickets, source, self, self.delivery, s.on_error, s.timeout_s)
 
     def _add_streamer(self, backend: DeviceBackend) -> None:
         from async_loader.pipeline.cuda_queue import CudaQueue
@@ -187,6 +192,10 @@ class Pipeline:
         """See NOTE [close order]. Any thread, any number of times; whether everything has ended."""
         if os.getpid() != self.pid:
             return True
+        with self._closers_lock:
+            if self._released:
+                return True
+            self._closers += 1
         # Every call does all of it, also beside or inside another one (a signal handler), which may never come to its end.
         # One that came to its end has waited for what is late; nobody waits for that again, least of all the exit.
         deadline = Deadline(0.0 if self.life.state is State.CLOSED else timeout_s)
@@ -204,14 +213,20 @@ class Pipeline:
             raise
         finally:
             first = self.life.to(State.CLOSED)
+            with self._closers_lock:
+                self._closers -= 1
         if first:
             for name in late:
                 log.warning("closed, but the %s is still at work and was left behind: its thread ends with the process", name)
+        with self._closers_lock:
+            if not late and not self._closers and not self._released:
+                self._released = True
+                self._release()
         return not late
 
     def abandon(self) -> None:
         """The loader was dropped: tell everyone to end, wait for nobody. Runs in any thread, so it takes no lock."""
-        if os.getpid() == self.pid:
+        if os.getpid() == self.pid and not self._released:
             self.end.set()
 
     def _close_queues(self) -> None:
@@ -228,6 +243,13 @@ class Pipeline:
             stages.append(("streamer", self.streamer))
         # A source that blocks must not eat the time of the others.
         return [name for name, stage in reversed(stages) if not stage.join(deadline.left())]
+
+    def _release(self) -> None:
+        """Nobody waits on our descriptors any more, nor writes into the ring: what is lent keeps its mapping."""
+        if self.crew is not None:
+            self.crew.jobs.clear()  # what the producer had still cut
+        self.places.release()
+        self.end.close()
 
     @property
     def _source_name(self) -> str:
@@ -246,7 +268,7 @@ class Pipeline:
         """A snapshot; cheap, takes no lock."""
         producer, ring = self.producer, self.places.ring
         copy_meter = self.streamer.meter if self.streamer is not None else None
-        source = producer.meter.snapshot(len(self.jobs) if self.jobs is not None else 0)
+        source = producer.meter.snapshot(len(self.crew.jobs) if self.crew is not None else 0)
         workers = producer.work_meter.snapshot(self.train_queue.depth)
         if self.crew is not None:
             m, busy = self.crew.meter, self.crew.busy_s
@@ -263,7 +285,7 @@ class Pipeline:
             learner=learner,
             slots=0 if ring is None else ring.count,
             slots_lent=0 if ring is None else ring.lent,
-            copied_out=self.iterator.copied_out,
+            copied_out=self.delivery.copied_small + self.delivery.copied_short,
             skipped=self.iterator.skipped,
             workers_replaced=0 if self.crew is None else self.crew.replaced,
             bottleneck=bottleneck(source, workers, copy, learner, one_thread=self.crew is None),

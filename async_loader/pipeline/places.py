@@ -101,6 +101,11 @@ class Places:
             ring = self._ring = SlotRing(self._count, size, self._spare)
         return ring
 
+    def release(self) -> None:
+        """Let go of the ring: its pages are given back with the last batch that lies in it."""
+        with self._lock:
+            self._ring = None
+
     def retire_lent(self) -> None:
         """After a fork: never write again where the child may still read."""
         if self._ring is not None:

@@ -14,7 +14,6 @@ from async_loader.pipeline.assembly import Assembly
 from async_loader.pipeline.batch import Failure
 from async_loader.pipeline.crew import Crew
 from async_loader.pipeline.failures import guarded
-from async_loader.pipeline.job_queue import JobQueue
 from async_loader.pipeline.main_worker import MainWorker
 from async_loader.pipeline.tickets import Tickets
 from async_loader.pipeline.train_queue import TrainQueue
@@ -28,7 +27,6 @@ class Workshop:
 
     main: MainWorker
     assembly: Assembly | None = None
-    jobs: JobQueue | None = None
     crew: Crew | None = None
 
 
@@ -115,8 +113,8 @@ class Producer:
         shop = self._workshop
         if isinstance(plan, Rows) and self._reader is None:
             self._meet_reader()
-        if shop.crew is not None and shop.assembly is not None and shop.jobs is not None and isinstance(plan, Rows | Jobs):
-            shop.jobs.put(shop.assembly.cut(seq, plan, self._reader))
+        if shop.crew is not None and shop.assembly is not None and isinstance(plan, Rows | Jobs):
+            shop.crew.submit(shop.assembly.cut(seq, plan, self._reader))
             return
         self.work_meter.work()
         try:

@@ -242,7 +242,8 @@ class Script:
         here = str(Path(__file__).parent)
         path = folder / "script.py"
         path.write_text((_PRELUDE.format(folder=here) if prelude else "") + textwrap.dedent(body))
-        self.tmp = folder / "tmp"
+        self.said: dict[str, list[str]] = {}
+        self.tmp = folder / "t"  # short: a socket's path, which the fork server makes in it, has 108 characters at most
         self.tmp.mkdir()
         environment = {**os.environ, "TMPDIR": str(self.tmp), "PYTHONFAULTHANDLER": ""}
         self.process = subprocess.Popen(
@@ -287,6 +288,15 @@ class Script:
             _, err = self.process.communicate(timeout=SLACK_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still alive after {SLACK_S:g} s") from None
+        return self.process.returncode, err.decode()
+
+    def end_with_output(self) -> tuple[int, str]:
+        """The same, and ``said``: the first word of each line to the others."""
+        try:
+            out, err = self.process.communicate(timeout=SLACK_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still alive after {SLACK_S:g} s") from None
+        self.said = {line.split()[0]: line.split()[1:] for line in out.decode().splitlines()}
         return self.process.returncode, err.decode()
 
     def members(self) -> dict[int, str]:

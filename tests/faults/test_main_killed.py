@@ -46,8 +46,15 @@ def left_in_shm():
     return {name for name in os.listdir("/dev/shm") if name.startswith("al-")}
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("state", "other"), [("idle", "alone"), ("busy", "alone"), ("blocked", "python"), ("blocked", "c")])
+@pytest.mark.parametrize(
+    ("method", "state", "other"),
+    [
+        *((method, "idle", "alone") for method in METHODS),
+        *((method, "blocked", "c") for method in METHODS),
+        ("fork", "busy", "alone"),
+        ("fork", "blocked", "python"),
+    ],
+)
 def test_no_worker_outlives_a_killed_main_process_and_no_file_is_left(tmp_path, method, state, other):
     before = left_in_shm()
     with Script(tmp_path, MAIN, method, state, other) as script:

@@ -7,7 +7,23 @@ import os
 import signal
 
 import pytest
-from fault_rig import SLACK_S, Batches, Loud, block, die, fail, first, leave, pids, plain, segfault, stop_then, until, warned, wide
+from fault_rig import (
+    SLACK_S,
+    Batches,
+    Loud,
+    block,
+    die,
+    fail,
+    first,
+    leave,
+    pids,
+    plain,
+    segfault,
+    stop_then,
+    until,
+    warned,
+    wide,
+)
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import Broken, JobFailed, Timeout, WorkerDied
@@ -129,7 +145,9 @@ def test_a_stopped_worker_is_named_at_the_timeout_and_the_wait_can_be_taken_up_a
         pid = told.pid()
         got = []
         for _ in range(2):
-            with pytest.raises(Timeout, match=rf"no batch within 0.5 s: the workers: worker \d \(pid {pid}\) is at work on rows 0 to 2"):
+            with pytest.raises(
+                Timeout, match=rf"no batch within 0.5 s: the workers: worker \d \(pid {pid}\) is at work on rows 0 to 2"
+            ):
                 while True:
                     got.append(first(next(loader)))
         os.kill(pid, signal.SIGCONT)
@@ -222,7 +240,7 @@ def test_an_exception_arrives_as_itself_and_the_next_batches_go_on(workers):
         assert [first(next(loader)) for _ in range(3)] == [8, 12, 16]
     if workers:
         assert "in fail" in str(caught.value.__cause__)
-        assert 'raise error' in str(caught.value.__cause__)
+        assert "raise error" in str(caught.value.__cause__)
         assert any("worker" in note and "rows 0 to 2 of batch 1" in note for note in caught.value.__notes__)
 
 

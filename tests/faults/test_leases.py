@@ -1,0 +1,169 @@
+"""Batches that the consumer holds never change, and their slots come back when the last tensor on them dies (M1 to M5)."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from fault_rig import SLACK_S, Batches, first, wide
+
+from async_loader import AsyncDataLoader
+
+
+@pytest.fixture(params=[0, 2])
+def workers(request):
+    return request.param
+
+
+def load(workers, source=None, **settings):
+    settings = {"timeout": SLACK_S, "context": "fork", **settings}
+    return AsyncDataLoader(source or Batches(make=wide), 4, num_workers=workers, **settings)
+
+
+def settled(loader, count):
+    """Go on until the ring is in use, then let go of everything."""
+    for _ in range(count):
+        first(next(loader))
+    gc.collect()
+    ring = loader._pipeline.places.ring
+    assert ring.lent == 0
+    return ring
+
+
+def test_batches_that_are_held_never_change_while_the_loader_runs_on(workers):
+    with load(workers) as loader:
+        held = [(batch, {k: v.clone() for k, v in batch.items()}) for batch in (next(loader) for _ in range(25))]
+        for _ in range(50):
+            first(next(loader))
+        for batch, copy in held:
+            assert all(torch.equal(batch[key], copy[key]) for key in copy)
+        assert loader.stats().slots_lent == 3
+        assert loader.stats().copied_out >= 20
+
+
+def test_rows_of_columns_that_are_held_never_change(workers):
+    columns = {"x": np.repeat(np.arange(1000, dtype=np.float32)[:, None], 8192, 1)}
+    with load(workers, columns) as loader:
+        held = [next(loader) for _ in range(12)]
+        for _ in range(40):
+            next(loader)
+        for batch in held:
+            assert (batch["x"] == batch["index"][:, None]).all()
+
+
+def test_batches_of_a_collate_fn_that_are_held_never_change(workers):
+    with load(workers, collate_fn=lambda samples: {"x": np.stack([s["x"] for s in samples]), "i": samples[0]["i"]}) as loader:
+        held = [next(loader) for _ in range(12)]
+        for _ in range(40):
+            next(loader)
+        for n, batch in enumerate(held):
+            assert batch["i"] == 4 * n
+            assert (batch["x"] == torch.arange(4 * n, 4 * n + 4)[:, None]).all()
+
+
+def keep_field(batch):
+    return batch["x"]
+
+
+def keep_corner(batch):
+    return batch["x"][1:3, 5:7].T
+
+
+def keep_storage(batch):
+    return batch["x"].untyped_storage()
+
+
+def keep_array(batch):
+    return batch["x"].numpy()[2]
+
+
+def keep_detached(batch):
+    return batch["x"].view(-1).detach()[7]
+
+
+def keep_graph(batch):
+    weight = torch.ones(8192, requires_grad=True)
+    return (batch["x"] * weight).sum()  # x is saved for backward, and nothing else holds it
+
+
+@pytest.mark.parametrize("keep", [keep_field, keep_corner, keep_storage, keep_array, keep_detached, keep_graph])
+def test_a_slot_comes_back_when_the_last_thing_made_of_it_dies_and_not_before(workers, keep):
+    with load(workers) as loader:
+        ring = settled(loader, 12)
+        kept = keep(next(loader))
+        gc.collect()
+        assert ring.lent == 1
+        for _ in range(3 * ring.count):
+            first(next(loader))
+        gc.collect()
+        assert ring.lent == 1
+        del kept
+        gc.collect()
+        assert ring.lent == 0
+
+
+def test_backward_long_after_the_batch_was_dropped_uses_the_right_numbers(workers):
+    with load(workers) as loader:
+        settled(loader, 12)
+        weight = torch.ones(8192, requires_grad=True)
+        batch = next(loader)
+        expected = batch["x"].sum(0).clone()
+        loss = (batch["x"] * weight).sum()
+        del batch
+        for _ in range(30):
+            first(next(loader))
+        loss.backward()
+        assert torch.equal(weight.grad, expected)
+
+
+def test_when_slots_are_short_batches_are_copied_out_and_all_slots_come_back_in_the_end(workers):
+    with load(workers, prefetch=2) as loader:
+        held = [next(loader) for _ in range(10)]
+        stats = loader.stats()
+        assert stats.slots_lent == 3
+        assert stats.copied_out >= 5
+        assert [first(b) for b in held] == list(range(0, 40, 4))
+        ring = loader._pipeline.places.ring
+        del held
+        gc.collect()
+        assert ring.lent == 0
+        loader.close()
+        assert ring.free == ring.count
+
+
+def test_small_batches_are_never_lent(workers):
+    with load(workers, Batches()) as loader:
+        held = [next(loader) for _ in range(10)]
+        assert loader.stats().slots_lent == 0
+        assert [first(b) for b in held] == list(range(0, 40, 4))
+
+
+def test_writing_into_a_batch_changes_no_other(workers):
+    with load(workers) as loader:
+        for _ in range(30):
+            batch = next(loader)
+            first(batch)
+            batch["x"].fill_(-1)
+
+
+def test_a_failed_batch_returns_its_slot(workers):
+    def poor(i):
+        if i % 8 == 6:
+            raise LookupError
+        return wide(i)
+
+    with load(workers, Batches(make=poor), chunk_size=2) as loader:
+        good = bad = 0
+        for _ in range(60):
+            try:
+                next(loader)
+                good += 1
+            except LookupError:
+                bad += 1
+        assert (good, bad) == (30, 30)
+        ring = loader._pipeline.places.ring
+        loader.close()
+        gc.collect()
+        assert ring.free == ring.count

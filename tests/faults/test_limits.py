@@ -1,0 +1,223 @@
+"""Too few descriptors, too little memory, too late a function, an unguarded script: one clear sentence each."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from fault_rig import SLACK_S, Batches, Script, first, plain, wide
+
+from async_loader import AsyncDataLoader
+from async_loader.errors import ConfigError, OutOfMemory
+from async_loader.shm import segment
+
+
+def test_64_descriptors_are_too_few_for_16_workers_and_nothing_is_started(tmp_path):
+    body = """\
+        import resource
+        from async_loader.errors import ResourceLimit
+
+        import torch
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        try:
+            AsyncDataLoader(Batches(), 4, num_workers=16, context="fork")
+        except ResourceLimit as error:
+            say("refused", error)
+        import multiprocessing
+        say("children", len(multiprocessing.active_children()), threading.active_count())
+        with AsyncDataLoader(Batches(), 4, num_workers=2, context="fork") as loader:
+            say("got", *(first(next(loader)) for _ in range(3)))
+    """
+    with Script(tmp_path, body) as script:
+        text = " ".join(script.read("refused"))
+        assert "16 workers need about 108 file descriptors" in text
+        assert "of 64 are left: raise the limit (ulimit -n)" in text
+        assert script.read("children") == ["0", "1"]
+        assert script.read("got") == ["0", "4", "8"]
+        assert script.end() == (0, "")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_is_counted_for_a_worker_is_enough(tmp_path, method):
+    """With as many descriptors as are asked for, workers start, fail, and are replaced."""
+    body = """\
+        import resource
+        from async_loader import loader as module
+        from async_loader.errors import WorkerDied
+
+        class Cursed(dict):
+            def get(self, number, default):
+                return functools.partial(fault_rig.die, 9) if number % 8 == 0 else default
+
+        if __name__ == "__main__":
+            import torch
+            workers = 8
+            with AsyncDataLoader(Batches(last=1), 4, num_workers=2, context=sys.argv[1]) as first_one:
+                list(first_one)  # the fork server and whatever else stays open
+            del first_one
+            needed = module._FDS_PER_LOADER + workers * module._FDS_PER_WORKER
+            limit = len(os.listdir("/proc/self/fd")) + needed
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            with AsyncDataLoader(Batches(Cursed(), make=wide, last=12), 4, num_workers=workers, context=sys.argv[1]) as loader:
+                died = got = 0
+                held = []
+                while True:
+                    try:
+                        held.append(next(loader))
+                        got += 1
+                    except WorkerDied:
+                        died += 1
+                    except StopIteration:
+                        break
+                say("got", got, died)
+    """
+    with Script(tmp_path, body, method) as script:
+        assert script.read("got") == ["6", "6"]
+        assert script.end()[0] == 0
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    monkeypatch.setattr(segment, "available_bytes", lambda: 3 << 20)
+
+
+def test_a_batch_that_does_not_fit_is_refused_at_construction_where_the_rows_are_known(little_memory):
+    columns = {"x": np.zeros((4, 1 << 18), np.float32)}
+    with pytest.raises(OutOfMemory, match=r"batch slots of .* bytes: needs \d+\.\d MiB, 3\.0 MiB are available: lower") as caught:
+        AsyncDataLoader(columns, 64, num_workers=2, context="fork")
+    assert isinstance(caught.value, MemoryError)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_does_not_fit_is_refused_by_next_otherwise(little_memory, workers):
+    with AsyncDataLoader(Batches(make=wide), 32, num_workers=workers, context="fork", timeout=SLACK_S) as loader:
+        seen = []
+        while not any(isinstance(s, OutOfMemory) for s in seen):
+            try:
+                seen.append(first(next(loader)))
+            except OutOfMemory as error:
+                seen.append(error)
+        assert "needs" in str(seen[-1])
+        assert "3.0 MiB are available" in str(seen[-1])
+
+
+def test_a_hundred_gigabytes_are_refused_and_not_taken():
+    columns = {"x": np.zeros((4, 1 << 20), np.float64)}
+    with pytest.raises(OutOfMemory, match="GiB"):
+        AsyncDataLoader(columns, 1 << 16, num_workers=2, context="fork")
+
+
+# -- how workers start -------------------------------------------------------------------------------------------------
+
+
+def test_every_start_method_gives_the_same_batches(start_method):
+    with AsyncDataLoader(Batches(make=wide), 4, num_workers=2, context=start_method, timeout=SLACK_S) as loader:
+        assert [first(next(loader)) for _ in range(6)] == [0, 4, 8, 12, 16, 20]
+
+
+def test_an_unguarded_script_is_told_in_one_sentence_what_it_lacks(tmp_path):
+    body = """\
+        with AsyncDataLoader(Batches(), 4, num_workers=2, context=sys.argv[1]) as loader:
+            next(loader)
+    """
+    for method in ("spawn", "forkserver"):
+        folder = tmp_path / method[:2]
+        folder.mkdir()
+        with Script(folder, body, method) as script:
+            code, err = script.end()
+            assert code == 1
+            last = err.strip().splitlines()[-1]
+            assert last.startswith("async_loader.errors.")
+            assert 'under if __name__ == "__main__"' in last
+            script.wait_until_gone()
+
+
+def test_a_loader_in_an_importing_worker_is_refused(monkeypatch):
+    import multiprocessing
+
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(ConfigError, match="__main__"):
+        AsyncDataLoader(Batches(), 4)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_function_that_was_defined_after_the_workers_started(tmp_path, method):
+    body = """\
+        if __name__ == "__main__":
+            defined = threading.Event()
+            calls = []
+
+            def source(n):
+                if calls:
+                    defined.wait()
+                calls.append(n)
+                return [functools.partial(globals().get("late", plain), i) for i in range(n)]
+
+            with AsyncDataLoader(source, 4, num_workers=2, context=sys.argv[1]) as loader:
+                first(next(loader))
+
+                def late(i):
+                    return {"x": np.full(4, i + 100, np.float32), "i": i + 100}
+
+                defined.set()
+                say("got", *(first(next(loader)) for _ in range(3)))
+    """
+    with Script(tmp_path, body, method) as script:
+        assert script.read("got") == ["100", "100", "100"]
+        assert script.end() == (0, "")
+
+
+def test_closures_travel(start_method):
+    offset = 5
+    with AsyncDataLoader(
+        lambda n: [lambda i=i: {"x": np.float32(i + offset)} for i in range(n)],
+        4,
+        num_workers=2,
+        context=start_method,
+        timeout=SLACK_S,
+    ) as loader:
+        assert next(loader)["x"].tolist() == [5, 6, 7, 8]
+
+
+def test_an_inherited_handler_of_the_main_process_does_not_run_in_workers(tmp_path):
+    body = """\
+        signal.signal(signal.SIGTERM, lambda *_: say("handled", os.getpid()))
+        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, context="fork")
+        next(loader)
+        say("ready")
+        try:
+            next(loader)
+        except fault_rig.WorkerDied as error:
+            say("died", error.exitcode)
+        loader.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        say("pid", os.getpid())
+    """
+    body = body.replace("fault_rig.WorkerDied", "__import__('async_loader.errors').errors.WorkerDied")
+    with Script(tmp_path, body) as script:
+        pid = int(script.read("busy")[0])
+        os.kill(pid, 15)
+        assert script.read("died") == ["-15"]
+        assert script.read("handled") == script.read("pid")
+        assert script.end()[0] == 0
+
+
+def test_nothing_is_left_of_a_worker_that_was_made_while_another_limit_was_hit(monkeypatch):
+    from multiprocessing import popen_fork
+
+    real, count = popen_fork.Popen._launch, iter(range(10))
+
+    def scarce(self, process):
+        if next(count) == 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return real(self, process)
+
+    from async_loader.errors import ResourceLimit
+
+    monkeypatch.setattr(popen_fork.Popen, "_launch", scarce)
+    with pytest.raises(ResourceLimit, match=r"worker 1 could not be started: .*unavailable.*ulimit"):
+        AsyncDataLoader(Batches(make=plain), 4, num_workers=3, context="fork")

@@ -1,0 +1,182 @@
+"""The user forks, also while holding batches: neither process disturbs the other's loader. See NOTE [what a fork does to leases]."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from fault_rig import Script
+
+PREPARE = """\
+    from async_loader.errors import Closed
+
+    def forked(child):
+        '''Run ``child`` in a forked process and wait for it; its exit code.'''
+        pid = os.fork()
+        if pid == 0:
+            code = 9
+            try:
+                code = child() or 0
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def gate():
+        read, write = os.pipe()
+        return (lambda: os.read(read, 1)), (lambda: os.write(write, b"x"))
+
+    workers = int(sys.argv[1])
+    loader = AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, context="fork", timeout=60, seed=0)
+"""
+
+
+def run(folder, workers, body):
+    with Script(folder, textwrap.dedent(PREPARE) + textwrap.dedent(body), str(workers)) as script:
+        code, err = script.end_with_output()
+        assert (code, err) == (0, ""), err
+        script.wait_until_gone()
+        return script.said
+
+
+@pytest.fixture(params=[0, 2])
+def workers(request):
+    return request.param
+
+
+def test_later_batches_of_the_parent_never_show_up_in_the_childs_tensors(tmp_path, workers):
+    body = """\
+        held = [next(loader) for _ in range(3)]
+        numbers = [first(b) for b in held]
+        slots = {b["x"].data_ptr() for b in held}
+        wait, go = gate()
+        pid = os.fork()
+        if pid == 0:
+            wait()  # until the parent has gone on
+            good = [first(b) for b in held] == numbers
+            os._exit(0 if good else 5)
+        ring = loader._pipeline.places.ring
+        say("lent", ring.lent, ring.retired)
+        del held
+        for _ in range(4 * ring.count):
+            batch = next(loader)
+            first(batch)
+            assert batch["x"].data_ptr() not in slots
+        go()
+        say("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        loader.close()
+    """
+    said = run(tmp_path, workers, body)
+    assert said["child"] == ["0"]
+    assert said["lent"] == ["0", "3"]
+
+
+def test_a_child_that_drops_its_copies_does_not_return_the_parents_slots(tmp_path, workers):
+    """Fails when the pid check of the lease is removed: there the child's ring would have a slot more than it had."""
+    body = """\
+        batch = next(loader)
+        ring = loader._pipeline.places.ring
+        lease, root = ring.lease()  # a slot that is not lent, and so is not retired
+
+        def child():
+            free, taken = list(ring._free), dict(ring._leases)
+            globals().pop("root")
+            globals().pop("batch")
+            gc.collect()
+            return 0 if list(ring._free) == free else 6
+
+        # With no producer thread at work the free list stands still.
+        say("child", forked(child))
+        assert (root == root).all()
+        assert lease not in ring._free
+        del root
+        gc.collect()
+        assert lease in ring._free
+        loader.close()
+    """
+    assert run(tmp_path, workers, body)["child"] == ["0"]
+
+
+def test_whatever_a_child_does_with_its_copy_the_parents_loader_goes_on(tmp_path, workers):
+    body = """\
+        held = [next(loader) for _ in range(2)]
+        numbers = [first(b) for b in held]
+
+        def child(way):
+            global loader, held
+            if way == "next":
+                for _ in range(2):
+                    try:
+                        next(loader)
+                        return 3
+                    except Closed as error:
+                        assert f"belongs to process {os.getppid()}" in str(error)
+            if way == "close":
+                loader.close()
+            if way == "del":
+                del loader, held
+                gc.collect()
+            if way == "exec":
+                os.execv("/bin/true", ["true"])
+
+        begin = 8
+        for way in ("next", "close", "del", "exec", "exit"):
+            if way == "exit":
+                pid = os.fork()
+                if pid == 0:
+                    sys.exit(0)  # with atexit handlers, multiprocessing's too, which ends what it believes to be its children
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            else:
+                code = forked(functools.partial(child, way))
+            assert [first(b) for b in held] == numbers
+            after = [first(next(loader)) for _ in range(20)]
+            assert after == list(range(begin, begin + 80, 4)), after
+            begin += 80
+            say(way, code, loader.stats().workers_replaced)
+        loader.close()
+    """
+    said = run(tmp_path, workers, body)
+    assert said == {way: ["0", "0"] for way in ("next", "close", "del", "exec", "exit")}
+
+
+def test_a_forked_child_may_build_a_loader_of_its_own(tmp_path):
+    body = """\
+        first(next(loader))
+
+        def child():
+            with AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, context="fork", timeout=60) as own:
+                return 0 if [first(next(own)) for _ in range(10)] == list(range(0, 40, 4)) else 4
+
+        say("child", forked(child))
+        assert [first(next(loader)) for _ in range(5)] == [4, 8, 12, 16, 20]
+        loader.close()
+    """
+    assert run(tmp_path, 2, body)["child"] == ["0"]
+
+
+def test_slots_that_many_forks_retire_are_made_up_for(tmp_path):
+    body = """\
+        for _ in range(6):
+            held = [next(loader) for _ in range(3)]
+            forked(lambda: 0)
+            [first(b) for b in held]
+        assert [first(next(loader)) for _ in range(5)] == [72, 76, 80, 84, 88]
+        stats = loader.stats()
+        say("lent", stats.slots_lent, stats.slots)
+        loader.close()
+    """
+    assert run(tmp_path, 2, body)["lent"][1] != "0"
+
+
+def test_a_multiprocessing_pool_beside_the_loader(tmp_path):
+    body = """\
+        import multiprocessing
+        held = [next(loader) for _ in range(2)]
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(abs, range(-20, 0)) == list(range(20, 0, -1))
+            assert [first(next(loader)) for _ in range(10)] == list(range(8, 48, 4))
+        pool.join()
+        assert [first(b) for b in held] == [0, 4]
+        say("replaced", loader.stats().workers_replaced)
+        loader.close()
+    """
+    assert run(tmp_path, 2, body)["replaced"] == ["0"]
