@@ -29,6 +29,7 @@ from async_loader.sources.columns import ColumnsSource
 from async_loader.stats import LoaderStats
 
 CLOSE_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C: nobody wants to wait for a source that blocks
 
 _live: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
@@ -330,7 +331,7 @@ def _refuse_start_in_child() -> None:
 
 def _close_all() -> None:
     for pipeline in list(_live):
-        pipeline.close(CLOSE_TIMEOUT_S)
+        pipeline.close(_EXIT_TIMEOUT_S)
 
 
 def _around_fork_in_parent() -> None:

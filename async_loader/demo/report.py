@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
@@ -47,7 +48,7 @@ class LiveReport:
         """Print how it went, and where the curve is."""
         self._console.print(_table(summary))
         verdict = "[green]solved[/green]" if summary.solved else "[red]not solved[/red]"
-        self._console.print(f"{verdict} after {summary.seconds:.0f} s" + (f"; curve in {curve}" if curve else ""))
+        self._console.print(f"{verdict} after {summary.seconds:.0f} s" + (f"; curve in {escape(str(curve))}" if curve else ""))
 
 
 def summary_json(summary: Summary) -> str:

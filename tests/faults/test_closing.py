@@ -100,7 +100,7 @@ def test_close_from_many_threads_at_once(workers):
 
 
 def test_close_inside_an_exception_and_inside_with(workers):
-    with pytest.raises(LookupError, match="mine"):
+    with pytest.raises(LookupError, match="mine"):  # noqa: PT012
         with load(num_workers=workers) as loader:
             first(next(loader))
             raise LookupError("mine")
@@ -170,7 +170,7 @@ def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, ca
 def test_a_dropped_loader_warns_and_leaves_nothing(workers, start_method):
     loader = load(num_workers=workers, context=start_method)
     first(next(loader))
-    with pytest.warns(ResourceWarning, match="dropped without close"):
+    with pytest.warns(ResourceWarning, match="dropped without close"):  # noqa: PT031
         del loader
         gc.collect()
 
@@ -179,7 +179,7 @@ def test_a_loader_dropped_in_a_reference_cycle_leaves_nothing(workers):
     loader = load(num_workers=workers)
     first(next(loader))
     loader.myself = [loader]
-    with pytest.warns(ResourceWarning, match="dropped without close"):
+    with pytest.warns(ResourceWarning, match="dropped without close"):  # noqa: PT031
         del loader
         gc.collect()
 
@@ -187,7 +187,7 @@ def test_a_loader_dropped_in_a_reference_cycle_leaves_nothing(workers):
 def test_a_dropped_loader_leaves_its_batches_to_those_who_hold_them():
     loader = load(Batches(make=wide), num_workers=2)
     held = [next(loader) for _ in range(6)]
-    with pytest.warns(ResourceWarning):
+    with pytest.warns(ResourceWarning):  # noqa: PT031
         del loader
         gc.collect()
     assert [first(b) for b in held] == [0, 4, 8, 12, 16, 20]

@@ -27,7 +27,8 @@ def assert_ended(script):
 def test_ctrl_c_in_next(tmp_path, method, whole_group):
     body = """\
         if __name__ == "__main__":
-            with AsyncDataLoader(Batches({0: blocked, 2: blocked}), 4, num_workers=2, chunk_size=2, context=sys.argv[1]) as loader:
+            source = Batches({0: blocked, 2: blocked})
+            with AsyncDataLoader(source, 4, num_workers=2, chunk_size=2, context=sys.argv[1]) as loader:
                 say("ready")
                 next(loader)
     """

@@ -229,7 +229,7 @@ def test_a_wait_that_begins_later_is_noticed_too():
         first(next(loader))
         source.bell.clear()
         source.filled = False
-        with pytest.raises(WouldDeadlock):
+        with pytest.raises(WouldDeadlock):  # noqa: PT012
             for _ in range(3):
                 first(next(loader))
 

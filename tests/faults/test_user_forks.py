@@ -1,4 +1,4 @@
-"""The user forks, also while holding batches: neither process disturbs the other's loader. See NOTE [what a fork does to leases]."""
+"""The user forks, also while holding batches: neither process disturbs the other's loader."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_worker_killed_from_outside_while_it_holds_a_job(start_method, told):
         pid = told.pid()
         os.kill(pid, signal.SIGKILL)
         got = []
-        with pytest.raises(WorkerDied) as caught:
+        with pytest.raises(WorkerDied) as caught:  # noqa: PT012
             while True:
                 got.append(first(next(loader)))
         assert caught.value.pid == pid
@@ -145,7 +145,7 @@ def test_a_stopped_worker_is_named_at_the_timeout_and_the_wait_can_be_taken_up_a
         pid = told.pid()
         got = []
         for _ in range(2):
-            with pytest.raises(
+            with pytest.raises(  # noqa: PT012
                 Timeout, match=rf"no batch within 0.5 s: the workers: worker \d \(pid {pid}\) is at work on rows 0 to 2"
             ):
                 while True:
