@@ -45,17 +45,21 @@ def demo(
     from async_loader.demo.report import LiveReport, QuietReport, require_plots, summary_json, write_curve
     from async_loader.demo.run import run
     from async_loader.demo.settings import Settings
-    from async_loader.errors import MissingExtra
+    from async_loader.errors import ConfigError, MissingExtra
 
-    live = LiveReport()
+    try:
+        settings = Settings(target=target, max_seconds=max_seconds, seed=seed, num_envs=num_envs, num_workers=num_workers)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+    live = None if as_json else LiveReport()
     try:
         require_plots()  # before learning, not after it
-        settings = Settings(target=target, max_seconds=max_seconds, seed=seed, num_envs=num_envs, num_workers=num_workers)
-        summary = run(settings, QuietReport() if as_json else live)
-    except (MissingExtra, ValueError) as error:
-        raise typer.BadParameter(str(error)) from None
+        summary = run(settings, live or QuietReport())
+    except MissingExtra as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
     write_curve(summary, curve)
-    if as_json:
+    if live is None:
         typer.echo(summary_json(summary))
     else:
         live.finish(summary, curve)

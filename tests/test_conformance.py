@@ -201,8 +201,6 @@ def test_a_reader_that_reads_something_else_in_another_process_is_caught():
         conformance.check_travel(type("Local", (Pid,), {}))
 
 
-
-
 def seeded_read(self, index, into, seed):
     rng = np.random.default_rng(seed)
     into.fields[0][...] = rng.random(into.fields[0].shape)

@@ -57,8 +57,13 @@ def test_packed_rows_are_naturally_aligned_without_overlap_and_stride_by_eight(l
 
 def test_a_schema_of_a_step_takes_python_numbers_as_torch_does():
     schema = Schema.of_step(
-        {"obs": {"pixels": np.zeros((3, 2), np.uint8), "t": torch.zeros(2, dtype=torch.float64)}, "r": 0.5, "a": 1, "d": True,
-         "n": np.float64(1)}
+        {
+            "obs": {"pixels": np.zeros((3, 2), np.uint8), "t": torch.zeros(2, dtype=torch.float64)},
+            "r": 0.5,
+            "a": 1,
+            "d": True,
+            "n": np.float64(1),
+        }
     )
     kinds = {f.name: (f.shape, f.dtype.name) for f in schema.fields}
     assert kinds == {

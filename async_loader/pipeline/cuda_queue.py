@@ -8,6 +8,7 @@ from typing import Any
 
 from async_loader.errors import Broken, Closed, Timeout
 from async_loader.lifecycle import Deadline, Gate
+from async_loader.pipeline.batch import Failure
 from async_loader.source import END
 
 
@@ -56,6 +57,13 @@ class CudaQueue:
             self._items, self._urgent = deque(), deque()
         self._changed.open()
         del dropped  # outside the lock: this may run finalizers
+
+    def pop(self) -> Any:
+        """The next batch if it is there and nothing else is to be looked at; ``None`` otherwise: then `get` says more."""
+        with self._lock:
+            if self._urgent or self._closed or self._broken or not self._items or isinstance(self._items[0], Failure):
+                return None
+            return self._items.popleft()
 
     def get(self, deadline: Deadline) -> Any:
         """The next item, or END, which stays the answer once reached.

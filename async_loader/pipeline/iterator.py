@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import threading
 import time
 import warnings
@@ -19,7 +19,6 @@ from async_loader.stats import Meter
 
 OnError = Literal["raise", "skip", "fatal"]
 
-_NOW = Deadline(0.0)
 _WARN_AFTER_S = 10.0
 _MAX_SKIPS = 100
 """Failures in a row that ``on_error="skip"`` passes over; more than that is not an odd sample but a broken source."""
@@ -30,6 +29,8 @@ own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 class Queue(Protocol):
     """The consumer's end of the train queue or the cuda queue."""
+
+    def pop(self) -> Any: ...
 
     def get(self, deadline: Deadline) -> Any: ...
 
@@ -78,6 +79,7 @@ class Iterator:
         self._on_error = on_error
         self._timeout_s = timeout_s
         self._warned = False
+        self._pid = os.getpid()
 
     def next(self) -> Any:
         """The next batch.
@@ -90,23 +92,34 @@ class Iterator:
         BaseException
             What a job, a collate_fn or the source raised.
         """
-        self.meter.wait()
+        meter = self.meter
+        meter.wait()
         try:
-            return self._next(Deadline(self._timeout_s))
+            # As a rule a batch is ready, and nothing else need be looked at; caches are cold here, so every call counts.
+            item = self._queue.pop()
+            if item is None or os.getpid() != self._pid:
+                return self._next(Deadline(self._timeout_s))
+            return self._finish(item)
         finally:
-            self.meter.work()
+            meter.work()
+
+    def _finish(self, item: Any) -> Any:
+        self.meter.batches += 1
+        try:
+            if isinstance(item, Slotted | Loose):
+                return self._delivery.hand_out(item)
+            return self._overseer.receive(item)
+        finally:
+            self._tickets.give()  # also when Ctrl-C ends the delivery: a lost ticket is a batch less ahead, for good
 
     def _next(self, deadline: Deadline) -> Any:
         for _ in range(_MAX_SKIPS):
             item = self._wait(deadline)
             if item is END:
                 raise StopIteration
-            try:
-                if not isinstance(item, Failure):
-                    self.meter.batches += 1
-                    return self._deliver(item)
-            finally:
-                self._tickets.give()  # also when Ctrl-C ends the delivery: a lost ticket is a batch less ahead, for good
+            if not isinstance(item, Failure):
+                return self._finish(item)
+            self._tickets.give()
             if self._on_error != "skip":
                 break
             self.skipped += 1
@@ -116,17 +129,9 @@ class Iterator:
             self._overseer.break_(item.error)
         raise item.error
 
-    def _deliver(self, item: Any) -> Any:
-        return self._delivery.hand_out(item) if isinstance(item, Slotted | Loose) else self._overseer.receive(item)
-
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait(self, deadline: Deadline) -> Any:
-        self._overseer.check()
-        with contextlib.suppress(Timeout):  # as a rule a batch is ready, and none of the rest need be looked at
-            item = self._queue.get(_NOW)
-            if not isinstance(item, Nudge):
-                return item
         part = self._first_part(deadline)
         while True:
             self._overseer.check()

@@ -165,7 +165,9 @@ class Pipeline:
         if broken is not error:
             broken.__cause__ = error
         self.broken = self.broken or broken
-        self.train_queue.nudge()
+        self.train_queue.halt()
+        if self.cuda_queue is not None:
+            self.cuda_queue.break_(self.broken)
 
     def receive(self, item: Any) -> Any:
         assert self.streamer is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, Gate
-from async_loader.pipeline.batch import Failure, Nudge, Outcome
+from async_loader.pipeline.batch import Failure, Loose, Nudge, Outcome, Slotted
 from async_loader.source import END
 
 
@@ -30,6 +30,7 @@ class TrainQueue:
         self._next = 0
         self._end: int | None = None
         self._closed = False
+        self._halted = False
 
     def put(self, seq: int, outcome: Outcome) -> None:
         """The outcome of job ``seq``. An urgent failure overtakes everything, and the job's own turn is passed over."""
@@ -65,6 +66,23 @@ class TrainQueue:
             self._urgent.clear()
         self._changed.open()
         del dropped  # the slots go back outside the lock
+
+    def pop(self) -> Slotted | Loose | None:
+        """The next batch if it is ready and nothing else is to be looked at; ``None`` otherwise: then `get` says more."""
+        if self._urgent or self._halted or not self._in_order:
+            return None
+        with self._lock:
+            outcome = self._ready.get(self._next)
+            if outcome is None or isinstance(outcome, Failure):
+                return None
+            del self._ready[self._next]
+            self._next += 1
+            return outcome
+
+    def halt(self) -> None:
+        """Nothing may be popped any more: whoever wants a batch is to look first."""
+        self._halted = True
+        self.nudge()
 
     def get(self, deadline: Deadline) -> Outcome | Nudge | Any:
         """The next outcome, or END, which stays the answer once reached.
