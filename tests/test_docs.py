@@ -43,3 +43,12 @@ def test_every_link_of_the_readme_leads_somewhere():
     links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
     assert links
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+def test_the_figures_in_the_readme_are_the_recorded_ones():
+    sys.path.insert(0, str(ROOT))
+    try:
+        from benchmarks.readme import recorded, section
+    finally:
+        sys.path.remove(str(ROOT))
+    assert section(recorded()) in (ROOT / "README.md").read_text()

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from async_loader import END
 
@@ -178,6 +179,12 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline, "it never came to that"
         threading.Event().wait(0.01)
+
+
+def resume(pid):
+    """Continue a process that stops itself; a signal that comes before it has stopped would be lost."""
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    os.kill(pid, signal.SIGCONT)
 
 
 def pids(loader):
