@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from multiprocessing import reduction, resource_tracker
+from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -57,6 +57,12 @@ def unguarded(method: str) -> str:
     if method == "fork":
         return ""
     return f': with start method "{method}" workers import the main script, so keep what it does under if __name__ == "__main__"'
+
+
+def _fork_server_socket() -> str | None:
+    """The file by which the fork server is reached: its process removes it at its exit, but not when it is killed."""
+    forkserver.ensure_running()
+    return getattr(forkserver._forkserver, "_forkserver_address", None)
 
 
 class _Inherited:
@@ -122,11 +128,13 @@ class Handle:
 
     def _launch(self, arguments: tuple[Any, ...]) -> None:
         process_type: Any = self._context.Process  # type: ignore[attr-defined]
-        self._process = process_type(target=worker.main, args=arguments, name=f"async-loader-worker-{self.number}", daemon=True)
         if "torch" in sys.modules:
             importlib.import_module("torch")  # another thread may be at it: the child would have half of it for good
         forking.worker = True
         try:
+            arguments += (_fork_server_socket() if self._context.get_start_method() == "forkserver" else None,)
+            name = f"async-loader-worker-{self.number}"
+            self._process = process_type(target=worker.main, args=arguments, name=name, daemon=True)
             self._process.start()
         except (EOFError, ConnectionError) as error:  # the fork server itself has died
             raise Broken(f"worker {self.number} could not be started{unguarded(self._context.get_start_method())}") from error

@@ -77,11 +77,14 @@ class Task(NamedTuple):
     layout: int
 
 
-def main(socket_fd: Any, end_fd: Any, parent_fd: Any, orders: Orders | None) -> None:
-    """Entry point of the process. Without orders (spawn, forkserver) they are the first record."""
+def main(socket_fd: Any, end_fd: Any, parent_fd: Any, orders: Orders | None, litter: str | None) -> None:
+    """Entry point of the process. Without orders (spawn, forkserver) they are the first record.
+
+    ``litter`` is a socket file that the loader's process leaves behind when it is killed: the fork server's.
+    """
     channel, end, parent = from_fd(_fd(socket_fd)), _fd(end_fd), _fd(parent_fd)
     _own_signals()
-    threading.Thread(target=_die_with, args=(parent,), daemon=True, name="async-loader-watchdog").start()
+    threading.Thread(target=_die_with, args=(parent, litter), daemon=True, name="async-loader-watchdog").start()
     _one_thread_each()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         Worker(channel, end, orders).run()
@@ -104,8 +107,12 @@ def _fd(value: Any) -> int:
     return value if isinstance(value, int) else value.detach()
 
 
-def _die_with(parent: int) -> None:
+def _die_with(parent: int, litter: str | None) -> None:
     readable([parent], None)
+    if litter is not None:
+        with contextlib.suppress(OSError):  # another worker was first, or there is more in the folder
+            os.unlink(litter)
+            os.rmdir(os.path.dirname(litter))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
