@@ -231,7 +231,8 @@ class Handle:
         known.discard(self._process)
 
     def close(self) -> None:
-        """Close the descriptors, leave the process alone."""
+        """Close the descriptors and let go of the rings; leave the process alone."""
+        self._rings.clear()
         self.channel.close()
         self._theirs.close()
         if self.death_fd >= 0:

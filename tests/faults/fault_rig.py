@@ -20,9 +20,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+from zygote import Zygote
 
 from async_loader import END
 
@@ -242,27 +244,42 @@ def blocked(i=0):
 """
 
 
-class Script:
-    """A Python process of its own session, with pipes for its output. ``with`` makes sure that nothing of it is left."""
+zygote: list[Zygote] = []
+"""The one of this session, when there is one."""
 
-    def __init__(self, folder: Path, body: str, *args: str, prelude: bool = True):
+
+class Script:
+    """A Python process of its own session, with pipes for its output. ``with`` makes sure that nothing of it is left.
+
+    Parameters
+    ----------
+    fresh : bool
+        Start an interpreter for it instead of forking one that has imported torch.
+    """
+
+    def __init__(self, folder: Path, body: str, *args: str, fresh: bool = False):
         here = str(Path(__file__).parent)
         path = folder / "script.py"
-        path.write_text((_PRELUDE.format(folder=here) if prelude else "") + textwrap.dedent(body))
+        path.write_text(_PRELUDE.format(folder=here) + textwrap.dedent(body))
         self.said: dict[str, list[str]] = {}
         self.tmp = folder / "t"  # short: a socket's path, which the fork server makes in it, has 108 characters at most
         self.tmp.mkdir()
-        environment = {**os.environ, "TMPDIR": str(self.tmp), "PYTHONFAULTHANDLER": ""}
-        self.process = subprocess.Popen(
+        self.process: Any = self._fresh(path, args) if fresh else self._forked(path, args)
+        self._buffer = b""
+        self._lines = []
+
+    def _fresh(self, path, args):
+        return subprocess.Popen(
             [sys.executable, str(path), *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env={**os.environ, "TMPDIR": str(self.tmp)},
             start_new_session=True,
         )
-        self._buffer = b""
-        self._lines = []
+
+    def _forked(self, path, args):
+        return zygote[0].start(str(path), args, str(self.tmp))
 
     def __enter__(self):
         return self

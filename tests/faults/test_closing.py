@@ -211,7 +211,7 @@ def test_the_interpreter_ends_cleanly_without_close(tmp_path, ending, code, meth
             held = [next(loader) for _ in range(5)]
             {ending}
     """
-    with Script(tmp_path, body) as script:
+    with Script(tmp_path, body, fresh=True) as script:
         assert script.end() == (code, "")
         script.wait_until_gone()
         assert os.listdir(script.tmp) == []

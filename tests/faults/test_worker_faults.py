@@ -28,6 +28,7 @@ from fault_rig import (
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import Broken, JobFailed, Timeout, WorkerDied
+from async_loader.pipeline import crew, worker
 
 
 def load(source, **settings):
@@ -138,6 +139,31 @@ def last_words(i):
     return plain(i)
 
 
+def test_a_replacement_that_hangs_before_its_first_line_is_replaced_too(monkeypatch, told, tmp_path):
+    """As a fork does that copied a lock of the dynamic linker while another thread held it."""
+    own_signals = worker._own_signals
+
+    def hang_once():
+        try:
+            os.close(os.open(tmp_path / "hung", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            own_signals()
+        else:
+            signal.pause()
+
+    with load(Batches({5: functools.partial(block, told.path)})) as loader:
+        pid = told.pid()
+        monkeypatch.setattr(worker, "_own_signals", hang_once)
+        monkeypatch.setattr(crew, "_AWAKE_S", 2.0)
+        with warned() as deaths:
+            os.kill(pid, signal.SIGKILL)
+            deaths.wait(2)
+        with pytest.raises(WorkerDied):
+            next(loader)
+        assert [first(next(loader)) for _ in range(5)] == [0, 8, 12, 16, 20]
+        assert (tmp_path / "hung").exists()
+
+
 def test_all_workers_killed_at_once(told):
     jobs = {0: functools.partial(block, told.path), 2: functools.partial(block, told.path)}
     with load(Batches(jobs)) as loader:
@@ -224,10 +250,9 @@ def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
         **{i: functools.partial(raise_made, ValueError) for i in (41, 42, 43)},
     }
     with load(Batches(jobs, make=wide), chunk_size=1, in_order=False, prefetch=6) as loader:
-        crew = loader._pipeline.crew
         assert [first(next(loader)) for _ in range(6)]  # from now on batches are made in slots
         pid, failed, count = told.pid(), False, 0
-        (stopped,) = (h for h in crew.handles if h.pid == pid)
+        (stopped,) = (h for h in loader._pipeline.crew.handles if h.pid == pid)
         number, part = next(item for item in stopped.assigned.items() if item[1].job.seq == 10)
         ring, begin = part.job.place.ring, part.job.place.root.ctypes.data
         assert ring is loader._pipeline.places.ring

@@ -1,0 +1,165 @@
+"""Forks a process for each script, with torch imported already: importing it takes longer than most of these tests.
+
+The other half is `Zygote`, in the tests' process. A script is the main module of its process, as if it had been started
+by itself, and ends as an interpreter does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import types
+
+
+class Zygote:
+    """Starts scripts and learns how they ended. One thread."""
+
+    def __init__(self):
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._ended: dict[int, int] = {}
+
+    def start(self, path: str, args: tuple[str, ...], tmp: str) -> Started:
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        request = json.dumps([path, *args, tmp]).encode()
+        socket.send_fds(self._socket, [request], [out_end, err_end])
+        os.close(out_end)
+        os.close(err_end)
+        while (pid := self._message("started", None)) is None:
+            continue
+        return Started(self, pid, out, err)
+
+    def status(self, pid: int, left_s: float | None) -> int | None:
+        """How the process ended, as in subprocess; ``None`` if it has not within that time."""
+        deadline = None if left_s is None else time.monotonic() + left_s
+        while pid not in self._ended:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._socket], [], [], left)[0]:
+                return None
+            self._message("ended", left)
+        return self._ended[pid]
+
+    def _message(self, wanted: str, left_s: float | None) -> int | None:
+        kind, pid, status = json.loads(self._socket.recv(4096))
+        if kind == "ended":
+            self._ended[pid] = status
+        return pid if kind == wanted else None
+
+    def close(self):
+        self._socket.close()
+        self._process.wait()
+
+
+class Started:
+    """What the tests use of subprocess.Popen, for a process that is the zygote's child."""
+
+    def __init__(self, zygote: Zygote, pid: int, out: int, err: int):
+        self.pid = pid
+        self.stdout, self.stderr = os.fdopen(out, "rb", 0), os.fdopen(err, "rb", 0)
+        self._zygote = zygote
+
+    @property
+    def returncode(self) -> int | None:
+        return self._zygote.status(self.pid, 0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = self._zygote.status(self.pid, timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("script", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def communicate(self, timeout: float) -> tuple[bytes, bytes]:
+        deadline = time.monotonic() + timeout
+        found = {self.stdout: b"", self.stderr: b""}
+        with selectors.DefaultSelector() as selector:
+            for stream in found:
+                selector.register(stream, selectors.EVENT_READ)
+            while selector.get_map():
+                events = selector.select(deadline - time.monotonic())
+                if not events and time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired("script", timeout)
+                for key, _ in events:
+                    data = os.read(key.fd, 65536)
+                    found[key.fileobj] += data
+                    if not data:
+                        selector.unregister(key.fileobj)
+        self.wait(max(0.0, deadline - time.monotonic()))
+        return found[self.stdout], found[self.stderr]
+
+
+# -- the zygote's own process ------------------------------------------------------------------------------------------
+
+
+def serve(channel: socket.socket) -> None:
+    """Until the tests end; returns in each script's process, too, when the script is over."""
+    import torch  # noqa: F401
+
+    import async_loader.loader  # noqa: F401
+
+    children: dict[int, int] = {}
+    while True:
+        for fd in select.select([channel, *children], [], [])[0]:
+            if fd in children:
+                pid = children.pop(fd)
+                os.close(fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                channel.send(json.dumps(["ended", pid, code]).encode())
+                continue
+            request, fds, _, _ = socket.recv_fds(channel, 65536, 2)
+            if not request:
+                return
+            pid = os.fork()
+            if pid == 0:
+                for other in (channel.detach(), *children):
+                    os.close(other)
+                become(json.loads(request), fds)
+                return
+            for other in fds:
+                os.close(other)
+            children[os.pidfd_open(pid)] = pid
+            channel.send(json.dumps(["started", pid, 0]).encode())
+
+
+def become(request: list[str], fds: list[int]) -> None:
+    """This process is now the script's."""
+    *argv, os.environ["TMPDIR"] = request
+    tempfile.tempdir = None
+    os.setsid()
+    for fd, number in zip(fds, (1, 2), strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    sys.argv = argv
+    sys.path[0] = os.path.dirname(argv[0])
+    module = types.ModuleType("__main__")
+    module.__file__ = argv[0]
+    sys.modules["__main__"] = module
+    with open(argv[0]) as file:
+        source = file.read()
+    exec(compile(source, argv[0], "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
