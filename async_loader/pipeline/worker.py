@@ -31,6 +31,8 @@ from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
 from async_loader.source import Reader, Seed
 
+_DYING_S = 2.0
+
 KNOWN_RINGS = 3
 """Rings and layouts that a worker remembers; the crew counts along and sends them again when they were forgotten."""
 
@@ -84,10 +86,14 @@ def main(socket_fd: Any, end_fd: Any, parent_fd: Any, orders: Orders | None, lit
     """
     channel, end, parent = from_fd(_fd(socket_fd)), _fd(end_fd), _fd(parent_fd)
     _own_signals()
-    threading.Thread(target=_die_with, args=(parent, litter), daemon=True, name="async-loader-watchdog").start()
+    watchdog = threading.Thread(target=_die_with, args=(parent, litter), daemon=True, name="async-loader-watchdog")
+    watchdog.start()
     _one_thread_each()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         Worker(channel, end, orders).run()
+    if end not in readable([end], 0.0):
+        # Not told to end, so the loader's process is dying: its sockets close a moment before it counts as dead.
+        watchdog.join(_DYING_S)
     # No clean-up of what the parent created: buffers, handlers and finalizers of a forked copy are not ours.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
