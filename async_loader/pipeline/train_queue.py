@@ -123,8 +123,3 @@ class TrainQueue:
     @property
     def depth(self) -> int:
         return len(self._ready)
-
-    @property
-    def awaited(self) -> int:
-        """The job whose turn it is."""
-        return self._next
