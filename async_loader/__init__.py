@@ -6,20 +6,49 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["END", "AsyncDataLoader", "Field", "ReplayBuffer", "Schema", "__version__"]
+__all__ = [
+    "END",
+    "AsyncDataLoader",
+    "Field",
+    "Fifo",
+    "Lifo",
+    "Linear",
+    "MaxHeap",
+    "MinHeap",
+    "MinSize",
+    "Prioritized",
+    "Queue",
+    "RankPrioritized",
+    "RateLimiter",
+    "ReplayBuffer",
+    "Schema",
+    "Stack",
+    "Transitions",
+    "Uniform",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from async_loader.loader import AsyncDataLoader
     from async_loader.replay.buffer import ReplayBuffer
+    from async_loader.replay.limiter import MinSize, Queue, RateLimiter, Stack
+    from async_loader.replay.samplers import Fifo, Lifo, Linear, MaxHeap, MinHeap, Prioritized, RankPrioritized, Uniform
+    from async_loader.replay.views import Transitions
     from async_loader.schema import Field, Schema
     from async_loader.source import END
 else:
     _HOMES = {
         "AsyncDataLoader": "async_loader.loader",
         "ReplayBuffer": "async_loader.replay.buffer",
+        "Transitions": "async_loader.replay.views",
         "Field": "async_loader.schema",
         "Schema": "async_loader.schema",
         "END": "async_loader.source",
+        **dict.fromkeys(("MinSize", "Queue", "RateLimiter", "Stack"), "async_loader.replay.limiter"),
+        **dict.fromkeys(
+            ("Fifo", "Lifo", "Linear", "MaxHeap", "MinHeap", "Prioritized", "RankPrioritized", "Uniform"),
+            "async_loader.replay.samplers",
+        ),
     }
 
     def __getattr__(name):

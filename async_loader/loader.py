@@ -23,7 +23,7 @@ from async_loader.lifecycle import State
 from async_loader.pipeline.handle import forking
 from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.pipeline import Pipeline, Settings
-from async_loader.source import Applied, Source
+from async_loader.source import Applied, Foresighted, Source
 from async_loader.sources.callable import CallableSource
 from async_loader.sources.columns import ColumnsSource
 from async_loader.stats import LoaderStats
@@ -141,6 +141,8 @@ class AsyncDataLoader:
         )
         _check_descriptors(self.num_workers)
         self._source = as_source(data_source, seed)
+        if isinstance(self._source, Foresighted):
+            self._source.note_ahead(self.batch_size, settings.prefetch)
         self._pipeline = Pipeline(self._source, settings, _backend(device))
         self._dropped = weakref.finalize(self, self._pipeline.abandon)
         self._dropped.atexit = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,12 @@ class Field:
         Of one step, without the batch dimension.
     dtype : dtype-like
         bool, integer, float or complex in native byte order.
+    stack : int
+        A replay table stores one value a step and delivers the last ``stack`` of them, ``[stack, *shape]``, newest last.
+    next : str, optional
+        A replay table delivers the value of the following step too, under this top-level name (nested as this one is).
+    padding : "repeat" | "zero"
+        What fills a stack before the episode's first step: that step's value, or zeros.
 
     Raises
     ------
@@ -42,6 +48,9 @@ class Field:
     name: str
     shape: tuple[int, ...] = ()
     dtype: np.dtype[Any] = np.dtype(np.float32)  # noqa: RUF009 - dtypes are immutable
+    stack: int = 1
+    next: str | None = None
+    padding: str = "repeat"
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else self.shape
@@ -54,11 +63,20 @@ class Field:
             )
         if any(n < 0 for n in self.shape):
             raise SchemaError(f"field {self.name!r} has shape {self.shape}: dimensions are at least 0")
+        if isinstance(self.stack, bool) or not isinstance(self.stack, int) or self.stack < 1:
+            raise SchemaError(f"field {self.name!r} has stack={self.stack!r}: it is the number of values, 1 or more")
+        if self.padding not in ("repeat", "zero"):
+            raise SchemaError(f"field {self.name!r} has padding={self.padding!r}: it is 'repeat' or 'zero'")
 
     @property
     def nbytes(self) -> int:
         """Bytes of one step's value."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def linked(self) -> bool:
+        """Whether delivering it takes more than the step itself."""
+        return self.stack > 1 or self.next is not None
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype.name}{list(self.shape)}"
@@ -199,7 +217,7 @@ def _spec_leaves(spec: Mapping[str, Any]) -> Iterator[Any]:
 
 def _field(name: str, value: Any) -> Field:
     if isinstance(value, Field):
-        return Field(name, value.shape, value.dtype)
+        return replace(value, name=name)
     try:
         if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], str):
             return Field(name, value[0], np.dtype(value[1]))

@@ -47,8 +47,8 @@ class Rows:
 
     Attributes
     ----------
-    index : int64 array [rows]
-        What the reader understands: positions, or 64-bit ids.
+    index : int64 array [rows] or [rows, words]
+        What the reader understands: positions, or 64-bit ids, or more than one word for each row.
     """
 
     index: npt.NDArray[np.int64]
@@ -163,3 +163,11 @@ class Source(Protocol):
 
     def waiting_for(self) -> str | None:
         """Why `plan` is waiting, in numbers, when only adding data from this process ends it; ``None`` otherwise."""
+
+
+@runtime_checkable
+class Foresighted(Protocol):
+    """A source that wants to know how far ahead of the learner it will be asked."""
+
+    def note_ahead(self, batch_size: int, batches: int) -> None:
+        """A loader will plan so many batches before the first of them is used. Called once, before `plan`; may warn."""

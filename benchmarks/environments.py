@@ -50,7 +50,22 @@ DING = Environment(
     "from ding.utils.data import AsyncDataLoader",
     ("DI-engine", "torch", "numpy"),
 )
-PEERS = {"ding": DING}
+REPLAY = Environment(
+    "replay-peers",
+    (
+        ("torch==2.13.0", "numpy", "psutil"),
+        ("torchrl==0.14.1", "tensordict==0.14.3", "cpprb==11.*", "stable-baselines3", "torch==2.13.0"),
+    ),
+    "import cpprb, stable_baselines3.common.buffers, torchrl.data",
+    ("cpprb", "torchrl", "tensordict", "stable-baselines3", "torch", "numpy"),
+)
+TIANSHOU = Environment(
+    "tianshou",
+    (("torch==2.13.0", "numpy", "psutil"), ("tianshou==2.0.1", "torch==2.13.0")),
+    "from tianshou.data import PrioritizedReplayBuffer",
+    ("tianshou", "torch", "numpy"),
+)
+PEERS = {peer.name: peer for peer in (DING, REPLAY, TIANSHOU)}
 PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy")
 
 

@@ -1,5 +1,6 @@
 """The measuring that all contenders share: reading batches, timing them, counting what is left. Imports no contender."""
 
+import ctypes
 import gc
 import math
 import os
@@ -14,15 +15,33 @@ WARM_UP_BATCHES = 8
 WARM_UP_S = 0.5
 
 
-def read(batch: Any) -> int:
-    """Touch every byte of a batch, as cheaply as that can be done; the sum of its 64-bit words (or what fits) is returned."""
-    if isinstance(batch, dict):
-        return sum(read(value) for value in batch.values())
-    if isinstance(batch, (list, tuple)):
-        return sum(read(value) for value in batch)
-    array = batch.numpy().reshape(-1).view(np.uint8)
-    word = np.uint64 if array.nbytes % 8 == 0 else np.uint8
-    return int(np.add.reduce(array.view(word)))
+_BYTE, _WORD = np.dtype(np.uint8), np.dtype(np.uint64)
+_add_up = np.add.reduce
+
+
+def read(batch: Any) -> None:
+    """Touch every byte of a batch, as cheaply as that can be done: 64-bit words (or what fits) are added up."""
+    if isinstance(batch, np.ndarray):
+        if not batch.flags.c_contiguous:
+            return _read_in_pieces(batch)
+        flat = batch.reshape(-1)
+        _add_up(flat.view(_BYTE if flat.nbytes & 7 else _WORD))
+    elif isinstance(batch, (dict, list, tuple)):
+        for value in batch.values() if isinstance(batch, dict) else batch:
+            read(value)
+    else:
+        read(batch.numpy())
+    return None
+
+
+def _read_in_pieces(array: np.ndarray) -> None:
+    """In the order of memory, where each row at least is in one piece."""
+    array = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+    if array.flags.c_contiguous:
+        return read(array)
+    rows = array.reshape(len(array), -1)
+    _add_up(rows.view(_BYTE if (rows.strides[0] | rows[0].nbytes) & 7 else _WORD), axis=None)
+    return None
 
 
 def warm_up(take: Callable[[], Any]) -> None:
@@ -44,12 +63,51 @@ def time_batches(take: Callable[[], Any], seconds: float) -> tuple[float, float]
     return (now - start) / count, (cpu_s() - cpu) / count
 
 
+def time_draws(take: Callable[[], Any], seconds: float) -> dict[str, float]:
+    """Means over `seconds` of drawing a batch and reading it, of the drawing alone, and CPU time, in microseconds."""
+    _keep_freed_memory()
+    warm_up(take)
+    count, drawing, cpu, start = 0, 0.0, cpu_s(), time.perf_counter()
+    while (begin := time.perf_counter()) - start < seconds:
+        batch = take()
+        drawing += time.perf_counter() - begin
+        read(batch)
+        del batch
+        count += 1
+    return {"us": (begin - start) / count * 1e6, "draw_us": drawing / count * 1e6, "cpu_us": (cpu_s() - cpu) / count * 1e6}
+
+
+def _keep_freed_memory() -> None:
+    """glibc keeps for reuse what is no larger than the largest block freed so far (32 MiB at most), and else faults it in anew.
+
+    A batch of frames takes 2 or 6 ms by that, which says nothing of a table: as after any large temporary, all keep it.
+    """
+    np.ones(31 << 20, np.uint8)
+
+
+def time_calls(call: Callable[[], Any], seconds: float) -> dict[str, float]:
+    """Means over `seconds` of a call whose result nobody reads, in microseconds. The caller has warmed it up."""
+    count, cpu, start = 0, cpu_s(), time.perf_counter()
+    while (now := time.perf_counter()) - start < seconds:
+        call()
+        count += 1
+    return {"us": (now - start) / count * 1e6, "cpu_us": (cpu_s() - cpu) / count * 1e6}
+
+
 def cpu_s() -> float:
     """CPU time so far of this process and its children that are alive: what neighbours on the machine change least."""
     import psutil
 
     me = psutil.Process()
     return sum(times.user + times.system for times in (p.cpu_times() for p in (me, *me.children(recursive=True))))
+
+
+def resident() -> int:
+    """Bytes of memory that this process takes, shared memory once; what can be given back has been."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/smaps_rollup") as rollup:
+        return int(re.search(r"^Pss: +(\d+) kB", rollup.read(), re.MULTILINE)[1]) * 1024  # type: ignore[index]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -1,4 +1,4 @@
-"""The README's table of figures, from what was recorded: `python -m benchmarks.readme` writes it between its marks."""
+"""The README's tables of figures, from what was recorded: `python -m benchmarks.readme` writes it between its marks."""
 
 import json
 from pathlib import Path
@@ -6,37 +6,58 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- figures: written by python -m benchmarks.readme -->", "<!-- end of figures -->"
-_UNITS = {"samples_per_s": "x", "ms": "x", "idle_us": "us", "busy_us": "us", "busy_p99_ms": "ms", "slower_percent": "%"}
+RESULTS = ROOT / "benchmarks" / "results"
+SUITES = {"loader": ("torch", "DI-engine"), "replay": ("torch", "cpprb", "torchrl", "stable-baselines3", "tianshou")}
+"""What the page shows where it was recorded, and the libraries whose versions it names."""
+
+_UNITS = {"idle_us": "us", "busy_us": "us", "us": "us", "busy_p99_ms": "ms", "slower_percent": "%", "kept_percent": "%"}
 _UNITS |= {"close_s": "s", "start_s": "s", "left": "things", "left_after_exit": "things"}
 
 
-def section(results: dict[str, Any]) -> str:
-    """The section with its marks: one line per target, held or missed, as recorded."""
-    versions = results["versions"]
+def section(records: list[dict[str, Any]]) -> str:
+    """The section with its marks: of each suite one line per target, held or missed, as recorded."""
+    lines = [BEGIN, "## Measured", ""]
+    for results in records:
+        lines += [*_suite(results), ""]
+    return "\n".join([*lines[:-1], END])
+
+
+def _suite(results: dict[str, Any]) -> list[str]:
+    name = results["suite"]
     lines = [
-        BEGIN,
-        "## Measured",
-        "",
-        f"`./scripts/bench loader` on {results['cpus']} shared cores, {results['date_of_run']}, {results['machine']}, "
-        f"{results['repeats']} repeats, medians; torch {versions['project']['torch']}, "
-        f"DI-engine {versions.get('ding', {}).get('DI-engine', 'not measured')}. Each contender runs in a process of its own, "
+        f"`./scripts/bench {name}` on {results['cpus']} shared cores, {results['date_of_run']}, {results['machine']}, "
+        f"{results['repeats']} repeats, medians; {_versions(results)}. Each contender runs in a process of its own, "
         "in turns with the others, and every byte of every batch is read on all sides.",
         "",
         "| work | target | measured | |",
         "|---|---|---|---|",
     ]
     for row in results["rows"]:
-        for target in row["targets"]:
-            figure, unit = target.get("figure"), _UNITS[target["metric"]]
-            measured = "not measured" if figure is None else f"{figure:.3g} {unit}".replace(" x", "x").replace(" %", "%")
-            lines.append(f"| {row['title']} | {target['target']} | {measured} | {target['outcome']} |")
-    lines += ["", "![Side by side](benchmarks/results/loader.png)", END]
-    return "\n".join(lines)
+        lines += [
+            f"| {row['title']} | {target['target']} | {_measured(target)} | {target['outcome']} |" for target in row["targets"]
+        ]
+    return [*lines, "", f"![Side by side](benchmarks/results/{name}.png)"]
 
 
-def recorded() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "loader.json").read_text())
-    return loaded
+def _versions(results: dict[str, Any]) -> str:
+    """Of the libraries compared with; the project's environment comes first, as it has torch too."""
+    installed = results["versions"]
+    found = {**{name: version for peer in installed.values() for name, version in peer.items()}, **installed["project"]}
+    return ", ".join(f"{name} {found.get(name) or 'not measured'}" for name in SUITES[results["suite"]])
+
+
+def _measured(target: dict[str, Any]) -> str:
+    figure = target.get("figure")
+    if figure is None:
+        return "not measured"
+    unit = "x" if target["theirs"] else _UNITS[target["metric"]]
+    return f"{figure:.3g} {unit}".replace(" x", "x").replace(" %", "%")
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The full runs that there are a record of; the loader's is one."""
+    files = [RESULTS / f"{name}.json" for name in SUITES]
+    return [json.loads(file.read_text()) for file in files if file.exists()]
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -45,10 +46,46 @@ def test_every_link_of_the_readme_leads_somewhere():
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
 
 
-def test_the_figures_in_the_readme_are_the_recorded_ones():
-    sys.path.insert(0, str(ROOT))
-    try:
-        from benchmarks.readme import recorded, section
-    finally:
-        sys.path.remove(str(ROOT))
-    assert section(recorded()) in (ROOT / "README.md").read_text()
+@pytest.fixture
+def readme(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    import benchmarks.readme
+
+    return benchmarks.readme
+
+
+def test_the_figures_in_the_readme_are_the_recorded_ones(readme):
+    assert readme.section(readme.recorded()) in (ROOT / "README.md").read_text()
+
+
+def test_every_suite_that_was_recorded_has_its_table_in_the_readme(readme):
+    text = (ROOT / "README.md").read_text()
+    recorded = [name for name in readme.SUITES if (ROOT / "benchmarks" / "results" / f"{name}.json").exists()]
+    assert "loader" in recorded
+    assert [name for name in recorded if f"`./scripts/bench {name}`" not in text] == []
+
+
+def test_a_suite_recorded_later_gets_a_table_of_its_own(readme, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    targets = [
+        {"target": ">= 3x cpprb", "metric": "us", "theirs": ["cpprb"], "figure": 3.14159, "outcome": "held"},
+        {"target": "<= 100 us", "metric": "us", "theirs": [], "figure": 123.4, "outcome": "missed"},
+        {"target": "keeps >= 70%", "metric": "kept_percent", "theirs": [], "figure": None, "outcome": "not measured"},
+    ]
+    loader = json.loads((readme.RESULTS / "loader.json").read_text())
+    replay = {**loader, "suite": "replay", "rows": [{"title": "draws", "targets": targets}]}
+    replay["versions"] = {
+        "project": {"torch": "2"},
+        "replay-peers": {"cpprb": "11", "torch": "3"},
+        "tianshou": {"tianshou": None},
+    }
+    for record in (loader, replay):
+        (tmp_path / f"{record['suite']}.json").write_text(json.dumps(record))
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    section = readme.section(readme.recorded())
+    assert section.count("| work | target | measured | |") == 2
+    assert "torch 2, cpprb 11, torchrl not measured, stable-baselines3 not measured, tianshou not measured." in section
+    assert "| draws | >= 3x cpprb | 3.14x | held |" in section
+    assert "| draws | <= 100 us | 123 us | missed |" in section
+    assert "| draws | keeps >= 70% | not measured | not measured |" in section
+    assert "benchmarks/results/replay.png" in section
+    assert section.endswith(readme.END)

@@ -42,6 +42,8 @@ ELSEWHERE = {
     "gymnasium": {"demo"},
     "matplotlib": {"demo"},
     "cloudpickle": {"pipeline.codec"},
+    "numba": {"replay.compiled", "replay.kernels"},
+    "llvmlite": {"replay.kernels"},
 }
 """Optional and heavy libraries, and the parts that import them."""
 

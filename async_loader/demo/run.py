@@ -109,7 +109,7 @@ class Run:
         settings = self._settings
         return AsyncDataLoader(
             # Batches made before then, ahead of time, would repeat the very first steps.
-            self._buffer.source(min_size=settings.warmup_steps, seed=settings.seed),
+            self._buffer.source(min_size=settings.warmup_steps),
             batch_size=settings.dqn.batch_size,
             device="cpu",
             num_workers=settings.num_workers,

@@ -1,10 +1,12 @@
-"""Replay tables in shared memory: rows, what draws them, and what reads them. Never imports torch.
+"""Replay tables in shared memory: steps, what draws them, and what reads them. Never imports torch.
 
 ::
 
-    add, extend ──check (fitting)──▶ write (storage) ──▶ ROWS (shared memory) ◀──read── reader ◀── loader's workers
-                                                           │ marks                        ▲
-                                         plan (source) ◀── which ids are live ──▶ sample ─┘
+    add, extend, writers ──checked──▶ Inserter ─┐                ┌─ Drawer ──ids──▶ ReplayReader ◀── loader's workers
+                                                ▼    one lock    ▼                       │
+                        limiter ◀──── Owner: Table (ids, links, items) ──▶ samplers      │ no lock: reads, then looks
+                                                │                                        │ whether it may believe it
+                                                └──kernels──▶ ROWS (shared memory) ◀─────┘
 """
 
 from async_loader.replay.buffer import ReplayBuffer

@@ -1,52 +1,102 @@
-"""ReplayBuffer: a ring of steps in shared memory, and the loader's source. Holds its lock for writing, never for reading."""
+"""ReplayBuffer: steps in shared memory, what draws them, and the loader's source. Decides nothing itself."""
 
 from __future__ import annotations
 
-import contextlib
-import operator
 import os
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tree
-from async_loader.errors import CannotSend, ConfigError, SchemaError, Unsupported
-from async_loader.lifecycle import Bell, Patience
-from async_loader.replay.fitting import Fit
+from async_loader.errors import CannotSend, ConfigError, SchemaError
+from async_loader.lifecycle import Patience
+from async_loader.replay.arguments import floats_of, ids_of, named, one_of, positive, size_of
+from async_loader.replay.drawing import Drawer
+from async_loader.replay.inserting import Inserter
+from async_loader.replay.limiter import RateLimiter
+from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader
-from async_loader.replay.sampler import Uniform
+from async_loader.replay.remote.handle import WriterHandle
+from async_loader.replay.rows import TERMINATED, TRUNCATED
+from async_loader.replay.samplers import Fifo, Sampler, Uniform
 from async_loader.replay.source import ReplaySource
-from async_loader.replay.storage import Storage, StorageLayout
-from async_loader.schema import RESERVED, Field, Schema, kind_of
+from async_loader.replay.storage import StorageLayout
+from async_loader.replay.views import Transitions
+from async_loader.replay.waiting import Waiting
+from async_loader.replay.writer import StreamWriter, VectorWriter, fresh_stream
+from async_loader.schema import Schema
 from async_loader.source import Applied, Rows
 
 Ids = npt.NDArray[np.int64]
+_SETTLED = ("terminated", "truncated", "done")
+"""Fields that are not updated: what follows from them has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStats:
+    """A table in numbers, at one moment.
+
+    Attributes
+    ----------
+    size, capacity : int
+        Items that can be drawn; steps that are kept.
+    inserted, sampled, deleted : int
+        Items, since the table was made; deleted counts those that made room too.
+    nbytes : int
+        Shared memory of a full table.
+    streams : int
+        Streams that were ever written to.
+    waiting : tuple of Waiting
+        Who waits for the table, and for what.
+    """
+
+    size: int
+    capacity: int
+    inserted: int
+    sampled: int
+    deleted: int
+    nbytes: int
+    streams: int
+    waiting: tuple[Waiting, ...]
 
 
 class ReplayBuffer:
-    """The newest ``capacity`` steps, in shared memory, sampled uniformly. Also a Source for the loader.
+    """The newest ``capacity`` steps, in shared memory. Also a Source for the loader.
 
-    Any number of threads of the process that made it may add and sample. Worker processes of a loader read its memory
-    directly, without a lock. A forked child may sample (it draws what its parent draws) and cannot add.
+    Any number of threads of the process that made it may add and sample; processes that get a `writer_handle` may add, and
+    the workers of a loader read its memory directly, without a lock. A forked child may sample what its parent had
+    at that moment, and cannot add.
 
     Parameters
     ----------
-    capacity : int
-        Steps.
+    capacity : int | str
+        Steps, or shared memory as in ``"8GiB"``. The observation that ends an episode (``final_obs``) takes the room of a step.
     schema : Schema | sequence of Field | (nested) dict of ``Field | (shape, dtype) | dtype``, optional
         What a step is. By default it is taken from the first step: arrays as they are, Python floats as float32,
-        Python ints as int64. `index`, `weight` and `stream` are reserved names.
+        Python ints as int64. Steps are linked to those before and after them in their stream, which is what
+        ``Field(stack=..., next=...)`` and n-step returns are read through; boolean fields named ``terminated`` and
+        ``truncated`` (or ``done``, which counts as terminated) end episodes.
+    sampler : Sampler
+        Which items make a batch; `Uniform` unless given.
+    remover : Sampler
+        Which item makes room for a new one. `Fifo`, the default, overwrites steps in order. With any other, rows are
+        reused out of order, so that the schema can have no ``stack`` and no ``next`` and there are no n-step returns.
+    limiter : RateLimiter, optional
+        How far sampling and inserting may run ahead of each other.
+    max_times_sampled : int
+        An item is gone after so many draws; 0 is any number.
     seed : int, optional
-        The same seed and the same calls give the same samples; what a loader draws is a sequence of its own.
+        The same seed and the same calls give the same samples.
+    max_bytes : int | str, optional
+        An upper bound of the shared memory, for a capacity in steps.
 
     Raises
     ------
     ConfigError
-        If the capacity is not a positive integer.
+        For arguments that cannot work, alone or together.
     SchemaError
         For a schema that cannot be stored.
     OutOfMemory
@@ -61,42 +111,96 @@ class ReplayBuffer:
     ['action', 'index', 'obs', 'reward']
     """
 
-    def __init__(self, capacity: int, schema: Any = None, *, seed: int | None = None) -> None:
-        self._capacity = _positive("capacity", capacity)
-        sequence = np.random.SeedSequence(seed)
-        for_sample, for_plan = sequence.spawn(2)
-        self._sampler = Uniform(for_sample)
-        self._planner = Uniform(for_plan)
-        self._lock = threading.Lock()
-        self._bells: list[Bell] = []
-        self._idle: list[ReplayReader] = []  # one per thread that samples at the same time
-        self._foreign = False
-        self._schema: Schema | None = None
-        self._storage: Storage | None = None
+    def __init__(
+        self,
+        capacity: int | str,
+        schema: Any = None,
+        *,
+        sampler: Sampler | None = None,
+        remover: Sampler | None = None,
+        limiter: RateLimiter | None = None,
+        max_times_sampled: int = 0,
+        seed: int | None = None,
+        max_bytes: int | str | None = None,
+    ) -> None:
+        sampler, remover = Uniform() if sampler is None else sampler, Fifo() if remover is None else remover
+        for name, one in (("sampler", sampler), ("remover", remover)):
+            if not isinstance(one, Sampler):
+                raise ConfigError(f"{name}={one!r}: give a sampler, as in {name}=Uniform()")
+        if limiter is not None and not isinstance(limiter, RateLimiter):
+            raise ConfigError(f"limiter={limiter!r}: give a RateLimiter, or MinSize, Queue or Stack")
+        most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
+        self._owner = Owner(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed)
+        self._in, self._out = Inserter(self._owner), Drawer(self._owner)
         if schema is not None:
-            self._allocate(Schema.of(schema))
+            self._owner.start(Schema.of(schema))
         _buffers.add(self)
+
+    # -- what it is ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def nbytes_for(schema: Any, capacity: int) -> int:
+        """Bytes of shared memory that a full buffer of ``capacity`` steps takes, exactly."""
+        return StorageLayout.of(Schema.of(schema), positive("capacity", capacity)).nbytes
 
     @property
     def capacity(self) -> int:
-        """Steps that are kept."""
-        return self._capacity
+        """Steps that are kept; 0 while that depends on a schema that is not known yet."""
+        return self._owner.capacity or 0
 
     @property
     def schema(self) -> Schema | None:
         """What a step is; ``None`` before the first one if no schema was given."""
-        return self._schema
+        return self._owner.schema
 
     @property
     def nbytes(self) -> int:
         """Bytes of shared memory that a full buffer takes; 0 while the schema is unknown."""
-        return 0 if self._storage is None else self._storage.layout.nbytes
+        return self._owner.table.storage.layout.nbytes if self._owner.ready else 0
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        """How far sampling and inserting may run ahead of each other; may be changed while they do."""
+        return self._owner.limiter
+
+    @limiter.setter
+    def limiter(self, limiter: RateLimiter | None) -> None:
+        self._owner.limiter = limiter
 
     def __len__(self) -> int:
-        """Steps that can be drawn."""
-        return 0 if self._storage is None else min(self._storage.published(), self._capacity)
+        """Items that can be drawn."""
+        with self._owner.lock:
+            self._owner.catch_up()
+            return len(self._owner.table) if self._owner.ready else 0
 
-    def add(self, step: Mapping[str, Any] | None = None, /, **fields: Any) -> int:
+    def who_waits(self) -> list[Waiting]:
+        """Everyone who waits for this table, and for what, in numbers."""
+        with self._owner.lock:
+            return self._owner.waiters.now()
+
+    def stats(self) -> ReplayStats:
+        """The table in numbers."""
+        owner = self._owner
+        with owner.lock:
+            owner.catch_up()
+            table = owner.table if owner.ready else None
+            counts = (table.inserted, table.sampled, table.deleted) if table else (0, 0, 0)
+            streams = len(table.streams) if table else 0
+            return ReplayStats(len(table) if table else 0, self.capacity, *counts, self.nbytes, streams, tuple(owner.waiters.now()))
+
+    # -- adding ----------------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        step: Mapping[str, Any] | None = None,
+        /,
+        *,
+        stream: Hashable = 0,
+        priority: float | None = None,
+        timeout_s: float | None = None,
+        final_obs: Any = None,
+        **fields: Any,
+    ) -> int:
         """Add one step, as a (nested) dict or as keywords; the oldest makes room.
 
         Parameters
@@ -104,11 +208,19 @@ class ReplayBuffer:
         step : mapping
             Numbers, numpy arrays and CPU tensors, shaped like the schema. A value is taken when a row can hold it
             unchanged, apart from rounding floats to the field's precision (fitting.py, NOTE [what fits]).
+        stream : hashable
+            Whose step this is: an actor's, an environment's. Steps of one stream follow each other.
+        priority : float, optional
+            For prioritized samplers.
+        timeout_s : float, optional
+            How long to wait for the limiter; ``None``: as long as it takes, with a warning after 10 s.
+        final_obs : array or (nested) dict of arrays, optional
+            The observation after this step, which ends an episode. A truncated step needs it where the schema has ``next=``.
 
         Returns
         -------
         int
-            The step's id: 64 bits, counting from 0, never reused.
+            The step's id: 64 bits, never reused, counting from 0 (an observation that ends an episode has one of its own).
 
         Raises
         ------
@@ -116,91 +228,183 @@ class ReplayBuffer:
             Names the field that does not fit. Nothing was written.
         OutOfMemory
             At the first step, if a full buffer would not fit.
+        Timeout, WouldDeadlock
+            When the limiter lets nothing in. Nothing was written.
         """
-        step = _one(step, fields, "step")
-        storage = self._storage or self._start(step, Schema.of_step)
-        values = self._leaves(step)
-        for i, (fit, dtype, shape) in enumerate(self._fits):
-            value = values[i]
-            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-                values[i] = fit.value(value)
-        with self._lock:
-            self._own()
-            new = storage.append(values)
-            if self._bells:
-                self._ring()
-        return new
+        return self._in.add(one_of(step, fields, "step"), stream, None, priority, timeout_s, final_obs)
 
-    def extend(self, batch: Mapping[str, Any] | None = None, /, **fields: Any) -> Ids:
+    def extend(
+        self,
+        batch: Mapping[str, Any] | None = None,
+        /,
+        *,
+        stream: Hashable | Sequence[Hashable] | npt.NDArray[Any] = 0,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        final_obs: Any = None,
+        **fields: Any,
+    ) -> Ids:
         """Add many steps: a (nested) dict of equally long arrays or tensors ``[rows, ...]``, of any length.
 
-        Their ids are consecutive. Of more than ``capacity`` rows the last ones stay.
+        Parameters
+        ----------
+        stream : hashable | sequence or array [rows]
+            One stream for all, in order; or each row's own, as of a vector of environments. (Tuples are sequences.)
+        priority : float array [rows], optional
+        final_obs : array [rows, ...] or (nested) dict of arrays, optional
+            The observation after each step that ends an episode; rows of others are not looked at.
+        timeout_s : float, optional
+            As in `add`; what is written is written in pieces, and a Timeout says how many rows were.
 
         Returns
         -------
         int64 array [rows]
-            Their ids.
+            Their ids. Of more than ``capacity`` rows the last ones stay.
 
         Raises
         ------
         SchemaError
             Names the field that does not fit, or the lengths that differ. Nothing was written.
-        OutOfMemory
+        OutOfMemory, Timeout, WouldDeadlock
             As in `add`.
         """
-        batch = _one(batch, fields, "batch")
-        storage = self._storage or self._start(batch, _schema_of_columns)
-        columns = [fit.column(v) for (fit, _, _), v in zip(self._fits, self._leaves(batch), strict=True)]
-        count = _length(storage.layout.schema, columns)
-        with self._lock:
-            self._own()
-            first = storage.extend(columns, count)
-            if self._bells:
-                self._ring()
-        return np.arange(first, first + count)
+        return self._in.extend(one_of(batch, fields, "batch"), stream, priority, timeout_s, final_obs)
 
-    def sample(self, batch_size: int) -> dict[str, Any]:
-        """Draw ``batch_size`` steps uniformly, with replacement.
+    def end_episode(
+        self, *, stream: Hashable = 0, final_obs: Any = None, terminated: bool = False, truncated: bool = False
+    ) -> None:
+        """The episode of a stream ended after its last step, which was not known when that was added.
 
-        Returns
-        -------
-        dict
-            Contiguous arrays ``[batch_size, ...]`` of your own, nested as the step was, and ``index``: int64 ids.
+        Parameters
+        ----------
+        final_obs : array or (nested) dict of arrays, optional
+            What came after the last step. Where the schema has ``next=`` and it is not given, the episode ends one step earlier
+            (unless it terminated): the last step has nothing to be bootstrapped from, and is given up.
+        terminated, truncated : bool
+            How it ended; neither counts as truncated.
+        """
+        if terminated and truncated:
+            raise ConfigError("terminated and truncated: an episode ends in one way, give the one that counts")
+        self._in.end_episode(stream, final_obs, TERMINATED if terminated else TRUNCATED)
+
+    def writer(self, stream: Hashable = None) -> StreamWriter:
+        """What appends the steps of one stream, an actor's for instance. By default of a new one."""
+        return StreamWriter(self._owner, self._in, fresh_stream() if stream is None else stream)
+
+    def writer_handle(self) -> WriterHandle:
+        """What another process needs to add steps: an argument for it, under any start method; one handle for each writer.
+
+        ``handle.open(stream=...)`` there gives a `Writer`, with ``append``, ``extend`` and ``end_episode`` as here. It writes
+        into this table's shared memory, without a lock; what it adds can be drawn at once. When its process dies, at whatever
+        moment, no row is torn, its open episodes end as truncated, and its rows come back; while it is stopped, others go on.
 
         Raises
         ------
         ConfigError
-            If the buffer is empty, or ``batch_size`` is not a positive integer.
+            While the schema is unknown; and for more writers than there is room for: an eighth of the rows.
+        Unsupported
+            In a forked child, and for a table whose remover is not Fifo.
+        Closed
+            After `close`.
         """
-        first, ids = self.draw(batch_size, self._sampler)
-        try:
-            reader = self._idle.pop()
-        except IndexError:
-            reader = ReplayReader(self._rows())
-        into = reader.fresh(len(ids))
-        reader.fill(ids, first, into, self._sampler)
-        self._idle.append(reader)
-        return self._assemble(into.fields)
+        return self._owner.writer_handle()
 
-    def source(self, *, min_size: int = 1, seed: int | None = None) -> ReplaySource:
-        """This buffer as a source of its own, for a second loader or another start.
+    def vector_writer(
+        self, num_envs: int, *, autoreset: Any = "next_step", streams: Sequence[Hashable] | None = None
+    ) -> VectorWriter:
+        """What adds the steps of a vector of environments, each a stream.
 
         Parameters
         ----------
-        min_size : int
-            Steps that its batches wait for. (The buffer itself, as a source, waits for one.)
-        seed : int, optional
+        num_envs : int
+        autoreset : "next_step" | "same_step" | "disabled" | gymnasium.vector.AutoresetMode
+            When environments begin anew by themselves: ``envs.metadata["autoreset_mode"]``. Gymnasium's default is "next_step".
+        streams : sequence of hashable, optional
+            Their names; new ones by default.
         """
-        return ReplaySource(self, min_size, Uniform(seed))
+        return VectorWriter(self._owner, self._in, num_envs, autoreset, streams)
 
-    # What the loader asks for: the Source protocol.
+    # -- sampling --------------------------------------------------------------------------------------------------------
+
+    def sample(self, batch_size: int, *, view: Transitions | None = None, timeout_s: float | None = None) -> dict[str, Any]:
+        """Draw ``batch_size`` items as the table's sampler chooses.
+
+        Parameters
+        ----------
+        view : Transitions, optional
+            n-step returns, ``discount``; without one, steps as they are (with their stacks, and what followed them).
+        timeout_s : float, optional
+            How long to wait for enough items, and for the limiter. ``None``: without a limiter an empty table raises
+            at once; with one, as long as it takes, with a warning after 10 s.
+
+        Returns
+        -------
+        dict
+            Contiguous arrays ``[batch_size, ...]`` of your own, nested as the step was, ``index``: int64 ids, and
+            ``weight``: float32, if the sampler has weights.
+
+        Raises
+        ------
+        ConfigError
+            If there is nothing to draw, or there could never be, or ``batch_size`` is not a positive integer.
+        Timeout, WouldDeadlock
+            When the limiter lets nothing out.
+        """
+        return self._out.batch(self._owner.sampler, batch_size, view, timeout_s)
+
+    # -- the Source protocol ---------------------------------------------------------------------------------------------
+
+    def source(
+        self,
+        *,
+        view: Transitions | None = None,
+        sampler: Sampler | None = None,
+        min_size: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> ReplaySource:
+        """This buffer as a source of its own, for a loader.
+
+        Parameters
+        ----------
+        view : Transitions, optional
+            As in `sample`.
+        sampler : Sampler, optional
+            One of its own beside the table's; it is told of every item from now on.
+        min_size : int
+            Items that its batches wait for. (The buffer itself, as a source, waits for one.)
+        rank, world_size : int
+            Of a group of learners that each have a source of this table: each draws on its own, uniformly unless
+            ``sampler`` says otherwise; prioritized ranks share the table's priorities.
+
+        Raises
+        ------
+        ConfigError
+            For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the capacity.
+        """
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
+        if view is not None and view.overlapping:
+            raise ConfigError("overlapping=True is for sample(): a loader's batches are contiguous, leave it out")
+        owner = self._owner
+        if sampler is None and world_size > 1 and type(owner.sampler) is Uniform:
+            sampler = Uniform()
+        if sampler is not None:
+            self._attach(sampler, rank)
+        return ReplaySource(owner, self._out, self._in, view, sampler or owner.sampler, min_size)
+
+    def _attach(self, sampler: Sampler, rank: int) -> None:
+        owner = self._owner
+        if not owner.ready:
+            raise ConfigError("a sampler beside the table's needs a table: give a schema, or add a step first")
+        with owner.lock:
+            (seed,) = owner.seeds.spawn(1)
+            sampler.bind(owner.table.items, np.random.SeedSequence([rank, *seed.generate_state(4).tolist()]))
+            owner.table.attach(sampler)
 
     def plan(self, batch_size: int, patience: Patience) -> Rows:
-        """``batch_size`` ids, with replacement. Waits through ``patience`` until there is one step to draw.
-
-        As `sample`, it repeats steps while there are few; ``source(min_size=...)`` waits for more.
-        """
-        return ReplaySource(self, 1, self._planner).plan(batch_size, patience)
+        """``batch_size`` items of the table's sampler. Waits through ``patience`` until there is one, and for the limiter."""
+        return self._as_source().plan(batch_size, patience)
 
     def reader(self) -> ReplayReader | None:
         """A new reader of the rows, for this or any other process.
@@ -208,148 +412,114 @@ class ReplayBuffer:
         ``None`` while the schema is unknown, that is before the first step of a buffer that was given none. Once a
         ``plan`` has returned there is a reader: ask again then, and start worker processes with that one.
         """
-        return None if self._storage is None else ReplayReader(self._storage)
+        return self._as_source().reader()
 
     def feedback(self, index: Ids, priority: npt.NDArray[np.float64]) -> Applied:
-        """Raises Unsupported: uniform sampling has no priorities."""
-        return ReplaySource(self, 1, self._planner).feedback(index, priority)
+        """As `update_priorities`."""
+        return self.update_priorities(index, priority)
 
     def waiting_for(self) -> str | None:
         """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""
-        return ReplaySource(self, 1, self._planner).waiting_for()
+        return self._as_source().waiting_for()
 
-    def draw(self, count: int, sampler: Uniform) -> tuple[int, Ids]:
-        """The first live id, and ``count`` ids of live steps."""
-        first, end = (0, 0) if self._storage is None else self._storage.live()
-        if _positive("batch_size", count) and first == end:
-            raise ConfigError(f"cannot draw {count} steps, the buffer is empty: add steps first, or use a loader, which waits")
-        return first, sampler.draw(first, end, count)
+    def note_ahead(self, batch_size: int, batches: int) -> None:
+        """A loader will plan so many batches before the first of them is used: warn if the limiter never lets it."""
+        self._as_source().note_ahead(batch_size, batches)
 
-    @contextlib.contextmanager
-    def ringing(self, bell: Bell) -> Iterator[None]:
-        """Ring the bell whenever steps have been added."""
-        with self._lock:
-            self._bells.append(bell)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._bells.remove(bell)
+    def _as_source(self) -> ReplaySource:
+        return ReplaySource(self._owner, self._out, self._in, None, self._owner.sampler, 1)
 
-    def _ring(self) -> None:
-        for bell in self._bells:
-            bell.ring()
+    # -- by id -----------------------------------------------------------------------------------------------------------
 
-    def _start(self, first: Mapping[str, Any], schema_of: Callable[[Any], Schema]) -> Storage:
-        """The storage, allocated for what the first step or batch is if no other thread was faster."""
-        schema = schema_of(first)
-        with self._lock:
-            if self._storage is None:
-                self._allocate(schema)
-        return self._rows()
+    def update_priorities(self, index: Any, priority: Any) -> Applied:
+        """New priorities of items, by id.
 
-    def _allocate(self, schema: Schema) -> None:
-        _storable(schema)
-        root = schema.structure
-        flat = root is not None and not any(root.children)
-        keys = root.keys if root is not None else ()
-        storage = Storage.create(StorageLayout.of(schema, self._capacity), self._lock)
-        full = storage.layout.schema
-        self._fits = [(Fit(field), field.dtype, field.shape) for field in schema.fields]
-        self._leaves: Callable[[Any], list[Any]] = _Flat(schema, keys) if flat else schema.leaves
-        self._assemble: Callable[[Any], dict[str, Any]] = _Zip((*keys, "index")) if flat else full.rebuild
-        self._schema = schema
-        self._storage = storage
+        Parameters
+        ----------
+        index : int64 array or tensor [rows]
+            Ids, as in a batch's ``index``. What became of the steps in the meantime does not matter: an id is never reused.
+        priority : float array or tensor [rows]
+            Finite, not negative. Of an id that is named twice the last counts.
 
-    def _rows(self) -> Storage:
-        assert self._storage is not None
-        return self._storage
+        Returns
+        -------
+        Applied
+            How many were still there (``applied``) and how many were not (``stale``).
 
-    def _own(self) -> None:
-        if self._foreign:
-            raise Unsupported("only the process that made a replay buffer adds to it: add from there, not from a fork")
+        Raises
+        ------
+        Unsupported
+            If the table has no prioritized sampler or remover.
+        ConfigError
+            Names a priority that is not allowed, before any is changed.
+        """
+        return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
+
+    def update(self, index: Any, /, **fields: Any) -> Applied:
+        """Overwrite fields of steps, by id: a reward that arrives late, a value that was computed anew.
+
+        Parameters
+        ----------
+        index : int64 array or tensor [rows]
+        **fields
+            Arrays or tensors ``[rows, ...]``; names of top-level fields.
+
+        Returns
+        -------
+        Applied
+
+        Raises
+        ------
+        SchemaError
+            For a field that is not there or does not fit; and for `terminated`, `truncated` and `done`, as what follows from
+            those has happened.
+        """
+        ids = ids_of(index)
+        owner = self._owner
+        if not owner.ready:
+            return Applied(0, len(ids))
+        columns: dict[int, npt.NDArray[Any]] = {}
+        known = {field.name: i for i, field in enumerate(owner.stage.schema.fields)}
+        for name, value in named(fields):
+            if name not in known or name in _SETTLED:
+                raise SchemaError(f"field {name!r} cannot be updated: {', '.join(n for n in known if n not in _SETTLED)} can")
+            column = owner.stage.fits[known[name]].column(value)
+            if len(column) != len(ids):
+                raise SchemaError(f"field {name!r} has {len(column)} rows for {len(ids)} ids: one for each")
+            columns[known[name]] = column
+        with owner.lock:
+            return owner.own().patch(ids, columns)
+
+    def delete(self, index: Any) -> Applied:
+        """Take items out, by id: they are not drawn any more. Their neighbours' stacks and returns still show them."""
+        ids = ids_of(index)
+        owner = self._owner
+        if not owner.ready:
+            return Applied(0, len(ids))
+        with owner.lock:
+            applied = owner.own().delete(ids)
+            owner.waiters.ring()
+            return applied
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float | None = 5.0) -> None:
+        """No more is added or drawn. Writers in other processes raise Closed, and their thread ends. May be called again.
+
+        A buffer without such writers need not be closed: its memory goes when nobody uses it any more.
+        """
+        self._owner.close(timeout_s)
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __reduce__(self) -> Any:
-        raise CannotSend("a ReplayBuffer stays in its process: send its reader(), or put a loader in front of it")
-
-
-class _Flat:
-    """The leaves of a step that is not nested, faster than `Schema.leaves`."""
-
-    def __init__(self, schema: Schema, keys: Sequence[str]) -> None:
-        self._schema = schema
-        self._keys = keys
-
-    def __call__(self, step: Mapping[str, Any]) -> list[Any]:
-        if len(step) == len(self._keys):
-            with contextlib.suppress(KeyError):
-                return [step[key] for key in self._keys]
-        return self._schema.leaves(step)
-
-
-class _Zip:
-    """A dict of arrays that is not nested, faster than `Schema.rebuild`."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = keys
-
-    def __call__(self, arrays: Sequence[Any]) -> dict[str, Any]:
-        return dict(zip(self._keys, arrays, strict=True))
-
-
-def _positive(name: str, value: int) -> int:
-    if type(value) is int and value > 0:
-        return value
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
-        raise ConfigError(f"{name}={value!r}: it must be a positive integer")
-    return operator.index(value)
-
-
-def _one(given: Mapping[str, Any] | None, fields: dict[str, Any], what: str) -> Mapping[str, Any]:
-    if given is None:
-        return fields
-    if fields:
-        raise SchemaError(f"a {what} and the fields {sorted(fields)} as well: pass one or the other")
-    if not isinstance(given, Mapping):
-        raise SchemaError(f"a {what} is a dict of fields, not {type(given).__name__}")
-    return given
-
-
-def _storable(schema: Schema) -> None:
-    root = schema.structure
-    if root is None or root.kind is not dict:
-        raise SchemaError("a step is a dict of fields: name what you store, as in add(obs=...)")
-    strange = [key for key in root.keys if not isinstance(key, str)]
-    if strange:
-        raise SchemaError(f"a step has the key {strange[0]!r}: fields are named by strings")
-    taken = [name for name in RESERVED if name in root.keys]
-    if taken:
-        raise SchemaError(f"a step has the field {taken[0]!r}: {', '.join(RESERVED)} are reserved names, choose another")
-
-
-def _schema_of_columns(batch: Mapping[str, Any]) -> Schema:
-    """The schema of one row of a batch, which must be a good one: the schema stays."""
-    structure = tree.structure_of(batch)
-    fields = []
-    columns = list(tree.leaves(batch, structure))
-    for name, value in zip(tree.names(structure), columns, strict=True):
-        kind = kind_of(value)
-        if kind is None or not kind[0]:
-            raise SchemaError(
-                f"field {name!r} is {type(value).__name__}, not an array or tensor [rows, ...]: "
-                "np.asarray for lists, add() for one step"
-            )
-        fields.append(Field(name, kind[0][1:], kind[1]))
-    schema = Schema(structure, tuple(fields))
-    _length(schema, columns)
-    return schema
-
-
-def _length(schema: Schema, columns: Sequence[Any]) -> int:
-    lengths = {field.name: len(column) for field, column in zip(schema.fields, columns, strict=False)}
-    if len(set(lengths.values())) > 1:
-        raise SchemaError(f"columns of unequal length: {lengths}: give every field one value per row")
-    return len(columns[0]) if columns else 0
+        raise CannotSend(
+            "a ReplayBuffer stays in its process: send its reader() to read, its writer_handle() to write, or use a loader"
+        )
 
 
 _buffers: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
@@ -357,8 +527,7 @@ _buffers: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for buffer in list(_buffers):
-        buffer._foreign = True
-        buffer._lock = threading.Lock()  # a thread of the parent may have held it
+        buffer._owner.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

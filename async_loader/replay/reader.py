@@ -1,190 +1,242 @@
-"""What reads a replay buffer's rows, in any process. Takes no lock and delivers no torn row."""
+"""What reads a table's rows, in any process. Takes no lock and delivers no torn row."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import SchemaError
-from async_loader.replay.sampler import Uniform
-from async_loader.replay.storage import COLUMN_BYTES, IN_ORDER, Storage
-from async_loader.schema import Field, Schema
+from async_loader.errors import Broken
+from async_loader.replay.addresses import address_of
+from async_loader.replay.storage import COLUMN_BYTES, Storage
+from async_loader.replay.views import Recipe
+from async_loader.schema import Schema
 from async_loader.source import Seed, Window
 
 Ids = npt.NDArray[np.int64]
-Arrays = list[npt.NDArray[Any]]
+Weights = npt.NDArray[np.floating[Any]]
 
-# Rows are gathered whole into this much warm memory, then split into fields: it should stay in the second-level cache.
-_SCRATCH_BYTES = 256 << 10
+# Up to here copying takes less than some hundred microseconds, and keeps the GIL. See compiled.kernel.
+_SHORT_BYTES = 1 << 20
+_ROUNDS = 64
 _LINE = 64
 
 
 class ReplayReader:
-    """Fills batches with rows by id. Pickles while a process is being spawned, and may be inherited by a fork.
+    """Fills batches with items by id. Pickles while a process is being spawned, and may be inherited by a fork.
 
-    A row that was overwritten since it was planned, or while it was read, is replaced by another live one, drawn with
-    the seed of that part of the batch; ``index`` holds the ids that were delivered. See storage.py's
-    NOTE [reserve, write, publish].
+    An item that was overwritten since it was planned, or while it was read, is replaced by another of the same part of the
+    batch, drawn with the seed of that part, so that each still appears as often as the sampler wanted; if none is
+    left, by any step that is there. ``index`` holds the ids that were delivered. See kernels.py, NOTE [row lock].
 
-    Thread rule: one thread at a time. Cost: about 40 us for 256 rows of 176 bytes out of a million, 250 us for 4096.
+    Thread rule: one thread at a time. Cost: about 15 us for 256 rows of 200 bytes out of a million, 180 us for 4096.
 
     Parameters
     ----------
     storage : Storage
+    recipe : Recipe
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, recipe: Recipe) -> None:
+        from async_loader.replay import kernels  # late: see compiled.py
+
+        self._kernels = kernels
         self._storage = storage
-        layout = storage.layout
-        self._columns = [(i, storage.cells[i].reshape(layout.rows, -1)) for i in layout.columns]
-        self._scratch_rows = max(1, _SCRATCH_BYTES // layout.row.stride)
-        self._empties = [_Empty(field) for field in layout.schema.fields]
-        fields = layout.schema.fields[:-1]
-        packed = [(i, offset) for i, offset in zip(layout.packed, layout.row.offsets, strict=True) if i < len(fields)]
-        self._small = [(i, offset, _void(fields[i])) for i, offset in packed if fields[i].nbytes]
-        self._scratch: npt.NDArray[np.uint8] | None = None
-        self._views: dict[int, tuple[npt.NDArray[np.uint8], Arrays]] = {}
+        self.recipe = recipe
+        self._template = self._fields()
+        self._index = len(recipe.outputs) + recipe.discounts
+        self._short = _SHORT_BYTES // max(1, recipe.schema.nbytes)
+        self._scratch_rows = -1
+        self._plans: dict[int, _Plan] = {}
+        self._reward = (
+            storage.cell(recipe.outputs[recipe.reward].source).reshape(storage.layout.rows, -1) if recipe.reward >= 0 else None
+        )
 
     @property
     def schema(self) -> Schema:
-        """Of a step, with ``index`` (int64) at the end."""
-        return self._storage.layout.schema
+        """Of a batch's row, with ``index`` (int64), and ``weight`` (float32) where there are weights, at the end."""
+        return self.recipe.schema
 
     def read(self, index: Ids, into: Window, seed: Seed) -> None:
-        """Fill ``into`` with the steps of ``index`` (int64 ids), replacing those that are gone.
+        """Fill ``into`` with the items of ``index``: int64 ids, or ``[rows, 2]`` with the bits of a float64 weight beside each.
 
         Raises
         ------
-        SchemaError
-            For an id that was never given out.
-        Unsupported
-            In another process than the owner's, on a machine that does not keep stores in order.
+        Broken
+            If no step could be read before it was overwritten, again and again.
         """
         if not len(index):
             return
-        ids = np.array(index, np.int64)
-        first, end = self._storage.live()
-        low = int(ids.min())
-        if low < 0 or ids.max() >= end:
-            raise SchemaError(f"ids {low} to {ids.max()} were asked for, the buffer gave out 0 to {end - 1}: use its own")
-        others = Uniform(seed)
-        intact = self._storage.intact()
-        if low < intact:
-            gone = np.flatnonzero(ids < intact)
-            ids[gone] = others.draw(first, end, len(gone))
-        self.fill(ids, min(first, max(low, intact)), into, others)
+        ids, weight = split_index(index)
+        ids = np.array(ids, np.int64)
+        gone = self.fill(ids, into, weight)
+        if len(gone):
+            self.replace(ids, gone, into, np.random.default_rng(seed))
 
     def fetch(self, index: Ids, seed: Seed) -> Sequence[Any]:
-        """The steps of ``index`` as a list of samples."""
+        """The items of ``index`` as a list of samples."""
         into = self.fresh(len(index))
         self.read(index, into, seed)
         return [self.schema.rebuild(array[i] for array in into.fields) for i in range(len(index))]
 
-    def fresh(self, rows: int) -> Window:
-        """New uninitialised arrays ``[rows, *shape]``, one per field."""
-        return Window([empty(rows) for empty in self._empties])
+    def fresh(self, count: int) -> Window:
+        """New uninitialised arrays ``[count, *shape]``, one per field. Small fields share a block, large ones have their own.
 
-    def fill(self, ids: Ids, first: int, into: Window, others: Uniform) -> None:
-        """Gather the rows of ids from ``first`` on that were live a moment ago; change ``ids`` where they no longer are."""
-        if IN_ORDER:
-            self._gather(ids, into)
-            self._revalidate(ids, first, into, others)
-        else:
-            with self._storage.alone():
-                self._gather(ids, into)
-                self._revalidate(ids, first, into, others)  # what was given away before the lock was ours
+        Large arrays begin on a cache line: rows of whole pages (64 x 64 x 3 images) are copied 4 to 5 times slower on AMD's
+        Zen 3 when the target lies 16 bytes behind the source within a page, and that is where malloc puts large arrays.
+        """
+        plan = self._plans.get(count) or self._plan(count)
+        root = np.empty(plan.nbytes, np.uint8)
+        return Window(
+            [
+                np.ndarray(shape, dtype, root, start) if start >= 0 else _aligned(shape, dtype)
+                for shape, dtype, start in plan.arrays
+            ]
+        )
 
-    def _revalidate(self, ids: Ids, first: int, into: Window, others: Uniform) -> None:
-        """Read again, as others, the rows that were given away while they were read. Spare rows make that rare."""
-        while first < (intact := self._storage.intact()):
-            first = intact  # of all ids, from here on
-            gone = np.flatnonzero(ids < intact)
-            if len(gone):
-                ids[gone] = others.draw(*self._storage.live(), len(gone))
-                again = self.fresh(len(gone))
-                self._gather(ids[gone], again)
-                for field, array in zip(into.fields, again.fields, strict=True):
-                    field[gone] = array
-
-    def _gather(self, ids: Ids, into: Window) -> None:
-        layout = self._storage.layout
-        # Every intact id less this is below 2 * rows, where mode="wrap" is one subtraction and % would be a division.
-        intact = self._storage.intact()
-        rows = ids - (intact - intact % layout.rows)
-        packed = into.packed
-        if packed is not None and packed.shape[1] == layout.row.stride and not layout.columns:
-            self._storage.block.take(rows, 0, packed, "wrap")
-            return
-        if self._small:
-            self._gather_packed(rows, into.fields)
-        into.fields[-1][...] = ids
-        for i, column in self._columns:
-            self._gather_column(rows, column, into.fields[i])
-
-    def _gather_packed(self, rows: Ids, fields: Arrays) -> None:
-        items = [_items(fields[i], void) for i, _, void in self._small]
-        count = len(rows)
-        step = -(-count // -(-count // self._scratch_rows))
-        for start in range(0, count, step):
-            stop = min(start + step, count)
-            block, views = self._views.get(stop - start) or self._scratch_views(stop - start)
-            self._storage.block.take(rows[start:stop], 0, block, "wrap")
-            for item, view in zip(items, views, strict=True):
-                item[start:stop] = view
-
-    def _scratch_views(self, count: int) -> tuple[npt.NDArray[np.uint8], Arrays]:
-        """The first ``count`` rows of the scratch memory, and the fields within them as items."""
-        layout = self._storage.layout
-        if self._scratch is None:
-            self._scratch = np.empty((self._scratch_rows, layout.row.stride), np.uint8)
-        if len(self._views) >= 16:
-            self._views.clear()
-        views: Arrays = [
-            np.ndarray((count,), void or layout.schema.fields[i].dtype, self._scratch, offset, (layout.row.stride,))
-            for i, offset, void in self._small
-        ]
-        self._views[count] = made = (self._scratch[:count], views)
+    def _plan(self, count: int) -> _Plan:
+        arrays, end = [], 0
+        for field in self.schema.fields:
+            large = field.nbytes >= COLUMN_BYTES
+            arrays.append(((count, *field.shape), field.dtype, -1 if large else end))
+            end += 0 if large else -(-count * field.nbytes // 16) * 16
+        starts = np.array([start for _, _, start in arrays[: len(self.recipe.outputs)]], np.int64)
+        fields = self._template.copy()
+        fields[:, 4] = [field.nbytes for field in self.schema.fields[: len(fields)]]
+        if len(self._plans) >= 16:
+            self._plans.clear()
+        made = self._plans[count] = _Plan(end, arrays, bool((starts < 0).any()), starts, fields)
         return made
 
-    def _gather_column(self, rows: Ids, column: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
-        if into.flags.c_contiguous:
-            column.take(rows, 0, into.reshape(len(rows), -1), "wrap")
-        else:
-            into[...] = column.take(rows, 0, mode="wrap").reshape(into.shape)
+    def take(self, ids: Ids, weight: Weights | None = None) -> tuple[Window, Ids]:
+        """As `fill`, into fresh arrays, of which the index is ``ids`` itself."""
+        plan = self._plans.get(len(ids)) or self._plan(len(ids))
+        if plan.large:
+            into = self.fresh(len(ids))
+            return into, self.fill(ids, into, weight)
+        root = np.empty(plan.nbytes, np.uint8)
+        plan.fields[:, 3] = plan.starts + address_of(root)
+        arrays = [np.ndarray(shape, dtype, root, start) for shape, dtype, start in plan.arrays]
+        arrays[self._index] = ids
+        into = Window(arrays)
+        return into, self._read(ids, plan.fields, into, weight)
+
+    def fill(self, ids: Ids, into: Window, weight: Weights | None = None) -> Ids:
+        """Read what is there; the positions of what is not, whose rows hold anything."""
+        fields = self._template
+        arrays = into.fields[: len(self.recipe.outputs)]
+        fields[:, 3] = [address_of(array) for array in arrays]
+        fields[:, 4] = [array.strides[0] for array in arrays]
+        into.fields[self._index][...] = ids
+        return self._read(ids, fields, into, weight)
+
+    def _read(self, ids: Ids, fields: Ids, into: Window, weight: Weights | None) -> Ids:
+        recipe = self.recipe
+        taken = np.empty(len(ids), np.int64)
+        gone = self._single(ids, fields, taken) if recipe.single else self._linked(ids, fields, taken, into)
+        if recipe.weighted:
+            into.fields[self._index + 1][...] = 1.0 if weight is None else weight
+        return np.flatnonzero(taken == 0) if gone else _NONE
+
+    def _single(self, ids: Ids, fields: Ids, taken: Ids) -> int:
+        read = self._kernels.read if len(ids) <= self._short else self._kernels.read_many
+        return int(read(self._storage.geometry, ids, fields, taken))
+
+    def _linked(self, ids: Ids, fields: Ids, taken: Ids, into: Window) -> int:
+        recipe, kernels, geometry = self.recipe, self._kernels, self._storage.geometry
+        if self._scratch_rows != len(ids):
+            self._scratch_rows = len(ids)
+            self._names = np.empty((len(ids), recipe.depth + recipe.n), np.int64)
+            self._stamps = np.empty_like(self._names)
+        names, stamps, depth = self._names, self._stamps, recipe.depth
+        kernels.walk(geometry, ids, recipe.n, recipe.successor, depth, names, stamps, taken)
+        if recipe.discounts:
+            self._returns(taken, into)
+        copy = kernels.copy_items if len(ids) <= self._short else kernels.copy_many_items
+        return int(copy(geometry, fields, names, stamps, taken, depth, recipe.successor))
+
+    def _returns(self, taken: Ids, into: Window) -> None:
+        recipe, count = self.recipe, len(taken)
+        reward = _NO_REWARD if self._reward is None else self._reward
+        summed = np.empty((count, reward.shape[1]), reward.dtype)
+        ends = np.empty(count, np.float32)
+        geometry, names, stamps = self._storage.geometry, self._names, self._stamps
+        self._kernels.returns(geometry, reward, names, stamps, taken, recipe.depth, recipe.gamma, summed, ends)
+        into.fields[self._index - 1][...] = ends
+        if self._reward is not None:
+            into.fields[recipe.reward][...] = summed.reshape(into.fields[recipe.reward].shape)
+
+    def replace(self, ids: Ids, gone: Ids, into: Window, rng: np.random.Generator) -> None:
+        """Put other items where some are gone, into ``ids`` and ``into``. See the class."""
+        there = np.setdiff1d(np.arange(len(ids)), gone)
+        if not len(there):
+            there, gone = self._any(ids, into, rng)
+        others = rng.choice(there, len(gone))
+        ids[gone] = ids[others]
+        for array in into.fields:
+            array[gone] = array[others]
+
+    def _any(self, ids: Ids, into: Window, rng: np.random.Generator) -> tuple[Ids, Ids]:
+        """Draw steps out of shared memory, until some are read; which are, and which are not."""
+        found = np.empty_like(ids)
+        for _ in range(_ROUNDS):
+            self._kernels.names_of(self._storage.geometry, rng.integers(0, self._storage.layout.rows, len(ids)), found)
+            ids[:] = found
+            gone = self.fill(ids, into)
+            if len(gone) < len(ids):
+                return np.setdiff1d(np.arange(len(ids)), gone), gone
+        raise Broken(
+            f"{len(ids)} steps were overwritten before they could be read, and so were {_ROUNDS} times as many others: "
+            f"the table's {self._storage.layout.capacity} steps are too few for this rate, raise its capacity"
+        )
+
+    def _fields(self) -> Ids:
+        """What `kernels.copy_items` wants to know of every output, but for the targets."""
+        template = np.zeros((len(self.recipe.outputs), 8), np.int64)
+        stored = self._storage.layout
+        for f, one in enumerate(self.recipe.outputs):
+            offset, stride = stored.places[one.source]
+            template[f, :3] = self._storage.base + offset, stride, stored.schema.fields[one.source].nbytes
+            template[f, 5:8] = one.frames, one.anchor, one.field.padding == "zero"
+        if self.recipe.reward >= 0:
+            template[self.recipe.reward, 2] = 0  # is computed
+        return template
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReplayReader, (self._storage,)
+        return ReplayReader, (self._storage, self.recipe)
 
 
-def _void(field: Field) -> np.dtype[Any] | None:
-    """The dtype as which a field is copied: numpy copies 17 floats as one item in less than half the time of 17 items."""
-    return np.dtype((np.void, field.nbytes)) if field.shape else None
+class _Plan(NamedTuple):
+    """Fresh arrays of one batch size: shapes, dtypes, and where they begin in the shared block, -1 for those of their own."""
+
+    nbytes: int
+    arrays: list[tuple[tuple[int, ...], np.dtype[Any], int]]
+    large: bool
+    starts: Ids
+    fields: Ids
 
 
-def _items(array: npt.NDArray[Any], void: np.dtype[Any] | None) -> npt.NDArray[Any]:
-    """``array`` as one item per row."""
-    if void is None:
-        return array
-    return (array if array.ndim == 2 else array.reshape(len(array), -1)).view(void)[:, 0]
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    raw = np.empty(math.prod(shape) * dtype.itemsize + _LINE, np.uint8)
+    return np.ndarray(shape, dtype, raw, -address_of(raw) % _LINE)
 
 
-class _Empty:
-    """Makes uninitialised arrays of one field; large ones start on a cache line.
+_NONE = np.empty(0, np.int64)
+_NO_REWARD = np.empty((0, 0))
 
-    Rows of whole pages (64 x 64 x 3 images) are copied 4 to 5 times slower on AMD's Zen 3 when the target lies 16 bytes
-    behind the source within a page (1274 against 256 us for 256 rows), and that is where malloc puts large arrays.
-    """
 
-    __slots__ = ("_dtype", "_row_bytes", "_shape")
+def split_index(index: Ids) -> tuple[Ids, npt.NDArray[np.float64] | None]:
+    """Ids, and the weights beside them if there are any. See `join_index`."""
+    if index.ndim == 1:
+        return index, None
+    return index[:, 0], np.ascontiguousarray(index[:, 1]).view(np.float64)
 
-    def __init__(self, field: Field) -> None:
-        self._shape, self._dtype, self._row_bytes = field.shape, field.dtype, field.nbytes
 
-    def __call__(self, rows: int) -> npt.NDArray[Any]:
-        if self._row_bytes < COLUMN_BYTES:
-            return np.empty((rows, *self._shape), self._dtype)
-        raw = np.empty(rows * self._row_bytes + _LINE, np.uint8)
-        return np.ndarray((rows, *self._shape), self._dtype, raw, -raw.ctypes.data % _LINE)
+def join_index(ids: Ids, weight: Weights | None) -> Ids:
+    """Ids with weights beside them, as one array that a plan can carry: ``[rows, 2]``."""
+    if weight is None:
+        return ids
+    return np.stack((ids, weight.astype(np.float64).view(np.int64)), axis=1)

@@ -1,69 +1,100 @@
-"""A replay buffer as the loader sees it: plans batches of ids, waiting until there is something to draw. Reads no row."""
+"""A table as the loader sees it: plans batches of ids, waiting until there is something to draw. Reads no row."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, Unsupported
+from async_loader.errors import ConfigError
 from async_loader.lifecycle import Bell, Patience
-from async_loader.replay.reader import ReplayReader
-from async_loader.replay.sampler import Uniform
+from async_loader.replay.drawing import Drawer
+from async_loader.replay.inserting import Inserter
+from async_loader.replay.limiter import Limits
+from async_loader.replay.owner import Owner
+from async_loader.replay.reader import ReplayReader, join_index
+from async_loader.replay.samplers import Sampler
+from async_loader.replay.views import Transitions
 from async_loader.source import Applied, Rows
-
-if TYPE_CHECKING:
-    from async_loader.replay.buffer import ReplayBuffer
 
 
 class ReplaySource:
-    """Uniform batches out of a buffer, once it holds ``min_size`` steps. Made by `ReplayBuffer.source`.
+    """Batches out of a table, once it holds ``min_size`` items. Made by `ReplayBuffer.source`.
 
     Parameters
     ----------
-    buffer : ReplayBuffer
+    owner, drawer, inserter : Owner, Drawer, Inserter
+    view : Transitions | None
+    sampler : Sampler
     min_size : int
-        Steps that `plan` waits for.
-    sampler : Uniform
+        Items that `plan` waits for.
 
     Raises
     ------
     ConfigError
-        If ``min_size`` is below 1 or above the capacity.
+        If ``min_size`` is below 1 or above the capacity, or the schema does not allow the view.
     """
 
-    def __init__(self, buffer: ReplayBuffer, min_size: int, sampler: Uniform) -> None:
-        if not 1 <= min_size <= buffer.capacity:
-            raise ConfigError(f"min_size={min_size}: it must be 1 to {buffer.capacity}, the buffer's capacity")
-        self._buffer = buffer
-        self._min_size = min_size
-        self._sampler = sampler
+    def __init__(
+        self, owner: Owner, drawer: Drawer, inserter: Inserter, view: Transitions | None, sampler: Sampler, min_size: int
+    ) -> None:
+        most = owner.capacity
+        if min_size < 1 or (most is not None and min_size > most):
+            raise ConfigError(f"min_size={min_size}: it must be 1 to {most or 'the capacity'}, the buffer's capacity")
+        self._owner, self._out, self._in = owner, drawer, inserter
+        self._view, self._sampler, self._min_size = view, sampler, min_size
+        self._batch_size = 1
+        if owner.ready:
+            drawer.recipe(view, sampler)
 
     def plan(self, batch_size: int, patience: Patience) -> Rows:
-        """``batch_size`` ids of live steps, with replacement. Waits until the buffer holds ``min_size`` steps."""
-        if len(self._buffer) < self._min_size:
-            self._wait(patience)
-        return Rows(self._buffer.draw(batch_size, self._sampler)[1])
+        """``batch_size`` items, as the sampler chooses. Waits until there are enough, and for the limiter."""
+        owner = self._owner
+        self._batch_size = batch_size
+        plan = self._attempt(batch_size)
+        if plan is None:
+            bell = Bell()
+            with owner.waiters.ringing(bell, "sample", self._why_not):
+                while plan is None:
+                    plan = self._attempt(batch_size)
+                    if plan is None:
+                        patience.wait(bell, self.waiting_for() or "steps")
+                        bell.clear()  # before looking again: what is added from here on rings it again
+        return plan
 
-    def _wait(self, patience: Patience) -> None:
-        bell = Bell()
-        with self._buffer.ringing(bell):
-            while reason := self.waiting_for():
-                patience.wait(bell, reason)
-                bell.clear()  # before looking again: what is added from here on rings it again
+    def _attempt(self, batch_size: int) -> Rows | None:
+        owner = self._owner
+        if not owner.ready:
+            return None
+        self._out.recipe(self._view, self._sampler)
+        with owner.lock:
+            owner.check_open()
+            if self._why_not() is not None:
+                return None
+            return Rows(join_index(*self._out.now(self._sampler, batch_size)))
+
+    def _why_not(self) -> str | None:
+        return self._out.why_not(self._sampler, self._batch_size, self._min_size)
 
     def reader(self) -> ReplayReader | None:
         """See `ReplayBuffer.reader`."""
-        return self._buffer.reader()
+        if not self._owner.ready:
+            return None
+        return ReplayReader(self._owner.table.storage, self._out.recipe(self._view, self._sampler))
 
     def feedback(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
-        """Raises Unsupported: uniform sampling has no priorities."""
-        raise Unsupported("this replay buffer samples uniformly and has no priorities to update: leave update_priorities out")
+        """See `ReplayBuffer.update_priorities`."""
+        return self._in.prioritize(index, priority)
 
     def waiting_for(self) -> str | None:
         """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""
-        held = len(self._buffer)
-        if held >= self._min_size:
-            return None
-        return f"steps: the replay buffer holds {held} of the {self._min_size} that sampling needs, add more"
+        with self._owner.lock:
+            return self._why_not()
+
+    def note_ahead(self, batch_size: int, batches: int) -> None:
+        """A loader will plan so many batches before the first is used: warn if the limiter never lets it."""
+        limiter = self._owner.limiter
+        text = None if limiter is None else Limits(limiter).window_warning(batch_size, batches)
+        if text is not None:
+            warnings.warn(text, UserWarning, stacklevel=4)

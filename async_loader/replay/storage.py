@@ -1,48 +1,32 @@
-"""Rows in one block of shared memory, and the marks that say which of them are whole. Decides nothing about sampling.
+"""Where every field of every row lies, in one block of shared memory. Decides nothing about what is in the rows.
 
 ::
 
-    header page          packed rows                          columns
-    reserved published | row 0: small fields + id, row 1 ... | large field 0: row 0, row 1 ... | large field 1 ...
+    packed rows                                          columns
+    row 0: head, small fields | row 1: head, small ... | large field 0: row 0, row 1 ... | large field 1 ...
 
-The row of an id is ``id % rows``. Ids count up from 0, are 64 bits wide and never reused.
+The row of an id is ``id % rows``; ids are 64 bits wide and never reused. The head is described in rows.py.
 
 # NOTE [spare rows]
-There are more rows than the capacity: new steps are written into rows that no live step occupies, so that all of the
-newest `capacity` steps can be read at every moment, also while the writer is in the middle of a row or was killed
-there, and a reader that drew the oldest step has that many additions of time to read it.
-
-# NOTE [reserve, write, publish]
-The writer raises the reserved mark, writes the rows, and raises the published mark. A reader draws below the
-published mark, gathers, and then reads the reserved mark again: an id at or above ``reserved - rows`` had not been
-touched when the mark was read, hence not when its bytes were; every other is drawn again. Nobody waits for anybody.
-
-This rests on three things. Marks are aligned 8-byte words that numpy loads and stores as one machine word. CPython
-and numpy are compiled apart, so that no compiler moves an access across the calls. And the machine keeps stores
-in order with stores and loads in order with loads, as x86-64 does (Intel SDM volume 3, 9.2.2; AMD64 manual volume 2,
-7.2; copies by string instructions or past the cache, as memcpy uses for large rows, are complete before the store
-that follows them there). Other machines do not promise the last: there the owner reads under its writers'
-lock, and other processes are refused (`Storage.alone`).
+There are more rows than the capacity: what leaves the newest `capacity` steps stays readable until as many more as there
+are spare rows have come. So all of the newest `capacity` can be drawn at every moment, also while the writer is in the
+middle of a row, and whoever drew the oldest has that many additions of time to read it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import Unsupported
+from async_loader.errors import ConfigError
+from async_loader.replay import rows
 from async_loader.schema import PackedRow, Schema
+from async_loader.shm.memory import human
 from async_loader.shm.segment import Segment
-
-IN_ORDER = platform.machine().lower() in ("x86_64", "amd64")  # See NOTE [reserve, write, publish].
 
 # Fields of this size and above are columns. 256 rows with one field beside 176 bytes of others, drawn out of 300 MB:
 # as a column 28 us at 64 bytes, 31 at 256, 67 at 1 KiB; within the packed row 35, 41 and 77, for the second copy that
@@ -51,7 +35,6 @@ IN_ORDER = platform.machine().lower() in ("x86_64", "amd64")  # See NOTE [reserv
 COLUMN_BYTES = 1024
 
 _PAGE = 4096
-_RESERVED, _PUBLISHED = 0, 8  # words of the header; on cache lines of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +44,15 @@ class StorageLayout:
     Attributes
     ----------
     schema : Schema
-        Of a step, with the field ``index`` at the end, in which the step's id is stored.
+        Of a step, as it is stored.
     capacity : int
         Steps that are live at most.
     rows : int
         Rows in memory. See NOTE [spare rows].
-    packed : tuple of int
-        Which fields, by position, share the packed row; ``index`` always does.
-    row : PackedRow
-        Where they lie within it.
-    columns : dict of int to int
-        Byte offset of the column of each of the other fields.
+    stride : int
+        Bytes from packed row to packed row.
+    places : tuple of (int, int)
+        For every field: its offset in row 0 from the start of the block, and the bytes from row to row.
     nbytes : int
         Of everything.
     """
@@ -79,35 +60,60 @@ class StorageLayout:
     schema: Schema
     capacity: int
     rows: int
-    packed: tuple[int, ...]
-    row: PackedRow
-    columns: dict[int, int]
+    stride: int
+    places: tuple[tuple[int, int], ...]
     nbytes: int
 
     @classmethod
     def of(cls, schema: Schema, capacity: int, spare: int | None = None) -> StorageLayout:
-        """For steps of ``schema``, which has no ``index`` yet. ``spare`` is for tests."""
-        full = schema.with_field("index", np.int64)
-        small = tuple(i for i, field in enumerate(full.fields) if field.nbytes < COLUMN_BYTES)
-        row = PackedRow.of([full.fields[i] for i in small])
-        rows = capacity + (_spare(capacity, full.nbytes) if spare is None else spare)
-        end = _PAGE + _pages(rows * row.stride)
-        columns = {}
-        for i, field in enumerate(full.fields):
-            if i not in small:
-                columns[i] = end
-                end += _pages(rows * field.nbytes)
-        return cls(full, capacity, rows, small, row, columns, end)
+        """For steps of ``schema``. ``spare`` is for tests."""
+        small = [i for i, field in enumerate(schema.fields) if field.nbytes < COLUMN_BYTES]
+        packed = PackedRow.of([schema.fields[i] for i in small])
+        stride = rows.HEAD_BYTES + (packed.stride if small else 0)
+        stride = -(-stride // 16) * 16 if any(schema.fields[i].dtype.itemsize > 8 for i in small) else stride
+        count = capacity + (_spare(capacity, stride + schema.nbytes) if spare is None else spare)
+        places = {i: (rows.HEAD_BYTES + offset, stride) for i, offset in zip(small, packed.offsets, strict=True)}
+        end = _pages(count * stride)
+        for i, field in enumerate(schema.fields):
+            if i not in places:
+                places[i] = (end, field.nbytes)
+                end += _pages(count * field.nbytes)
+        return cls(schema, capacity, count, stride, tuple(places[i] for i in range(len(schema.fields))), end)
+
+    @classmethod
+    def within(cls, schema: Schema, nbytes: int, capacity: int | None = None) -> StorageLayout:
+        """The largest one, of at most ``capacity`` steps, that takes no more than ``nbytes``.
+
+        Raises
+        ------
+        ConfigError
+            If not even one step fits.
+        """
+        if capacity is not None and (whole := cls.of(schema, capacity)).nbytes <= nbytes:
+            return whole
+        low, high = 0, max(1, nbytes // rows.HEAD_BYTES)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if cls.of(schema, middle).nbytes <= nbytes else (low, middle - 1)
+        if low == 0:
+            least = cls.of(schema, 1).nbytes
+            raise ConfigError(f"capacity of {human(nbytes)}: one step of {schema.nbytes} bytes already takes {human(least)}")
+        return cls.of(schema, low)
+
+    @property
+    def spare(self) -> int:
+        """Rows beyond the capacity."""
+        return self.rows - self.capacity
 
     @property
     def burst(self) -> int:
-        """Rows that are reserved at a time at most."""
-        return max(1, (self.rows - self.capacity) // 2)
+        """Steps that are written at a time at most: with their final observations they stay within the spare rows."""
+        return max(1, self.spare // 2 - 1)
 
 
 def _spare(capacity: int, nbytes: int) -> int:
-    """A thirty-second of the capacity or 64 KiB, whichever is more; at least 2, at most 1024."""
-    return max(2, min(1024, max(capacity // 32, (64 << 10) // nbytes)))
+    """A thirty-second of the capacity or 64 KiB, whichever is more; at least 4, at most 1024."""
+    return max(4, min(1024, max(capacity // 32, (64 << 10) // nbytes)))
 
 
 def _pages(nbytes: int) -> int:
@@ -115,30 +121,34 @@ def _pages(nbytes: int) -> int:
 
 
 class Storage:
-    """The rows. Its owner writes; whoever has a copy (by fork, or by pickling while being spawned) reads.
-
-    Thread rule: `append` and `extend` under the owner's lock; everything else from any thread of any process.
+    """The rows, in this process. Whoever has a copy (by fork, or by pickling while being spawned) sees the same ones.
 
     Parameters
     ----------
     segment : Segment
     layout : StorageLayout
-    lock : Lock | None
-        The lock under which the owner writes; ``None`` in other processes.
+
+    Attributes
+    ----------
+    geometry : int64 array
+        What kernels need to know; see rows.py. Its owner fills in the rest.
+    cells : list of arrays [rows, *shape]
+        Every field of all rows.
     """
 
-    def __init__(self, segment: Segment, layout: StorageLayout, lock: threading.Lock | None = None) -> None:
+    def __init__(self, segment: Segment, layout: StorageLayout) -> None:
         self.layout = layout
-        self._segment = segment
-        self._lock = lock
-        self._pid = os.getpid()
-        self._marks = segment.bytes(0, _PAGE).view(np.int64)
-        packed = segment.bytes(_PAGE, layout.rows * layout.row.stride)
-        self.block: npt.NDArray[np.uint8] = packed.reshape(layout.rows, layout.row.stride)
-        self.cells = [self._cell(i, packed) for i in range(len(layout.schema.fields))]
+        self.segment = segment
+        self._block = segment.bytes(0, layout.nbytes)
+        self.geometry = np.zeros(rows.PLACES, np.int64)
+        self.base = self._block.ctypes.data
+        self.geometry[rows.BASE] = self.base
+        self.geometry[rows.STRIDE] = layout.stride
+        self.geometry[rows.ROWS] = layout.rows
+        self.pid = os.getpid()
 
     @classmethod
-    def create(cls, layout: StorageLayout, lock: threading.Lock) -> Storage:
+    def create(cls, layout: StorageLayout) -> Storage:
         """In a new segment, whose pages are taken as they are written.
 
         Raises
@@ -147,78 +157,22 @@ class Storage:
             When the full table would not fit, before anything is allocated.
         """
         purpose = f"replay buffer of {layout.capacity} steps of {layout.schema.nbytes} bytes"
-        return cls(Segment.create(layout.nbytes, purpose, commit=False), layout, lock)
+        return cls(Segment.create(layout.nbytes, purpose, commit=False), layout)
 
-    def _cell(self, i: int, packed: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    @property
+    def cells(self) -> list[npt.NDArray[Any]]:
+        return [self.cell(i) for i in range(len(self.layout.schema.fields))]
+
+    def cell(self, i: int) -> npt.NDArray[Any]:
         """Field ``i`` of all rows, ``[rows, *shape]``."""
-        layout, field = self.layout, self.layout.schema.fields[i]
-        shape = (layout.rows, *field.shape)
-        if i in layout.columns:
-            column = self._segment.bytes(layout.columns[i], layout.rows * field.nbytes)
-            return column.view(field.dtype).reshape(shape)
+        field = self.layout.schema.fields[i]
+        offset, stride = self.layout.places[i]
         within = np.empty(field.shape, field.dtype).strides
-        offset = layout.row.offsets[layout.packed.index(i)]
-        return np.ndarray(shape, field.dtype, packed, offset, (layout.row.stride, *within))
+        return np.ndarray((self.layout.rows, *field.shape), field.dtype, self._block, offset, (stride, *within))
 
-    def published(self) -> int:
-        """The first id that does not exist yet."""
-        return int(self._marks[_PUBLISHED])
-
-    def live(self) -> tuple[int, int]:
-        """The first live id, and the first id that does not exist yet."""
-        end = int(self._marks[_PUBLISHED])
-        return max(0, end - self.layout.capacity), end
-
-    def intact(self) -> int:
-        """The first id whose row has not been given away. See NOTE [reserve, write, publish]."""
-        return max(0, int(self._marks[_RESERVED]) - self.layout.rows)
-
-    def alone(self) -> contextlib.AbstractContextManager[Any]:
-        """What to hold while reading, where the machine does not keep accesses in order.
-
-        Raises
-        ------
-        Unsupported
-            In a process other than the owner's.
-        """
-        if self._lock is None or self._pid != os.getpid():
-            raise Unsupported(
-                f"worker processes cannot read a replay buffer's memory on {platform.machine()}, which does not keep "
-                "stores in order: use num_workers=0 or 1"
-            )
-        return self._lock
-
-    def append(self, values: Sequence[Any]) -> int:
-        """Write one step of checked ``values``, one per field but ``index``; return its id."""
-        marks, cells = self._marks, self.cells
-        new = int(marks[_PUBLISHED])
-        self._reserve(new + 1)
-        row = new % self.layout.rows
-        for cell, value in zip(cells, values, strict=False):
-            cell[row] = value
-        cells[-1][row] = new
-        marks[_PUBLISHED] = new + 1
-        return new
-
-    def extend(self, columns: Sequence[npt.NDArray[Any]], count: int) -> int:
-        """Write ``count`` steps of checked ``columns``; return the id of the first."""
-        first = int(self._marks[_PUBLISHED])
-        done = 0
-        while done < count:
-            row = (first + done) % self.layout.rows
-            some = min(self.layout.burst, count - done, self.layout.rows - row)
-            self._reserve(first + done + some)
-            for cell, column in zip(self.cells, columns, strict=False):
-                cell[row : row + some] = column[done : done + some]
-            self.cells[-1][row : row + some] = np.arange(first + done, first + done + some)
-            done += some
-            self._marks[_PUBLISHED] = first + done
-        return first
-
-    def _reserve(self, mark: int) -> None:
-        # Never lowered: what an interrupted burst reserved may have been scribbled on.
-        if mark > self._marks[_RESERVED]:
-            self._marks[_RESERVED] = mark
+    def heads(self) -> npt.NDArray[np.int64]:
+        """The heads of all rows, ``[rows, 4]``. See rows.py."""
+        return np.ndarray((self.layout.rows, 4), np.int64, self._block, 0, (self.layout.stride, 8))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Storage, (self._segment, self.layout)
+        return Storage, (self.segment, self.layout)

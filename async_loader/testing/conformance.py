@@ -84,8 +84,8 @@ def _check_plan(plan: Plan, batch_size: int) -> None:
     assert isinstance(plan, Rows | Jobs | Samples)
     _demand(len(plan) == batch_size, f"plan({batch_size}) has {len(plan)} entries")
     if isinstance(plan, Rows):
-        good = isinstance(plan.index, np.ndarray) and plan.index.dtype == np.int64 and plan.index.ndim == 1
-        _demand(good, f"Rows.index is {plan.index!r}: give a one-dimensional int64 array")
+        good = isinstance(plan.index, np.ndarray) and plan.index.dtype == np.int64 and plan.index.ndim in (1, 2)
+        _demand(good, f"Rows.index is {plan.index!r}: give an int64 array [rows] or [rows, words]")
     elif isinstance(plan, Jobs):
         _demand(all(map(callable, plan.calls)), "Jobs.calls holds something that cannot be called")
 
@@ -95,6 +95,7 @@ def check_feedback(make_source: MakeSource, batch_size: int = 8) -> None:
     source = make_source()
     plan = source.plan(batch_size, _patience())
     index = plan.index if isinstance(plan, Rows) else np.arange(batch_size, dtype=np.int64)
+    index = index if index.ndim == 1 else index[:, 0]
     for ids in (index, index[:0]):
         outcome = _in_thread(functools.partial(source.feedback, ids, np.ones(len(ids))))
         if isinstance(outcome, Unsupported):

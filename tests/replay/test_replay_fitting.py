@@ -86,9 +86,9 @@ def test_a_field_refuses_what_it_cannot_hold_and_nothing_is_written(dtype: str, 
     with pytest.raises(SchemaError, match=f"field 'x'.*{said}"):
         buffer.add(first=1, x=value)
     assert len(buffer) == 0
-    rows = buffer._rows()
-    assert rows.intact() == 0
-    assert not rows.cells[0].any()
+    storage = buffer._owner.table.storage
+    assert not storage.heads().any()
+    assert not storage.cell(0).any()
 
 
 def test_nan_is_a_float() -> None:
@@ -112,7 +112,7 @@ def test_a_column_that_does_not_fit_writes_no_row_of_any_field() -> None:
         with pytest.raises(SchemaError, match=said):
             buffer.extend(x=np.ones(4, np.int64), y=bad)
     assert len(buffer) == 0
-    assert not buffer._rows().cells[0].any()
+    assert not buffer._owner.table.storage.cell(0).any()
 
 
 def test_a_step_built_differently_is_refused() -> None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from async_loader import Fifo, Lifo, Prioritized, Transitions
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, EndFlag, Patience
 from async_loader.replay import ReplayBuffer
-from async_loader.source import Rows, Source
+from async_loader.source import Applied, Rows, Source
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return when the condition holds; another thread sees to that."""
+    deadline = Deadline(20)
+    while not condition():
+        assert not deadline.expired
+        threading.Event().wait(0.001)
 
 
 def test_a_buffer_and_what_it_makes_are_sources() -> None:
@@ -28,22 +38,69 @@ def test_a_plan_is_ids_of_live_steps() -> None:
     assert set(plan.index.tolist()) == set(range(12, 20))
 
 
-def test_plans_are_reproducible_whatever_else_is_sampled() -> None:
-    def planned(disturb: bool) -> list[int]:
-        buffer = ReplayBuffer(100, seed=5)
+def test_plans_are_reproducible() -> None:
+    def planned(seed: int) -> list[int]:
+        buffer = ReplayBuffer(100, seed=seed)
         buffer.extend(x=np.arange(100))
-        if disturb:
-            buffer.sample(3)
-        return buffer.plan(10, Patience()).index.tolist()
+        return [int(i) for _ in range(3) for i in buffer.plan(10, Patience()).index]
 
-    assert planned(False) == planned(True)
+    assert planned(5) == planned(5) != planned(6)
 
 
-def test_a_source_of_its_own_has_its_own_seed() -> None:
+def test_a_source_may_have_a_sampler_of_its_own() -> None:
+    buffer = ReplayBuffer(100, sampler=Fifo(), seed=5)
+    buffer.extend(x=np.arange(50))
+    assert buffer.plan(3, Patience()).index.tolist() == [0, 1, 2]
+    drawn = buffer.source(sampler=Lifo()).plan(3, Patience()).index.tolist()
+    assert drawn == [49, 48, 47]
+    buffer.add(x=1)
+    assert buffer.plan(3, Patience()).index.tolist() == [0, 1, 2]
+
+
+def test_a_second_sampler_is_told_what_comes_and_goes() -> None:
+    buffer = ReplayBuffer(10, {"x": np.int64})
+    source = buffer.source(sampler=Lifo())
+    buffer.extend(x=np.arange(25))
+    assert source.plan(10, Patience()).index.tolist() == list(range(24, 14, -1))
+
+
+def test_ranks_draw_on_their_own() -> None:
+    buffer = ReplayBuffer(1000, seed=5)
+    buffer.extend(x=np.arange(1000))
+    one, two = (buffer.source(rank=rank, world_size=2).plan(10, Patience()).index.tolist() for rank in range(2))
+    assert one != two
+    for rank, world_size in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ConfigError, match="ranks count from 0"):
+            buffer.source(rank=rank, world_size=world_size)
+
+
+def test_a_view_is_seen_in_what_is_read() -> None:
     buffer = ReplayBuffer(100, seed=5)
+    for n in range(30):
+        buffer.add(x=n, reward=float(n), terminated=n % 10 == 9)
+    source = buffer.source(view=Transitions(n=3, gamma=0.5))
+    plan = source.plan(50, Patience())
+    reader = source.reader()
+    assert reader is not None
+    for sample in reader.fetch(plan.index, (0,)):
+        rewards = [n for n in range(sample["x"], sample["x"] + 3) if n // 10 == sample["x"] // 10]
+        assert sample["reward"] == sum(0.5**i * r for i, r in enumerate(rewards))
+        assert sample["discount"] == (0.0 if rewards[-1] % 10 == 9 else 0.125)
+
+
+def test_prioritized_plans_carry_weights() -> None:
+    buffer = ReplayBuffer(100, sampler=Prioritized(), seed=5)
     buffer.extend(x=np.arange(100))
-    one, two, other = (buffer.source(seed=s).plan(10, Patience()).index.tolist() for s in (1, 1, 2))
-    assert one == two != other
+    assert buffer.update_priorities(np.arange(100), np.arange(100.0)) == Applied(100, 0)
+    source = buffer.source()
+    plan = source.plan(64, Patience())
+    reader = source.reader()
+    assert reader is not None
+    samples = reader.fetch(plan.index, (0,))
+    weight = np.array([sample["weight"] for sample in samples])
+    assert weight.max() == 1
+    rare, common = min(samples, key=lambda s: s["x"]), max(samples, key=lambda s: s["x"])
+    assert rare["weight"] > common["weight"]
 
 
 def test_there_is_a_reader_as_soon_as_the_schema_is_known() -> None:
@@ -60,13 +117,12 @@ def test_plan_waits_for_the_first_step_and_says_for_what() -> None:
     planned: list[Rows] = []
     thread = threading.Thread(target=lambda: planned.append(buffer.plan(4, Patience(deadline=Deadline(20)))))
     thread.start()
-    while not buffer._bells:
-        pass
+    until(lambda: buffer.who_waits())
     buffer.add(x=1)
     thread.join(20)
     assert [plan.index.tolist() for plan in planned] == [[0, 0, 0, 0]]
     assert buffer.waiting_for() is None
-    assert not buffer._bells
+    assert not buffer.who_waits()
 
 
 def test_plan_waits_for_min_size_however_it_is_reached() -> None:
@@ -79,8 +135,7 @@ def test_plan_waits_for_min_size_however_it_is_reached() -> None:
     ]
     for thread in threads:
         thread.start()
-    while len(buffer._bells) < 2:
-        pass
+    until(lambda: len(buffer.who_waits()) == 2)
     buffer.add(x=1)
     assert "holds 1 of the 5" in str(sources[0].waiting_for())
     for _ in range(3):
@@ -96,7 +151,7 @@ def test_a_deadline_ends_the_wait_with_the_reason() -> None:
     buffer = ReplayBuffer(8)
     with pytest.raises(Timeout, match="waiting for steps: the replay buffer holds 0 of the 1"):
         buffer.plan(4, Patience(deadline=Deadline(0.01)))
-    assert not buffer._bells
+    assert not buffer.who_waits()
 
 
 def test_the_end_flag_ends_the_wait() -> None:
@@ -112,8 +167,7 @@ def test_the_end_flag_ends_the_wait() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not buffer._bells:
-        pass
+    until(lambda: buffer.who_waits())
     end.set()
     thread.join(20)
     assert len(ended) == 1

@@ -1,0 +1,125 @@
+"""What users hand to a table, made into what its parts take. Changes nothing."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors, tree
+from async_loader.errors import ConfigError, SchemaError
+from async_loader.replay.staging import length_of
+from async_loader.schema import RESERVED, Field, Schema, kind_of
+
+TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
+"""Names that a field of a step cannot have: they are added to batches, or are keywords of `ReplayBuffer.add`."""
+
+_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def positive(name: str, value: Any) -> int:
+    """``value`` as an int of 1 or more. Raises ConfigError."""
+    if type(value) is int and value > 0:
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
+        raise ConfigError(f"{name}={value!r}: it must be a positive integer")
+    return operator.index(value)
+
+
+def size_of(capacity: Any, max_bytes: Any) -> tuple[int | None, int | None]:
+    """Steps and bytes at most; at least one of them. ``capacity`` may be either."""
+    if isinstance(capacity, str):
+        if max_bytes is not None:
+            raise ConfigError(f"capacity={capacity!r} and max_bytes={max_bytes!r}: give bytes once")
+        return None, _bytes("capacity", capacity)
+    return positive("capacity", capacity), None if max_bytes is None else _bytes("max_bytes", max_bytes)
+
+
+def _bytes(name: str, value: Any) -> int:
+    if not isinstance(value, str):
+        return positive(name, value)
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
+    if found is None or found[2].upper() not in _UNITS or found[1].count(".") > 1 or found[1] == ".":
+        raise ConfigError(f"{name}={value!r}: a size is a number and a unit, as in '8GiB' or '500MB'")
+    return positive(name, int(float(found[1]) * _UNITS[found[2].upper()]))
+
+
+def one_of(given: Mapping[str, Any] | None, fields: dict[str, Any], what: str) -> Mapping[str, Any]:
+    """A step or batch that came either as a dict or as keywords."""
+    if given is None:
+        return fields
+    if fields:
+        raise SchemaError(f"a {what} and the fields {sorted(fields)} as well: pass one or the other")
+    if not isinstance(given, Mapping):
+        raise SchemaError(f"a {what} is a dict of fields, not {type(given).__name__}")
+    return given
+
+
+def storable(schema: Schema) -> Schema:
+    """``schema``, if a table can store steps of it."""
+    root = schema.structure
+    if root is None or root.kind is not dict:
+        raise SchemaError("a step is a dict of fields: name what you store, as in add(obs=...)")
+    strange = [key for key in root.keys if not isinstance(key, str)]
+    if strange:
+        raise SchemaError(f"a step has the key {strange[0]!r}: fields are named by strings")
+    taken = [name for name in TAKEN if name in root.keys]
+    if taken:
+        raise SchemaError(f"a step has the field {taken[0]!r}: {', '.join(TAKEN)} are reserved names, choose another")
+    return schema
+
+
+def schema_of_columns(batch: Mapping[str, Any]) -> Schema:
+    """The schema of one row of a batch, which must be a good one: the schema stays."""
+    structure = tree.structure_of(batch)
+    fields = []
+    columns = list(tree.leaves(batch, structure))
+    for name, value in zip(tree.names(structure), columns, strict=True):
+        kind = kind_of(value)
+        if kind is None or not kind[0]:
+            raise SchemaError(
+                f"field {name!r} is {type(value).__name__}, not an array or tensor [rows, ...]: "
+                "np.asarray for lists, add() for one step"
+            )
+        fields.append(Field(name, kind[0][1:], kind[1]))
+    schema = Schema(structure, tuple(fields))
+    length_of(schema, columns)
+    return schema
+
+
+def ids_of(index: Any) -> npt.NDArray[np.int64]:
+    """Ids as a contiguous int64 array."""
+    array = tensors.as_array(index)
+    array = np.asarray(index) if array is None else array
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise ConfigError(f"ids are integers, as in a batch's `index`, not {array.dtype}")
+    return np.ascontiguousarray(np.atleast_1d(array), np.int64)
+
+
+def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
+    """Numbers as a float64 array ``[rows]``."""
+    array = tensors.as_array(values)
+    array = np.asarray(values) if array is None else array
+    if array.dtype.kind not in "biuf":
+        raise ConfigError(f"{name} is {array.dtype}: it must be real numbers")
+    return np.atleast_1d(array).astype(np.float64)
+
+
+def named(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of nested fields."""
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from named(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)

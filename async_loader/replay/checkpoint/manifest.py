@@ -1,0 +1,113 @@
+"""What one save consists of, as the text of its manifest.json. Opens no file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from async_loader.errors import CorruptCheckpoint
+
+FORMAT = 1
+_HEAD, _TAIL = '{"crc32":"%08x","manifest":', "}\n"
+_HEAD_BYTES = len(_HEAD % 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a data file.
+
+    Attributes
+    ----------
+    kind : "rows" | "state" | "array"
+        Rows, what the table alone knows about rows, or any array.
+    nbytes, crc32 : int
+    about : dict
+        For rows and state: ``count`` rows from ``start`` on, or listed at the beginning where ``start`` is null; for state
+        also the ``fields``. For an array: ``name``, ``dtype``, ``shape``, and ``how`` it is written (arrays.py).
+    """
+
+    kind: str
+    nbytes: int
+    crc32: int
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One save.
+
+    Attributes
+    ----------
+    number : int
+        Counts up within a folder.
+    kind : "full" | "incremental"
+    token : str
+        No other save has it.
+    chain : list of [int, int]
+        Saves that this one rests on, the full one first: number, and checksum of the manifest.
+    nbytes : int
+        Of the data file.
+    settings : dict
+        What the table was made with.
+    table : dict | None
+        Its schema, counters and streams; ``None`` if there was no step yet.
+    samplers : dict
+        States by role, without their arrays.
+    blocks : list of Block
+        Of the data file, in order. What comes later replaces what came before.
+    """
+
+    number: int
+    kind: str
+    token: str
+    chain: list[list[int]]
+    nbytes: int
+    settings: dict[str, Any]
+    table: dict[str, Any] | None
+    samplers: dict[str, Any]
+    blocks: list[Block]
+
+    def text(self) -> str:
+        """What manifest.json holds."""
+        body = self._body()
+        return _HEAD % zlib.crc32(body.encode()) + body + _TAIL
+
+    def _body(self) -> str:
+        body = {"format": FORMAT, "byteorder": sys.byteorder, **{name: getattr(self, name) for name in self.__slots__}}
+        body["blocks"] = [list(asdict(block).values()) for block in self.blocks]
+        return json.dumps(body, separators=(",", ":"))
+
+    @property
+    def crc32(self) -> int:
+        """Checksum of the text."""
+        return zlib.crc32(self._body().encode())
+
+    @classmethod
+    def of(cls, raw: bytes, file: object) -> Manifest:
+        """From the bytes of manifest.json.
+
+        Raises
+        ------
+        CorruptCheckpoint
+            Names ``file`` and says what is wrong with it.
+        """
+        body = raw[_HEAD_BYTES : -len(_TAIL)]
+        if raw != (_HEAD % zlib.crc32(body)).encode() + body + _TAIL.encode():
+            raise CorruptCheckpoint(f"{file}: its text does not have the checksum that it states: it was changed or cut off")
+        try:
+            read = json.loads(body)
+            version, order = read.pop("format"), read.pop("byteorder")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CorruptCheckpoint(f"{file}: this is no manifest of a checkpoint: {error!r}") from error
+        if version != FORMAT:
+            raise CorruptCheckpoint(f"{file}: is of format {version}, and this version reads {FORMAT}: load it with a newer one")
+        if order != sys.byteorder:
+            raise CorruptCheckpoint(f"{file}: was written on a {order}-endian machine, and this one is {sys.byteorder}-endian")
+        try:
+            read["blocks"] = [Block(*block) for block in read["blocks"]]
+            return cls(**read)
+        except (KeyError, TypeError) as error:
+            raise CorruptCheckpoint(f"{file}: this is no manifest of a checkpoint: {error!r}") from error

@@ -1,0 +1,85 @@
+"""What a table was made with, as JSON and back. Imports nothing that a checkpoint names, and unpickles nothing."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+from async_loader.errors import ConfigError
+from async_loader.replay import samplers
+from async_loader.replay.limiter import Queue, RateLimiter
+
+_CLASS = "$class"
+
+
+def sampler_json(sampler: Any) -> dict[str, Any]:
+    """The class of a sampler, and its settings; ``None`` in their place if they cannot be written down."""
+    try:
+        made: dict[str, Any] = _encoded(sampler)
+        return made
+    except ConfigError as error:
+        kind = type(sampler)
+        return {_CLASS: f"{kind.__module__}.{kind.__qualname__}", "settings": None, "why": str(error)}
+
+
+def sampler_of(saved: dict[str, Any], role: str) -> Any:
+    """A sampler of the saved class and settings, new.
+
+    Raises
+    ------
+    ConfigError
+        If the class is none of the package's: it has to be passed then.
+    """
+    if saved["settings"] is None:
+        raise ConfigError(
+            f"the checkpoint was saved with the {role} {saved[_CLASS]}, and {saved['why']}: pass {role}=..., made as it was then"
+        )
+    return _decoded(saved)
+
+
+def _encoded(value: Any) -> Any:
+    """JSON values as they are, and objects of the package as the settings that make an equal one."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_encoded(one) for one in value]
+    kind = type(value)
+    if getattr(samplers, kind.__name__, None) is not kind:
+        raise ConfigError(f"{kind.__qualname__} is no class of async_loader.replay.samplers")
+    settings = {}
+    for name in inspect.signature(kind).parameters:
+        if not hasattr(value, name):
+            raise ConfigError(f"a {kind.__qualname__} does not say what its {name} was")
+        settings[name] = _encoded(getattr(value, name))
+    return {_CLASS: kind.__name__, "settings": settings}
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kind = getattr(samplers, value[_CLASS], None)
+    if not inspect.isclass(kind) or value[_CLASS] not in samplers.__all__:
+        raise ConfigError(f"the checkpoint names the class {value[_CLASS]!r}, and this version has none of that name")
+    return kind(**{name: _decoded(one) for name, one in value["settings"].items()})
+
+
+def limiter_json(limiter: RateLimiter | None) -> Any:
+    """A limiter's three numbers."""
+    if limiter is None:
+        return None
+    return [limiter.min_size_to_sample, limiter.samples_per_insert, limiter.error_buffer]
+
+
+def limiter_of(saved: Any) -> RateLimiter | None:
+    """The inverse of `limiter_json`."""
+    if saved is None:
+        return None
+    least, ratio, buffer = saved
+    if (least, ratio) == (1, 1.0) and isinstance(buffer, list) and buffer[0] == 0.0:
+        return Queue(int(buffer[1]))
+    with warnings.catch_warnings():  # whoever made the saved one was warned
+        warnings.simplefilter("ignore", UserWarning)
+        return RateLimiter(least, ratio, tuple(buffer) if isinstance(buffer, list) else buffer)

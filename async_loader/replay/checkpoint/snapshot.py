@@ -1,0 +1,210 @@
+"""Copies of a table's rows and of everything else, taken while others go on writing. Opens no file.
+
+# NOTE [pre-copy]
+As a running machine is moved (Clark et al., "Live migration of virtual machines", NSDI 2005): what has changed is copied
+without the lock, then what has changed meanwhile, and so on; the last and small rest is copied under the lock, with
+everything that is not in rows, and is the moment that the save shows. Every change is made under the lock and marks its row
+there, and marks are taken off under the lock. So a row that is torn while it is copied is marked after its mark was
+taken off, and comes again in a later round; where a save holds a row more than once, the last one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.replay.checkpoint import encoding
+from async_loader.replay.owner import Owner
+from async_loader.replay.rows import ROW_CHANGED, STATE_CHANGED
+from async_loader.replay.storage import Storage, StorageLayout
+from async_loader.replay.table import Table
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.int64]
+CHUNK_BYTES = 4 << 20
+ROLES = ("sampler", "remover")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What becomes a block of the file. See manifest.Block.
+
+    Attributes
+    ----------
+    kind : str
+    about : dict
+    data : uint8 array
+    """
+
+    kind: str
+    about: dict[str, Any]
+    data: Bytes
+
+
+def row_parts(storage: Storage) -> list[Bytes]:
+    """The bytes of rows: the packed ones, then each column, ``[rows, bytes of one]``."""
+    layout = storage.layout
+    block = storage.segment.bytes(0, layout.nbytes)
+    places = [(0, layout.stride), *(place for place in layout.places if place[0] >= layout.rows * layout.stride)]
+    return [np.ndarray((layout.rows, width), np.uint8, block, offset) for offset, width in places]
+
+
+def state_parts(table: Table) -> dict[str, Array]:
+    """What the table alone knows, with one entry per row."""
+    parts: dict[str, Array] = {"alive": table.items.alive}
+    for name, array in (("given", table.given), ("times", table.times)):
+        if len(array):
+            parts[name] = array
+    return parts
+
+
+def as_bytes(array: Array) -> Bytes:
+    """One entry per row as ``[rows, bytes of one]``."""
+    return array.view(np.uint8).reshape(len(array), array.itemsize)
+
+
+def index_type(layout: StorageLayout) -> np.dtype[Any]:
+    """How row numbers are written down."""
+    return np.dtype(np.uint32 if layout.rows <= 1 << 32 else np.int64)
+
+
+class Copier:
+    """Copies rows, a chunk at a time.
+
+    Parameters
+    ----------
+    kind : "rows" | "state"
+    parts : list of uint8 arrays [rows, bytes]
+    index : dtype
+        See `index_type`.
+    fields : list of str, optional
+        Names of the parts.
+    """
+
+    def __init__(self, kind: str, parts: list[Bytes], index: np.dtype[Any], fields: list[str] | None = None) -> None:
+        self._kind, self._parts, self._index, self._fields = kind, parts, index, fields
+        self.width = sum(part.shape[1] for part in parts) + index.itemsize
+        self._each = max(1, CHUNK_BYTES // self.width)
+        self._buffer: Bytes | None = None
+
+    def pieces(self, rows: Ids | range, *, keep: bool = False) -> Iterator[Piece]:
+        """Copies of these rows. Without ``keep`` each is good until the next is made."""
+        if self._buffer is None and not keep and len(rows):
+            self._buffer = np.empty(self._each * self.width, np.uint8)
+        for first in range(0, len(rows), self._each):
+            some = rows[first : first + self._each]
+            buffer = np.empty(len(some) * self.width, np.uint8) if keep or self._buffer is None else self._buffer
+            about: dict[str, Any] = {"count": len(some), "start": some.start if isinstance(some, range) else None}
+            if self._fields is not None:
+                about["fields"] = self._fields
+            yield Piece(self._kind, about, self._fill(buffer, some))
+
+    def _fill(self, buffer: Bytes, rows: Ids | range) -> Bytes:
+        end = 0
+        if not isinstance(rows, range):
+            end = len(rows) * self._index.itemsize
+            buffer[:end].view(self._index)[:] = rows
+        for part in self._parts:
+            start, end = end, end + len(rows) * part.shape[1]
+            into = buffer[start:end].reshape(len(rows), part.shape[1])
+            if isinstance(rows, range):
+                np.copyto(into, part[rows.start : rows.stop])
+            else:
+                np.take(part, rows, axis=0, out=into, mode="clip")  # "raise" would copy once more
+        return buffer[:end]
+
+
+class Taking:
+    """The marks of one save: takes them off the table, and puts them back if the save fails.
+
+    Parameters
+    ----------
+    owner : Owner
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner, self._table = owner, owner.table
+        self._taken = np.zeros(len(self._table.dirty), np.uint8)
+        storage = self._table.storage
+        self._index = index_type(storage.layout)
+        self._rows = Copier("rows", row_parts(storage), self._index)
+
+    def whole(self) -> Iterator[Piece]:
+        """All rows that were ever used."""
+        with self._owner.lock:
+            self._take()
+            top = self._table.items.top
+            state = self._state()
+        yield from self._rows.pieces(range(top))
+        yield from state.pieces(range(top))
+
+    def changed(self) -> Iterator[Piece]:
+        """The rows that have changed since they were taken last."""
+        with self._owner.lock:
+            marks = self._take()
+            state = self._state()
+        yield from self._rows.pieces(np.flatnonzero(marks & ROW_CHANGED))
+        yield from state.pieces(np.flatnonzero(marks & STATE_CHANGED))
+
+    def rest(self, *, keep: bool) -> Iterator[Piece]:
+        """As `changed`, under the lock."""
+        marks = self._take()
+        yield from self._rows.pieces(np.flatnonzero(marks & ROW_CHANGED), keep=keep)
+        yield from self._state().pieces(np.flatnonzero(marks & STATE_CHANGED), keep=keep)
+
+    def left(self) -> int:
+        """Bytes that `rest` would copy, roughly, as others go on writing."""
+        marks = self._table.dirty
+        return self._rows.width * int(np.count_nonzero(marks & ROW_CHANGED)) + 32 * int(np.count_nonzero(marks))
+
+    def put_back(self) -> None:
+        """The save has failed: what it took has changed since the one before it."""
+        with self._owner.lock:
+            self._table.dirty |= self._taken
+
+    def _take(self) -> Bytes:
+        marks = self._table.dirty.copy()
+        self._table.dirty[:] = 0
+        self._taken |= marks
+        return marks
+
+    def _state(self) -> Copier:
+        parts = state_parts(self._table)
+        return Copier("state", [as_bytes(array) for array in parts.values()], self._index, list(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """Everything that is not in rows, at one moment.
+
+    Attributes
+    ----------
+    settings : dict
+    table : dict | None
+    samplers : dict
+        As in manifest.Manifest.
+    arrays : dict of str to array
+    """
+
+    settings: dict[str, Any]
+    table: dict[str, Any] | None
+    samplers: dict[str, Any]
+    arrays: dict[str, Array]
+
+    @classmethod
+    def of(cls, owner: Owner) -> Private:
+        """Copies of it. Under the lock."""
+        settings = owner.state()
+        if not owner.ready:
+            return cls(settings, None, {}, {})
+        table, states = owner.table, {}
+        counters, arrays = table.state()
+        for role, one in (("sampler", owner.sampler), ("remover", owner.remover)):
+            if role == "sampler" or table.free is not None:
+                states[role] = encoding.split(one.state(), role, arrays)
+        return cls(settings, {**counters, "streams": list(table.streams)}, states, arrays)

@@ -1,0 +1,67 @@
+"""How kernels are compiled: by numba, cached on disk where that is possible, without Python objects. Holds no kernel.
+
+Import kernels late: importing numba takes half a second, and whoever only imports the package should not pay for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]:
+    """Compile a function at its first call.
+
+    Parameters
+    ----------
+    keeps_gil : bool
+        For what takes some microseconds: letting go of the GIL costs little, but beside a learner that wants it,
+        getting it back takes up to 5 ms.
+    inline : bool
+        For small functions that only kernels call.
+    """
+    from numba import njit
+    from numba.core import config
+
+    def compile_(function: F) -> F:
+        home, before = _home(), config.CACHE_DIR
+        try:
+            config.CACHE_DIR = home or ""
+            options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if inline else {"cache": home is not None}
+            made: F = njit(nogil=not keeps_gil, error_model="numpy", **options)(function)
+        finally:
+            config.CACHE_DIR = before
+        return made
+
+    return compile_
+
+
+@functools.cache
+def _home() -> str | None:
+    """Where compiled code is kept, ``None`` if nowhere can be written.
+
+    One folder for each state of the sources: numba looks whether the file of a kernel has changed, and does not see that
+    another one has, whose functions the kernel calls.
+    """
+    here = Path(__file__).parent
+    sources = hashlib.sha256()
+    for path in sorted(here.rglob("*.py")):
+        sources.update(path.read_bytes())
+    name = f"async_loader-{sources.hexdigest()[:16]}"
+    wanted = os.environ.get("NUMBA_CACHE_DIR")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    for folder in (Path(wanted),) if wanted else (here / "__pycache__", cache):
+        try:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder / name):
+                return str(folder / name)
+        except (OSError, RuntimeError):  # read-only; no home
+            continue
+    return None

@@ -1,0 +1,172 @@
+"""Loads, stores, fences and copies at an address. Knows no row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+
+from async_loader.replay.compiled import kernel
+
+intrinsic: Any = extending.intrinsic  # its type says that what it makes is called with the typing context
+_WORD = ir.IntType(64)
+
+
+@intrinsic
+def load(typingctx: Any, address: Any) -> Any:
+    """The aligned 8 bytes there, before anything that is loaded later."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], _WORD.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def store(typingctx: Any, address: Any, value: Any) -> Any:
+    """Store 8 aligned bytes there, after everything that was stored earlier."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store_atomic(arguments[1], builder.inttoptr(arguments[0], _WORD.as_pointer()), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def before_stores(typingctx: Any) -> Any:
+    """What was stored before stays before what is stored after."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("release")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def after_loads(typingctx: Any) -> Any:
+    """What was loaded before stays before what is loaded after."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("acquire")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def full_fence(typingctx: Any) -> Any:
+    """What was stored before is seen by others before anything is loaded after."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def compare_and_swap(typingctx: Any, address: Any, old: Any, new: Any) -> Any:
+    """Store ``new`` in the aligned 8 bytes there if they are ``old``, as one step; whether they were."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        return builder.extract_value(builder.cmpxchg(place, arguments[1], arguments[2], "acq_rel", "acquire"), 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _memcpy(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, start = (builder.inttoptr(address, cgutils.voidptr_t) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, to, start, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def memzero(typingctx: Any, target: Any, count: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        cgutils.memset(builder, builder.inttoptr(arguments[0], cgutils.voidptr_t), arguments[1], 0)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Begin to load the cache line there."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.IntType(32)
+        shape = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+        hints = [ir.Constant(number, hint) for hint in (0, 3, 1)]  # to read, keep near, data
+        builder.call(function, [builder.inttoptr(arguments[0], cgutils.voidptr_t), *hints])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+def _access(bits: int) -> tuple[Any, Any]:
+    """A load and a store of that many bits at any address, as part of a copy."""
+    item = ir.IntType(bits)
+
+    @intrinsic
+    def peek(typingctx: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            value = builder.load(builder.inttoptr(arguments[0], item.as_pointer()), align=1)
+            return value if bits == 64 else builder.zext(value, _WORD)
+
+        return types.int64(types.int64), generate
+
+    @intrinsic
+    def poke(typingctx: Any, address: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            value = arguments[1] if bits == 64 else builder.trunc(arguments[1], item)
+            builder.store(value, builder.inttoptr(arguments[0], item.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return peek, poke
+
+
+peek64, poke64 = _access(64)
+_peek32, _poke32 = _access(32)
+peek8, poke8 = _access(8)
+
+_CALL_FROM = 256
+
+
+@kernel(inline=True)
+def copy(target: int, source: int, count: int) -> None:
+    """Small fields are copied in place: a call of memcpy costs as much as all the fields of a small row."""
+    if count > _CALL_FROM:
+        _memcpy(target, source, count)
+    elif count >= 8:
+        done = 0
+        while done + 8 <= count:
+            poke64(target + done, peek64(source + done))
+            done += 8
+        if done < count:
+            poke64(target + count - 8, peek64(source + count - 8))
+    elif count == 4:
+        _poke32(target, _peek32(source))
+    else:
+        for i in range(count):
+            poke8(target + i, peek8(source + i))
+
+
+@intrinsic
+def poke_float(typingctx: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.DoubleType().as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float64), generate

@@ -1,0 +1,237 @@
+"""Reading items: which rows they need, copying those, and checking that nothing was written meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from async_loader.replay.compiled import kernel
+from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, prefetch
+from async_loader.replay.kernels.places import at, holds
+from async_loader.replay.rows import BASE, DELETED, FINAL, FLAGS, ID, NEXT, PREV, ROWS, STRIDE, TERMINATED, TRUNCATED, VERSION_ONE
+
+_AHEAD = 12  # rows whose memory is being fetched while one is copied; 8 to 32 measure alike
+
+
+@kernel(inline=True)
+def _fetch(g: Any, name: int) -> None:
+    address = at(g, name)
+    for line in range(0, g[STRIDE], 64):
+        prefetch(address + line)
+
+
+@kernel(inline=True)
+def _visit(g: Any, name: int, place: int, names: Any, stamps: Any) -> bool:
+    """Note down a row that is being read; whether it is there, and not being patched."""
+    address = at(g, name)
+    names[place] = name
+    stamps[place] = load(address + FLAGS)
+    return holds(address, name) and stamps[place] & VERSION_ONE == 0
+
+
+@kernel(inline=True)
+def _walk_back(g: Any, depth: int, names: Any, stamps: Any) -> bool:
+    """The steps before the one at ``depth - 1``, as far as the episode goes; -1 where it does not."""
+    for place in range(depth - 1, 0, -1):
+        before = names[place]
+        if before >= 0:
+            before = load(at(g, before) + PREV)
+        names[place - 1] = -1
+        if before >= 0 and not _visit(g, before, place - 1, names, stamps):
+            return False
+    return True
+
+
+@kernel(inline=True)
+def _walk_on(g: Any, depth: int, n: int, successor: bool, names: Any, stamps: Any) -> int:
+    """Up to ``n`` steps from the one at ``depth - 1``; how many there were, or 0 if they are not all there.
+
+    With ``successor`` the observation after the last of them is visited too. An episode that terminated without a final
+    observation has none: its last one stands in, and the discount of 0 keeps it from mattering.
+    """
+    taken = 0
+    place = depth - 1
+    while taken < n:
+        taken += 1
+        flags = stamps[place]
+        ends = flags & (TERMINATED | TRUNCATED) != 0
+        if not successor and (ends or taken == n):
+            return taken
+        after = load(at(g, names[place]) + NEXT)
+        place += 1
+        if after < 0:
+            names[place] = names[place - 1]
+            stamps[place] = stamps[place - 1]
+            return taken if ends and flags & TERMINATED else 0
+        if not _visit(g, after, place, names, stamps):
+            return 0
+        if ends:
+            return taken
+    return taken
+
+
+@kernel(keeps_gil=True)
+def walk(g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any) -> None:
+    """Which rows every item needs: ``names [items, depth + n]``, -1 before the episode's start.
+
+    ``taken [items]``: the steps that its return sums up, 0 for an item that is gone.
+    """
+    for i in range(min(_AHEAD, len(ids))):
+        _fetch(g, ids[i])
+    for i in range(len(ids)):
+        if i + _AHEAD < len(ids):
+            _fetch(g, ids[i + _AHEAD])
+        taken[i] = 0
+        there = ids[i] >= 0 and _visit(g, ids[i], depth - 1, names[i], stamps[i]) and stamps[i, depth - 1] & FINAL == 0
+        if there and _walk_back(g, depth, names[i], stamps[i]):
+            taken[i] = _walk_on(g, depth, n, successor, names[i], stamps[i])
+
+
+@kernel(keeps_gil=True)
+def returns(
+    g: Any, reward: Any, names: Any, stamps: Any, taken: Any, depth: int, gamma: float, total: Any, discount: Any
+) -> None:
+    """The discounted sum of rewards of every item, and the factor of what comes after: gamma**k, 0 if it terminated.
+
+    ``reward [rows, values]``, ``total [items, values]``, ``discount [items]``. Sutton and Barto, 2nd ed., equation 7.1.
+    """
+    for i in range(len(taken)):
+        for v in range(total.shape[1]):
+            total[i, v] = 0
+        discount[i] = 0.0
+        if taken[i] == 0:
+            continue
+        for v in range(total.shape[1]):
+            summed, factor = 0.0, 1.0
+            for k in range(taken[i]):
+                summed += factor * reward[names[i, depth - 1 + k] % g[ROWS], v]
+                factor *= gamma
+            total[i, v] = summed
+        if stamps[i, depth - 2 + taken[i]] & TERMINATED == 0:
+            discount[i] = gamma ** taken[i]
+
+
+@kernel(inline=True)
+def _frames(g: Any, fields: Any, f: int, i: int, names: Any, end: int) -> None:
+    """Copy one field of one item: ``frames`` rows ending at place ``end``, padded before the episode's start."""
+    source, row_bytes, count, target, frames, zeros = (
+        fields[f, 0],
+        fields[f, 1],
+        fields[f, 2],
+        fields[f, 3],
+        fields[f, 5],
+        fields[f, 7],
+    )
+    target += i * fields[f, 4]
+    first = max(0, end - frames + 1)
+    while names[first] < 0:
+        first += 1
+    for k in range(frames):
+        place = end - frames + 1 + k
+        if place >= first:
+            copy(target, source + (names[place] % g[ROWS]) * row_bytes, count)
+        elif zeros:
+            memzero(target, count)
+        else:
+            copy(target, source + (names[first] % g[ROWS]) * row_bytes, count)
+        target += count
+
+
+@kernel(inline=True)
+def _same(g: Any, names: Any, stamps: Any, depth: int, last: int) -> bool:
+    """Whether no row that was visited has been written to since. See NOTE [row lock]."""
+    for place in range(last + 1):
+        name = names[place]
+        if name >= 0:
+            address = at(g, name)
+            if not holds(address, name) or load(address + FLAGS) != stamps[place]:
+                return False
+    return True
+
+
+@kernel(inline=True)
+def _copy_items(g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool) -> int:
+    gone = 0
+    for i in range(len(taken)):
+        if taken[i] > 0:
+            for f in range(len(fields)):
+                anchor = fields[f, 6]
+                _frames(g, fields, f, i, names[i], depth - 1 if anchor == 0 else depth - 1 + taken[i] - (anchor - 1))
+            after_loads()
+            if not _same(g, names[i], stamps[i], depth, depth - 1 + taken[i] if successor else depth - 2 + taken[i]):
+                taken[i] = 0
+        gone += taken[i] == 0
+    return gone
+
+
+@kernel(keeps_gil=True)
+def copy_items(g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool) -> int:
+    """Copy the items that were walked; set ``taken`` to 0 for, and return the number of, those gone in the meantime.
+
+    ``fields [fields, 8]``: address in row 0, bytes from row to row, bytes of a frame, target, bytes from item to item,
+    frames, anchor (0: the step, 1: the one after the last, 2: the last), whether padding is zeros.
+    """
+    return _copy_items(g, fields, names, stamps, taken, depth, successor)
+
+
+@kernel()
+def copy_many_items(g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool) -> int:
+    """As `copy_items`, for what takes long: lets go of the GIL."""
+    return _copy_items(g, fields, names, stamps, taken, depth, successor)
+
+
+@kernel(inline=True)
+def _read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
+    gone = 0
+    for i in range(min(_AHEAD, len(ids))):
+        _fetch(g, ids[i])
+    for i in range(len(ids)):
+        if i + _AHEAD < len(ids):
+            _fetch(g, ids[i + _AHEAD])
+        taken[i] = 0
+        gone += 1
+        address = at(g, ids[i])
+        stamp = load(address + FLAGS)
+        if ids[i] < 0 or not holds(address, ids[i]) or stamp & (VERSION_ONE | FINAL):
+            continue
+        for f in range(len(fields)):
+            source = fields[f, 0] + (ids[i] % g[ROWS]) * fields[f, 1]
+            copy(fields[f, 3] + i * fields[f, 4], source, fields[f, 2])
+        after_loads()
+        if holds(address, ids[i]) and load(address + FLAGS) == stamp:
+            taken[i] = 1
+            gone -= 1
+    return gone
+
+
+@kernel(keeps_gil=True)
+def read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
+    """`walk` and `copy_items` in one, for items that are one row each."""
+    return _read(g, ids, fields, taken)
+
+
+@kernel()
+def read_many(g: Any, ids: Any, fields: Any, taken: Any) -> int:
+    """As `read`, for what takes long: lets go of the GIL."""
+    return _read(g, ids, fields, taken)
+
+
+@kernel(keeps_gil=True)
+def names_of(g: Any, rows: Any, out: Any) -> None:
+    """The ids of the steps in rows, -1 where there is none, or one that was deleted."""
+    for i in range(len(rows)):
+        address = g[BASE] + rows[i] * g[STRIDE]
+        out[i] = -1 if load(address + FLAGS) & (FINAL | DELETED) else load(address + ID) - 1
+
+
+@kernel(keeps_gil=True)
+def find(g: Any, ids: Any, rows: Any) -> int:
+    """The rows of ids, -1 for those that are gone; how many are there. Deleted steps and final observations count as gone."""
+    there = 0
+    for i in range(len(ids)):
+        rows[i] = -1
+        if ids[i] >= 0:
+            address = at(g, ids[i])
+            if holds(address, ids[i]) and load(address + FLAGS) & (FINAL | DELETED) == 0:
+                rows[i] = ids[i] % g[ROWS]
+                there += 1
+    return there

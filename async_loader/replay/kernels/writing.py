@@ -1,0 +1,320 @@
+"""Writing rows, linking them, and making items of them. All of it under the table's lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from async_loader.replay.compiled import kernel
+from async_loader.replay.kernels.machine import before_stores, copy, load, peek8, peek64, poke8, poke64, poke_float, store
+from async_loader.replay.kernels.places import at, there
+from async_loader.replay.rows import (
+    ALIVE,
+    AWAITS,
+    BASE,
+    BORN,
+    CAPACITY,
+    COUNT,
+    CURSOR,
+    DELETED,
+    DEPTH,
+    DIED,
+    DIRTY,
+    FINAL,
+    FLAGS,
+    FOLLOWED,
+    GIVEN,
+    HELD,
+    ID,
+    LAST,
+    LOOKAHEAD,
+    NAMES,
+    NEXT,
+    ORDERED,
+    PREV,
+    ROW_CHANGED,
+    ROWS,
+    STATE_CHANGED,
+    STRIDE,
+    TERMINATED,
+    TERMINATED_FIELD,
+    TOP,
+    TRUNCATED,
+    TRUNCATED_FIELD,
+    VERSION_ONE,
+)
+
+
+@kernel(inline=True)
+def _say(g: Any, row: int, field: int) -> None:
+    """Set a field that says how an episode ends to yes."""
+    for k in range(g[field + 2]):
+        poke8(g[field] + row * g[field + 1] + k, (g[field + 3] >> (8 * k)) & 255)
+
+
+@kernel(inline=True)
+def _flag(g: Any, name: int, flags: int) -> None:
+    """Something is learnt about a step that is published. See NOTE [row lock]."""
+    if not there(g, name):
+        return
+    row = name % g[ROWS]
+    address = at(g, name) + FLAGS
+    before = load(address)
+    if before & flags == flags:
+        return
+    store(address, before + VERSION_ONE)
+    before_stores()
+    if flags & TERMINATED:
+        _say(g, row, TERMINATED_FIELD)
+    if flags & TRUNCATED:
+        _say(g, row, TRUNCATED_FIELD)
+    store(address, (before + 2 * VERSION_ONE) | flags)
+    poke8(g[DIRTY] + row, peek8(g[DIRTY] + row) | ROW_CHANGED)
+
+
+@kernel(inline=True)
+def _note(g: Any, row: int, change: int) -> None:
+    poke8(g[DIRTY] + row, peek8(g[DIRTY] + row) | change)
+
+
+@kernel(inline=True)
+def _die(g: Any, name: int, changes: Any) -> None:
+    """The item of that id, if there is one, is no more."""
+    row = name % g[ROWS]
+    if peek8(g[ALIVE] + row):
+        poke8(g[ALIVE] + row, 0)
+        g[COUNT] -= 1
+        poke64(g[DIED] + 8 * changes[1], row)
+        changes[1] += 1
+        _note(g, row, STATE_CHANGED)
+
+
+@kernel(inline=True)
+def _end(g: Any, name: int, changes: Any) -> None:
+    """As `_die`, and there will not be one again."""
+    _flag(g, name, DELETED)
+    _die(g, name, changes)
+
+
+@kernel(inline=True)
+def _be_born(g: Any, name: int, changes: Any) -> None:
+    """Make a step an item, unless something that it needs is gone or going."""
+    row = name % g[ROWS]
+    if not there(g, name) or load(at(g, name) + FLAGS) & (FINAL | DELETED) or peek8(g[ALIVE] + row):
+        return
+    oldest = name
+    for _ in range(g[DEPTH] - 1):
+        before = load(at(g, oldest) + PREV)
+        if before < 0:
+            break
+        if not there(g, before):
+            return
+        oldest = before
+    if g[ORDERED] and oldest < g[CURSOR] - g[CAPACITY]:
+        return
+    poke8(g[ALIVE] + row, 1)
+    g[COUNT] += 1
+    poke64(g[BORN] + 8 * changes[0], row)
+    changes[0] += 1
+    _note(g, row, STATE_CHANGED)
+
+
+@kernel(inline=True)
+def retire(g: Any, name: int, changes: Any) -> None:
+    """A step leaves the newest `capacity`: the items that show it end with it."""
+    if not there(g, name):
+        return
+    _end(g, name, changes)
+    for _ in range(g[DEPTH] - 1):
+        name = load(at(g, name) + NEXT)
+        if not there(g, name):
+            return
+        _end(g, name, changes)
+
+
+@kernel(inline=True)
+def next_id(g: Any, changes: Any) -> int:
+    """The id of the next row in order, whose row is marked as being written. Rows that writers hold are passed over."""
+    while True:
+        name = g[CURSOR]
+        g[CURSOR] += 1
+        retire(g, name - g[CAPACITY], changes)
+        row = name % g[ROWS]
+        if not peek8(g[HELD] + row):
+            break
+    g[TOP] = max(g[TOP], row + 1)
+    store(g[BASE] + row * g[STRIDE] + ID, 0)
+    before_stores()
+    return name
+
+
+@kernel(inline=True)
+def _ripen(g: Any, last: int, changes: Any) -> None:
+    """An episode has ended with ``last``: its last steps wait for no successor any more."""
+    names = np.empty(64, np.int64)
+    for start in range(0, g[LOOKAHEAD], 64):  # oldest first, in pieces, because kernels do not allocate by size
+        count = 0
+        name = last
+        skip = max(0, g[LOOKAHEAD] - 64 - start)
+        for k in range(g[LOOKAHEAD] - start):
+            if name < 0 or not there(g, name):
+                break
+            if k >= skip:
+                names[count] = name
+                count += 1
+            name = load(at(g, name) + PREV)
+        for k in range(count - 1, -1, -1):
+            _be_born(g, names[k], changes)
+
+
+@kernel(inline=True)
+def _give_up(g: Any, last: int, changes: Any) -> None:
+    """An episode ends at ``last`` and nobody says what came after it.
+
+    If it terminated, or steps do not show what came after them, nothing needs to. Otherwise the step before it becomes
+    the last one, with the observation of ``last`` as what came after; the reward of ``last`` has nothing to be
+    bootstrapped from and is lost.
+    """
+    if not there(g, last):
+        return
+    if g[FOLLOWED] == 0 or load(at(g, last) + FLAGS) & TERMINATED:
+        _ripen(g, last, changes)
+        return
+    _die(g, last, changes)
+    before = load(at(g, last) + PREV)
+    _flag(g, last, FINAL)
+    if before >= 0 and there(g, before):
+        _flag(g, before, TRUNCATED)
+        _ripen(g, before, changes)
+
+
+@kernel(inline=True)
+def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
+    """Link a row whose fields are written into its stream, and publish it."""
+    address = at(g, name)
+    mark = g[LAST] + 8 * stream
+    last = peek64(mark)
+    if last >= 0 and flags & FINAL == 0 and there(g, last) and load(at(g, last) + FLAGS) & (TERMINATED | TRUNCATED):
+        _give_up(g, last, changes)  # its final observation was announced and did not come
+        last = -1
+    poke64(address + PREV, last)
+    poke64(address + NEXT, -1)
+    poke64(address + FLAGS, flags)
+    store(address + ID, name + 1)
+    poke64(g[NAMES] + 8 * (name % g[ROWS]), name)
+    _note(g, name % g[ROWS], ROW_CHANGED | STATE_CHANGED)
+    if there(g, last):
+        store(at(g, last) + NEXT, name)
+        _note(g, last % g[ROWS], ROW_CHANGED)
+    if flags & FINAL:
+        if last >= 0:
+            _flag(g, last, flags & (TERMINATED | TRUNCATED))
+            _ripen(g, last, changes)
+        poke64(mark, -1)
+        return
+    ripe = name
+    for _ in range(g[LOOKAHEAD]):
+        if ripe >= 0:
+            ripe = load(at(g, ripe) + PREV) if there(g, ripe) else -1
+    if ripe >= 0:
+        _be_born(g, ripe, changes)
+    poke64(mark, name)
+    if flags & (TERMINATED | TRUNCATED) and flags & AWAITS == 0:
+        _ripen(g, name, changes)
+        poke64(mark, -1)
+
+
+@kernel(keeps_gil=True)
+def write(
+    g: Any, fields: Any, start: int, stop: int, final: Any, streams: Any, flags: Any, given: Any, ids: Any, changes: Any
+) -> None:
+    """Write steps ``start`` to ``stop``, and the final observations of those that have AWAITS, into rows in order.
+
+    ``fields [fields, 5]``: address in row 0, bytes from row to row, bytes, source, bytes from step to step; ``final``
+    the same for the fields of a final observation. ``given [steps]``: priorities, NaN for none, or empty.
+    ``changes``: how many rows were noted in BORN and in DIED. No row is in DIED first and then in BORN, as long as
+    fewer rows are written than there are spare ones.
+    """
+    for i in range(start, stop):
+        ids[i] = _write_one(g, fields, i, flags[i], streams[i], given[i] if len(given) else np.nan, changes)
+        if flags[i] & AWAITS:
+            _write_one(g, final, i, FINAL, streams[i], np.nan, changes)
+
+
+@kernel(inline=True)
+def _write_one(g: Any, fields: Any, i: int, flags: int, stream: int, priority: float, changes: Any) -> int:
+    name = next_id(g, changes)
+    _fill(g, fields, i, name % g[ROWS], priority)
+    settle(g, name, stream, flags, changes)
+    return name
+
+
+@kernel(inline=True)
+def _fill(g: Any, fields: Any, i: int, row: int, priority: float) -> None:
+    for f in range(len(fields)):
+        copy(fields[f, 0] + row * fields[f, 1], fields[f, 3] + i * fields[f, 4], fields[f, 2])
+    if g[GIVEN]:
+        poke_float(g[GIVEN] + 8 * row, priority)
+
+
+@kernel(keeps_gil=True)
+def overwrite(g: Any, fields: Any, i: int, row: int, stream: int, flags: int, priority: float, changes: Any) -> int:
+    """Write step ``i`` into a row that is free, under the next id of that row; its id."""
+    old = load(g[BASE] + row * g[STRIDE] + ID) - 1
+    name = row if old < 0 else old + g[ROWS]
+    store(g[BASE] + row * g[STRIDE] + ID, 0)
+    before_stores()
+    g[TOP] = max(g[TOP], row + 1)
+    _fill(g, fields, i, row, priority)
+    settle(g, name, stream, flags, changes)
+    return name
+
+
+@kernel(keeps_gil=True)
+def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> None:
+    """The stream's episode ends after its last step: with a final observation (``final`` not empty) or without."""
+    mark = g[LAST] + 8 * stream
+    last = peek64(mark)
+    if last < 0:
+        return
+    _flag(g, last, flags)
+    if len(final):
+        _write_one(g, final, 0, FINAL, stream, np.nan, changes)
+    else:
+        _give_up(g, last, changes)
+    poke64(mark, -1)
+
+
+@kernel(keeps_gil=True)
+def unripen(g: Any, streams: int, changes: Any) -> None:
+    """Items at the open end of a stream that have fewer than LOOKAHEAD successors wait until they have."""
+    for stream in range(streams):
+        name = peek64(g[LAST] + 8 * stream)
+        for _ in range(g[LOOKAHEAD]):
+            if not there(g, name):
+                break
+            _die(g, name, changes)
+            name = load(at(g, name) + PREV)
+
+
+@kernel(keeps_gil=True)
+def remove(g: Any, rows: Any, changes: Any) -> None:
+    """The items of these rows are no more, and steps that are no items yet never will be."""
+    for i in range(len(rows)):
+        if rows[i] >= 0:
+            name = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
+            if name >= 0:
+                _end(g, name, changes)
+
+
+@kernel(keeps_gil=True)
+def turn_version(g: Any, rows: Any) -> None:
+    """Before and after rows are patched in place. See NOTE [row lock]."""
+    before_stores()
+    for i in range(len(rows)):
+        if rows[i] >= 0:
+            address = g[BASE] + rows[i] * g[STRIDE] + FLAGS
+            store(address, load(address) + VERSION_ONE)
+            _note(g, rows[i], ROW_CHANGED)
+    before_stores()

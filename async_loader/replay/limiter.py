@@ -1,0 +1,311 @@
+"""How far sampling may run ahead of inserting, as arithmetic. Holds no lock and no clock; the table calls it under its own."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from async_loader.errors import ConfigError
+
+UNLIMITED: Final = 2**63 - 1
+"""What `Limits.insertable` and `Limits.sampleable` say where nothing limits."""
+
+
+@dataclass(frozen=True)
+class RateLimiter:
+    """Sample each step about so many times, give or take an error, once the table holds enough.
+
+    A sample is one row, not a batch. What is kept between bounds is the cursor,
+    ``inserted * samples_per_insert - sampled``: the samples that inserting has earned and sampling has not yet spent.
+    The rules are those of Reverb (Cassirer et al. 2021, section 3.3; ``rate_limiter.cc``).
+
+    Parameters
+    ----------
+    min_size_to_sample : int
+        Rows that the table must hold before any is sampled. Up to there inserting is free.
+    samples_per_insert : float
+        How often a row is to be sampled, on average.
+    error_buffer : float | (float, float)
+        How far, in samples, the cursor may be from ``min_size_to_sample * samples_per_insert``; or its bounds themselves.
+
+    Raises
+    ------
+    ConfigError
+        For a minimum below 1, a ratio that is not above 0, bounds less than ``2 * max(1, samples_per_insert)`` apart, or
+        bounds above the cursor at the minimum: these block inserting or sampling for good.
+
+    Warns
+    -----
+    UserWarning
+        For bounds below the cursor at the minimum: inserting then waits there for a sampler that runs at the same time.
+
+    Examples
+    --------
+    >>> RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20).bounds
+    (380.0, 420.0)
+    """
+
+    min_size_to_sample: int
+    samples_per_insert: float
+    error_buffer: float | tuple[float, float]
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "min_size_to_sample", _count("min_size_to_sample", self.min_size_to_sample))
+        set_field(self, "samples_per_insert", _number("samples_per_insert", self.samples_per_insert))
+        if not 0 < self.samples_per_insert < math.inf:
+            raise ConfigError(f"samples_per_insert={self.samples_per_insert:g}: it must be above 0 and finite")
+        set_field(self, "error_buffer", _error_buffer(self.error_buffer))
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        spi, (low, high) = self.samples_per_insert, self.bounds
+        least, start = 2 * max(1.0, spi), self.min_size_to_sample * spi
+        if not high - low >= least:
+            raise ConfigError(
+                f"error_buffer={self.error_buffer} leaves {_n(high - low)} samples between the bounds; the least that cannot "
+                f"block inserting or sampling is 2 * max(1, samples_per_insert) = {_n(least)}: use {self.buffer_for(least)}"
+            )
+        if low > start:
+            raise ConfigError(
+                f"error_buffer={self.error_buffer} starts above {_n(start)}, which is samples_per_insert * min_size_to_sample: "
+                f"nothing could be sampled there, use a lower bound of at most {_n(start)}"
+            )
+        if high < start:
+            warnings.warn(
+                f"error_buffer={self.error_buffer} ends below {_n(start)}, which is samples_per_insert * min_size_to_sample: "
+                f"with {self.min_size_to_sample:,} rows inserted the next waits for a sampler that runs at the same time; "
+                f"an upper bound of {_n(start)} or more avoids that",
+                stacklevel=4,  # the caller of the constructor
+            )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest cursor, in samples: Reverb's min_diff and max_diff."""
+        if isinstance(self.error_buffer, tuple):
+            return self.error_buffer
+        start = self.min_size_to_sample * self.samples_per_insert
+        return start - self.error_buffer, start + self.error_buffer
+
+    def __str__(self) -> str:
+        per_insert, buffer = f"{_n(self.samples_per_insert)} samples per insert", self.error_buffer
+        if isinstance(buffer, tuple):
+            return f"{per_insert} and bounds of {_n(buffer[0])} to {_n(buffer[1])}"
+        return f"{per_insert} and an error buffer of {_n(buffer)}"
+
+    def buffer_for(self, samples: float) -> str:
+        """In words, an error buffer between whose bounds so many samples fit."""
+        if isinstance(self.error_buffer, tuple):
+            return f"bounds {_n(math.ceil(samples))} or more apart"
+        return f"an error buffer of {_n(math.ceil(samples / 2))} or more"
+
+
+def MinSize(n: int) -> RateLimiter:
+    """Sampling waits for ``n`` rows; inserting never waits."""
+    return RateLimiter(n, 1.0, math.inf)
+
+
+def Queue(size: int) -> RateLimiter:
+    """Each row is sampled once; at most ``size`` wait to be. For a table with a Fifo sampler and remover.
+
+    Raises
+    ------
+    ConfigError
+        For a size below 1.
+    """
+    limiter = object.__new__(RateLimiter)  # a queue of 1 works, though its bounds are closer than those of a ratio may be
+    for name, value in (
+        ("min_size_to_sample", 1),
+        ("samples_per_insert", 1.0),
+        ("error_buffer", (0.0, float(_count("size", size)))),
+    ):
+        object.__setattr__(limiter, name, value)
+    return limiter
+
+
+def Stack(size: int) -> RateLimiter:
+    """As `Queue`; for a table with a Lifo sampler and remover."""
+    return Queue(size)
+
+
+class Limits:
+    """A table's counts, and what its limiter makes of them. O(1); called under the table's lock.
+
+    Parameters
+    ----------
+    config : RateLimiter
+        May be replaced while running. The counts stay: a new ratio holds for all that was ever inserted and sampled.
+
+    Attributes
+    ----------
+    inserted, sampled, deleted : int
+        Rows since the table was new. Deletions count for its size only, not for the ratio.
+    """
+
+    __slots__ = ("_config", "_high", "_low", "_min_size", "_spi", "deleted", "inserted", "sampled")
+
+    def __init__(self, config: RateLimiter) -> None:
+        self.inserted = self.sampled = self.deleted = 0
+        self.config = config
+
+    @property
+    def config(self) -> RateLimiter:
+        return self._config
+
+    @config.setter
+    def config(self, config: RateLimiter) -> None:
+        self._config = config
+        self._min_size = config.min_size_to_sample
+        self._spi = config.samples_per_insert
+        self._low, self._high = config.bounds
+
+    def may_insert(self, n: int) -> bool:
+        """Whether ``n`` rows may be inserted at once."""
+        inserted = self.inserted + n
+        return inserted - self.deleted <= self._min_size or inserted * self._spi - self.sampled <= self._high
+
+    def may_sample(self, n: int) -> bool:
+        """Whether ``n`` rows may be sampled at once."""
+        inserted = self.inserted
+        return inserted - self.deleted >= self._min_size and inserted * self._spi - self.sampled - n >= self._low
+
+    def insert(self, n: int) -> None:
+        self.inserted += n
+
+    def sample(self, n: int) -> None:
+        self.sampled += n
+
+    def delete(self, n: int) -> None:
+        self.deleted += n
+
+    def insertable(self) -> int:
+        """The most rows that may be inserted at once, now; `UNLIMITED` if nothing limits."""
+        by_ratio = _whole((self._high + self.sampled) / self._spi - self.inserted)
+        if by_ratio == UNLIMITED:
+            return UNLIMITED
+        n = max(0, by_ratio, self._min_size - self.inserted + self.deleted)
+        return n + 1 if self.may_insert(n + 1) else n - 1 if n and not self.may_insert(n) else n  # division rounds
+
+    def sampleable(self) -> int:
+        """The most rows that may be sampled at once, now; `UNLIMITED` if nothing limits."""
+        if self.inserted - self.deleted < self._min_size:
+            return 0
+        return max(0, _whole(self.inserted * self._spi - self.sampled - self._low))
+
+    def can_ever_sample(self, n: int) -> bool:
+        """Whether inserting, and nothing else, leads to where ``n`` rows may be sampled at once.
+
+        Sampling in other amounts may change the answer where ``samples_per_insert`` does not divide them. In every state
+        it is yes for ``n <= window() - samples_per_insert``, and once the table is full no for ``n > window()``.
+        """
+        return n <= self._most_at_once()
+
+    def _most_at_once(self) -> int:
+        """What may be sampled at once after as many inserts as are allowed. They always reach the minimum size."""
+        more = self.insertable()
+        if more == UNLIMITED:
+            return UNLIMITED
+        return max(0, _whole((self.inserted + more) * self._spi - self.sampled - self._low))
+
+    def window(self) -> float:
+        """Samples between the two bounds."""
+        return self._high - self._low
+
+    def window_warning(self, batch_size: int, ahead: int) -> str | None:
+        """What to say of a loader that samples ``ahead`` batches before the one in use, if the window cannot hold them all."""
+        wanted, window = batch_size * (ahead + 1), self.window()
+        if wanted <= window:
+            return None
+        fits = int(window // batch_size) - 1
+        fewer = f"prefetch at most {fits}" if fits >= 0 else f"sample at most {_n(math.floor(window))} at a time"
+        return (
+            f"batches of {batch_size:,} with {ahead:,} ahead are {wanted:,} samples, and {self.config} leave a window of "
+            f"{_n(window)}: {fewer}, or use {self.config.buffer_for(wanted + self._spi)}"
+        )
+
+    def why_not_sample(self, n: int) -> str:
+        """Why `may_sample` said no, and what would change it."""
+        if not self.can_ever_sample(n):
+            return self._never_sampled(n)
+        size = self.inserted - self.deleted
+        missing = self._inserts_before_sampling(n)
+        if size < self._min_size:
+            return f"sampling {n:,} needs the table to hold {self._min_size:,} items, it holds {size:,}: add {missing:,} more"
+        over = self._low - (self.inserted * self._spi - self.sampled - n)
+        return (
+            f"sampling {n:,} more would be {_n(over)} samples further ahead of inserting than {self.config} allow: "
+            f"insert at least {missing:,} more"
+        )
+
+    def _inserts_before_sampling(self, n: int) -> int:
+        by_ratio = math.ceil((self._low + self.sampled + n) / self._spi - self.inserted) if math.isfinite(self._low) else 0
+        return max(0, by_ratio, self._min_size - self.inserted + self.deleted)
+
+    def _never_sampled(self, n: int) -> str:
+        return (
+            f"{n:,} can never be sampled at once: {self.config} leave a window of {_n(self.window())} samples, and the most "
+            f"that inserting alone can make of it now is {self._most_at_once():,}: sample fewer at a time, or use "
+            f"{self.config.buffer_for(n + self._spi)}"
+        )
+
+    def why_not_insert(self, n: int) -> str:
+        """Why `may_insert` said no, and what would change it."""
+        over = (self.inserted + n) * self._spi - self.sampled - self._high
+        if n * self._spi > self.window():
+            remedy = f"insert at most {_n(self.window() // self._spi)} at a time, of these {self.insertable():,} now"
+        else:
+            remedy = f"sample at least {_n(math.ceil(over))} more"
+        return f"inserting {n:,} more would be {_n(over)} samples further ahead of sampling than {self.config} allow: {remedy}"
+
+    def state(self) -> dict[str, int]:
+        """The counts, as JSON holds them. The limiter is no part of them: a restored table keeps the one it was made with."""
+        return {"inserted": self.inserted, "sampled": self.sampled, "deleted": self.deleted}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Take over the counts of a `state`.
+
+        Raises
+        ------
+        ConfigError
+            If it is none. Nothing has changed then.
+        """
+        try:
+            inserted, sampled, deleted = (operator.index(state[name]) for name in ("inserted", "sampled", "deleted"))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{state!r} lacks the counts inserted, sampled and deleted: use what state() gave") from error
+        if sampled < 0 or not 0 <= deleted <= inserted:
+            raise ConfigError(f"{state!r} cannot be a table's counts: use what state() gave")
+        self.inserted, self.sampled, self.deleted = inserted, sampled, deleted
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
+        raise ConfigError(f"{name}={value!r}: it must be an integer of 1 or more")
+    return operator.index(value)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise ConfigError(f"{name}={value!r}: it must be a number")
+    return float(value)
+
+
+def _error_buffer(value: Any) -> float | tuple[float, float]:
+    if not isinstance(value, tuple | list):
+        return _number("error_buffer", value)
+    if len(value) != 2:
+        raise ConfigError(f"error_buffer={value!r}: it must be a number, or two: the bounds")
+    return _number("error_buffer[0]", value[0]), _number("error_buffer[1]", value[1])
+
+
+def _whole(x: float) -> int:
+    """Rounded down; `UNLIMITED` where a float no longer counts by ones."""
+    return math.floor(x) if x < 2**53 else UNLIMITED
+
+
+def _n(x: float) -> str:
+    return f"{x:,.10g}"

@@ -1,0 +1,195 @@
+"""What the threads of a table's process share: the lock, the table under it, its limits, and who waits. Reads no row."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from async_loader.errors import Closed, ConfigError, Unsupported
+from async_loader.replay.arguments import storable
+from async_loader.replay.limiter import Limits, RateLimiter
+from async_loader.replay.samplers import Fifo, Sampler
+from async_loader.replay.staging import Stage
+from async_loader.replay.storage import Storage, StorageLayout
+from async_loader.replay.table import Table
+from async_loader.replay.views import Recipe
+from async_loader.replay.waiting import Waiters
+from async_loader.schema import Schema
+
+if TYPE_CHECKING:
+    from async_loader.replay.remote.handle import WriterHandle
+    from async_loader.replay.remote.service import Service
+
+
+class Owner:
+    """The table, once its schema is known, and everything that decides who may do what to it.
+
+    Parameters
+    ----------
+    capacity, max_bytes : int | None
+        In steps, in bytes; at least one of them.
+    sampler, remover : Sampler
+    limiter : RateLimiter | None
+    max_times_sampled : int
+    seed : int | None
+    """
+
+    def __init__(
+        self,
+        capacity: int | None,
+        max_bytes: int | None,
+        sampler: Sampler,
+        remover: Sampler,
+        limiter: RateLimiter | None,
+        max_times_sampled: int,
+        seed: int | None,
+    ) -> None:
+        self.capacity, self._max_bytes = capacity, max_bytes
+        self.sampler, self.remover = sampler, remover
+        self.max_times_sampled = max_times_sampled
+        self.seeds = np.random.SeedSequence(seed)
+        self._limits = None if limiter is None else Limits(limiter)
+        self.lock = threading.Lock()
+        self.waiters = Waiters(self.lock)
+        self.foreign = self.closed = False
+        self.writers: Service | None = None
+        self.schema: Schema | None = None
+        self._table: Table | None = None
+        self._stage: Stage | None = None
+        self.prioritized = sampler.prioritized or remover.prioritized  # whether anything here goes by priorities
+
+    def forked(self) -> None:
+        """In the child of a fork: what it has is a copy, and a thread of the parent may have held the lock."""
+        self.foreign = True
+        self.lock = threading.Lock()
+        self.waiters = Waiters(self.lock)
+        if self.writers is not None:
+            self.writers.forget()  # again, perhaps: a buffer and its writers do not know who is first
+            self.writers = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a table."""
+        return self._table is not None
+
+    @property
+    def table(self) -> Table:
+        assert self._table is not None
+        return self._table
+
+    @property
+    def stage(self) -> Stage:
+        assert self._stage is not None
+        return self._stage
+
+    @property
+    def limits(self) -> Limits | None:
+        """The limiter, with the counts of this moment. Under the lock."""
+        limits = self._limits
+        if limits is not None and self._table is not None:
+            limits.inserted, limits.sampled, limits.deleted = self._table.inserted, self._table.sampled, self._table.deleted
+        return limits
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        return None if self._limits is None else self._limits.config
+
+    @limiter.setter
+    def limiter(self, limiter: RateLimiter | None) -> None:
+        with self.lock:
+            self._limits = None if limiter is None else Limits(limiter)
+            if self.writers is not None:
+                self.writers.follow(self.limits)
+            self.waiters.ring()
+
+    def own(self) -> Table:
+        """The table, to be changed. Under the lock; raises Unsupported in a fork."""
+        if self.foreign:
+            raise Unsupported(
+                "only the process that made a replay buffer adds to it: add from there, or through a writer_handle()"
+            )
+        self.check_open()
+        self.catch_up()
+        return self.table
+
+    def check_open(self) -> None:
+        """Raise Closed after `close`."""
+        if self.closed:
+            raise Closed("this replay buffer was closed: nothing is added to it or drawn from it any more")
+
+    # -- writers in other processes --------------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Take in what writers in other processes have published. Under the lock."""
+        if self.writers is not None and self.writers.adopt() and self.waiters.anybody:
+            self.waiters.ring()
+
+    def may_insert(self, count: int) -> bool:
+        """Whether the limiter lets so many in at once, beside what writers in other processes may be writing. Under the lock."""
+        limits = self.limits
+        if limits is None:
+            return True
+        return limits.may_insert(count) if self.writers is None else self.writers.may_insert(limits, count)
+
+    def writer_handle(self) -> WriterHandle:
+        """See `ReplayBuffer.writer_handle`."""
+        if not self.ready:
+            raise ConfigError(
+                "a writer in another process has to know what a step is: give the buffer a schema, or add a step first"
+            )
+        if self.table.free is not None:
+            raise Unsupported(
+                f"{self.remover!r} takes rows out of order, and writers in other processes fill them in order: use the Fifo remover"
+            )
+        from async_loader.replay.remote.service import Service
+
+        with self.lock:
+            self.own()
+            if self.writers is None:
+                self.writers = Service(self)
+                self.writers.start()
+            return self.writers.handle(self)
+
+    def close(self, timeout_s: float | None) -> None:
+        """No more is added or drawn: writers are told, their thread ends, and whoever waits is woken."""
+        with self.lock:
+            if self.foreign:
+                return
+            self.closed = True
+            writers = self.writers
+            self.waiters.ring()
+        if writers is not None:
+            writers.close(timeout_s)
+
+    # -- the beginning ---------------------------------------------------------------------------------------------------
+
+    def start(self, schema: Schema) -> None:
+        """Allocate, if no other thread was faster."""
+        with self.lock:
+            if self._table is None:
+                self.allocate(schema)
+
+    def allocate(self, schema: Schema) -> None:
+        """Allocate. Raises what the constructor of a ReplayBuffer does."""
+        storable(schema)
+        Recipe.of(schema)  # a next= that cannot be delivered shows here
+        linked = [field.name for field in schema.fields if field.linked]
+        if linked and type(self.remover) is not Fifo:
+            raise ConfigError(
+                f"field {linked[0]!r} has a stack or a next, which are read from its neighbours, and {self.remover!r} takes "
+                "those out of order: use the Fifo remover, or store what a step needs in it"
+            )
+        if self._max_bytes is None:
+            assert self.capacity is not None
+            layout = StorageLayout.of(schema, self.capacity)
+        else:
+            layout = StorageLayout.within(schema, self._max_bytes, self.capacity)
+        storage = Storage.create(layout)
+        for_sampler, for_remover = self.seeds.spawn(2)
+        table = Table(storage, [self.sampler], self.remover, for_remover, self.max_times_sampled)
+        self.sampler.bind(table.items, for_sampler)
+        self._stage = Stage(layout, storage.base)
+        self.capacity, self.schema = layout.capacity, schema
+        self._table = table

@@ -1,0 +1,107 @@
+"""What travels to a process that writes. Writes nothing itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Hashable
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import TYPE_CHECKING, Any
+
+from async_loader.errors import Closed, ConfigError
+from async_loader.replay.remote.lane import Lane
+from async_loader.replay.remote.wire import close_fd
+from async_loader.replay.storage import Storage
+from async_loader.shm.segment import Segment
+
+if TYPE_CHECKING:
+    from async_loader.replay.remote.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a writer knows of the table, beside where its rows are.
+
+    Attributes
+    ----------
+    number : int
+        Of the writer.
+    owner : int
+        The pid of the table's process.
+    prioritized, given : bool
+        Whether anything there goes by priorities; whether every step needs one.
+    sampler, remover : str
+        For messages.
+    """
+
+    number: int
+    owner: int
+    prioritized: bool
+    given: bool
+    sampler: str
+    remover: str
+
+
+class WriterHandle:
+    """The right of one process to write into a table. Made by `ReplayBuffer.writer_handle`.
+
+    Hand it to a process as an argument, under any start method. Whoever calls `open` first has it; a handle is for one
+    process and one time. One that is dropped unopened gives its place to another.
+    """
+
+    def __init__(self, sock_fd: int, owner_fd: int, lane: Segment, clock: Segment, storage: Storage, terms: Terms) -> None:
+        self._fds = [sock_fd, owner_fd]
+        self._lane, self._clock, self._storage = lane, clock, storage
+        self.terms = terms
+
+    def open(self, *, stream: Hashable = None) -> Writer:
+        """Begin to write, in this process.
+
+        Parameters
+        ----------
+        stream : hashable, optional
+            Whose steps `append` adds; by default a stream that nobody else has. It has to pickle. Only one writer at a
+            time may write to a stream.
+
+        Raises
+        ------
+        ConfigError
+            If the handle has been opened, here or in another process.
+        Closed, Broken
+            If the table was closed, or its process is gone.
+        """
+        from async_loader.replay.remote.writer import Writer
+
+        if not self._fds:
+            raise ConfigError("this handle was opened or closed already: get a writer_handle() for each writer")
+        lane = Lane(self._lane)
+        other = lane.claim(os.getpid())
+        if other:
+            raise ConfigError(f"process {other} has opened this handle: get a writer_handle() for each writer")
+        (sock_fd, owner_fd), self._fds = self._fds, []
+        writer = Writer(socket.socket(fileno=sock_fd), owner_fd, lane, self._clock, self._storage, self.terms)
+        try:
+            writer.begin(("writer", self.terms.owner, self.terms.number) if stream is None else stream)
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def close(self) -> None:
+        """Give it up unopened."""
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            close_fd(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self._fds:
+            raise Closed("this handle was opened or closed already: get a writer_handle() for each writer")
+        return _arrived, (*map(reduction.DupFd, self._fds), self._lane, self._clock, self._storage, self.terms)
+
+
+def _arrived(sock: Any, owner: Any, lane: Segment, clock: Segment, storage: Storage, terms: Terms) -> WriterHandle:
+    return WriterHandle(sock.detach(), owner.detach(), lane, clock, storage, terms)

@@ -1,0 +1,76 @@
+"""How many steps writers may still write, so that all that may come stays within the limiter. Under the table's lock.
+
+# NOTE [permits]
+A step needs a row and a permit. Rows are only memory, and are granted ahead. Permits are insertions that may come, and
+count as such: for the limiter it is as if they had come. A writer takes them one by one out of a word of its lane, and what it
+has not taken the owner may take back in one atomic step. So a writer that is slow, idle or stopped keeps nobody
+from inserting, apart from the few steps that it is writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from async_loader.replay import words
+from async_loader.replay.limiter import UNLIMITED, Limits
+from async_loader.replay.remote.link import Link
+
+_AHEAD = 64  # permits beyond those that were asked for, so that a writer need not ask for each step
+
+
+class Permits:
+    """Permits of all writers of a table.
+
+    Parameters
+    ----------
+    links : collection of Link
+        Shared with the service, which adds and removes.
+    """
+
+    def __init__(self, links: Collection[Link]) -> None:
+        self._links = links
+        self._limited = False
+
+    def follow(self, limits: Limits | None) -> None:
+        """The limiter was changed, or a writer has come."""
+        self._limited = limits is not None and limits.insertable() != UNLIMITED
+        for link in self._links:
+            self._reclaim(link)
+            if not self._limited:
+                self._give(link, words.UNLIMITED)
+
+    def promised(self) -> int:
+        """Steps that may come without anybody being asked."""
+        return sum(link.issued - link.stepped for link in self._links) if self._limited else 0
+
+    def may_insert(self, limits: Limits, count: int) -> bool:
+        """Whether others than the writers may insert so many at once."""
+        if limits.may_insert(count + self.promised()):
+            return True
+        self._reclaim_all()
+        return limits.may_insert(count + self.promised())
+
+    def issue(self, link: Link, steps: int, limits: Limits | None) -> bool:
+        """Give a writer permits for ``steps`` steps or fewer; whether it has any now."""
+        if not self._limited or limits is None or not steps:
+            return True
+        free = limits.insertable() - self.promised()
+        if free < steps:
+            self._reclaim_all()
+            free = limits.insertable() - self.promised()
+        if free <= 0:
+            return False
+        count = min(steps, free)
+        self._give(link, count + min(_AHEAD, (free - count) // (4 * len(self._links))))
+        return True
+
+    def _give(self, link: Link, count: int) -> None:
+        link.issued += count
+        link.lane.give(count)
+
+    def _reclaim_all(self) -> None:
+        for link in self._links:
+            self._reclaim(link)
+
+    def _reclaim(self, link: Link) -> None:
+        link.issued -= link.lane.take_back()

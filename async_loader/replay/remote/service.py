@@ -1,0 +1,342 @@
+"""The owner's side of all writers, and the thread that waits for them. Writes no row.
+
+# NOTE [who adopts]
+What writers have published becomes part of the table when somebody looks: whoever samples, adds or counts in the owner's
+process takes it in first, under the lock that it holds anyway. The thread is needed for what nobody else does: to
+hand out rows, to see deaths, and to wake those who wait for rows. Only while there are such does it ask the writers to ring,
+by a word in their lanes that the first to publish clears again. While rows keep coming it looks every two milliseconds
+instead, so that a fast writer is not made to ring for each row, and a slow one's rows are seen at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from async_loader.errors import Broken, ConfigError
+from async_loader.lifecycle import Bell, EndFlag, join, readable
+from async_loader.replay import rows, words
+from async_loader.replay.limiter import Limits
+from async_loader.replay.remote import wire
+from async_loader.replay.remote.handle import Terms, WriterHandle
+from async_loader.replay.remote.lane import Lane
+from async_loader.replay.remote.link import Link
+from async_loader.replay.remote.permits import Permits
+from async_loader.replay.remote.wire import Message, Say
+from async_loader.shm.segment import Segment
+
+if TYPE_CHECKING:
+    from async_loader.replay.owner import Owner
+
+_PAUSE_S = 0.002
+_EXIT_TIMEOUT_S = 2.0
+_ROWS_EACH = 8  # a writer must be able to hold two extents of two rows, and all together hold half of the rows
+log = logging.getLogger("async_loader")
+
+
+class Service:
+    """All writers of one table in other processes.
+
+    Every method but `close`, and those of the thread, is called under the table's lock.
+
+    Parameters
+    ----------
+    owner : Owner
+        Held weakly: a table that nobody uses any more ends, and its service with it.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        from async_loader.replay.kernels import lanes  # late: see compiled.py
+
+        self._kernels = lanes
+        self._lock, self._waiters, self._table = owner.lock, owner.waiters, owner.table
+        self.end, self.bell = EndFlag(), Bell()
+        self._links: dict[int, Link] = {}
+        self._permits = Permits(self._links.values())
+        self._pending: dict[Link, None] = {}
+        self._addresses = self._adopted = np.empty(0, np.int64)
+        self._made = 0
+        self._rings = False
+        self.failed: BaseException | None = None
+        self.closed = False
+        self._death_fd = os.pidfd_open(os.getpid())
+        self._clock = self._share_geometry()
+        self._waiters.on_wait = self._somebody_waits
+        self._dropped = weakref.finalize(owner, self.end.set)
+        self._dropped.atexit = False
+        self._thread = threading.Thread(target=_run, args=(weakref.ref(owner), self), name="async-loader-writers", daemon=True)
+
+    def start(self) -> None:
+        """From the calling thread, once."""
+        _services.add(self)
+        self._thread.start()
+
+    def _share_geometry(self) -> Segment:
+        """Let writers see which id comes next, so that they do not fill rows that are old already."""
+        segment = Segment.create(8 * rows.PLACES, "a table's counters")
+        shared = np.frombuffer(segment.bytes(), np.int64, rows.PLACES)
+        shared[:] = self._table.g
+        self._table.g = self._table.storage.geometry = shared
+        return segment
+
+    # -- handles ---------------------------------------------------------------------------------------------------------
+
+    def handle(self, owner: Owner) -> WriterHandle:
+        """One more writer."""
+        if self.failed is not None:
+            raise Broken(f"the thread that serves writers has failed: {self.failed!r}")
+        layout = self._table.storage.layout
+        if (len(self._links) + 1) * _ROWS_EACH > layout.rows:
+            raise ConfigError(
+                f"{len(self._links)} writers have a table of {layout.capacity} steps, and each needs room: raise its capacity, "
+                "or let writers go (a handle that was neither opened nor dropped counts)"
+            )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        number, self._made = self._made, self._made + 1
+        lane = Lane.create()
+        self._links[number] = Link(number, ours, lane, self._table)
+        self._changed()
+        self.follow(owner.limits)
+        self.bell.ring()
+        given = any(getattr(one, "new", None) == "given" for one in (*self._table.samplers, owner.remover))
+        terms = Terms(number, os.getpid(), owner.prioritized, given, repr(owner.sampler), repr(owner.remover))
+        segments = [Segment.attach(os.dup(one.fileno()), one.nbytes) for one in (lane.segment, self._clock)]
+        return WriterHandle(theirs.detach(), os.dup(self._death_fd), segments[0], segments[1], self._table.storage, terms)
+
+    def _changed(self) -> None:
+        self._addresses = np.array([link.lane.address for link in self._links.values()], np.int64)
+        self._adopted = np.array([link.adopted for link in self._links.values()], np.int64)
+
+    def follow(self, limits: Limits | None) -> None:
+        """The limiter was changed."""
+        self._permits.follow(limits)
+
+    def may_insert(self, limits: Limits, count: int) -> bool:
+        """As `Limits.may_insert`, with what writers may insert at any moment."""
+        return self._permits.may_insert(limits, count)
+
+    # -- rows that come --------------------------------------------------------------------------------------------------
+
+    def adopt(self) -> bool:
+        """Take in everything that was published; whether that was anything."""
+        if not self._kernels.news(self._addresses, self._adopted):
+            return False
+        for place, link in enumerate(self._links.values()):
+            if link.adopt():
+                self._adopted[place] = link.adopted
+        return True
+
+    def _somebody_waits(self) -> None:
+        """Called by a thread that begins to wait: from now on writers ring."""
+        self._kernels.ask_to_ring(self._addresses)
+        if self.adopt():
+            self._waiters.ring()
+
+    # -- the thread ------------------------------------------------------------------------------------------------------
+
+    def wait(self, pause_s: float | None) -> set[int]:
+        """Until a writer says something or dies, a waiter is to be served, or the end."""
+        with self._lock:
+            fds = [self.end.fileno(), self.bell.fileno()]
+            for link in self._links.values():
+                fds += [fd for fd in (-1 if link.deaf else link.sock.fileno(), link.death_fd) if fd >= 0]
+        return readable(fds, pause_s)
+
+    def serve(self, ready: set[int], limits: Limits | None) -> float | None:
+        """React to everything. Returns for how long to wait at most."""
+        if self.bell.fileno() in ready:
+            self.bell.clear()
+        heard: list[tuple[Link, Message]] = []
+        dead = [link for link in self._links.values() if link.death_fd in ready]
+        for link in self._links.values():
+            if link.sock.fileno() in ready or link in dead:
+                heard += self._listen(link)
+        news = self.adopt()
+        for link, message in heard:
+            self._react(link, message, limits)
+        for link in [*dead, *(one for one in self._links.values() if one.deaf and not one.pid)]:
+            if link.number in self._links:
+                if link.pid:
+                    log.info("%s has died", str(link))
+                self._bury(link)
+                news = True
+        self._serve_needs(limits)
+        if news:
+            self._waiters.ring()
+        if not self._waiters.others(self.bell):
+            return None
+        if news:
+            return _PAUSE_S
+        self._kernels.ask_to_ring(self._addresses)
+        return 0.0 if self._kernels.news(self._addresses, self._adopted) else None
+
+    def _listen(self, link: Link) -> list[tuple[Link, Message]]:
+        heard: list[tuple[Link, Message]] = []
+        while not link.deaf:
+            try:
+                message = wire.receive(link.sock)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                continue  # it ended with unread records; what it had sent comes after this
+            if message is None:
+                link.deaf = True  # closed; whether its process has ended is for the pidfd to say
+            else:
+                heard.append((link, message))
+        return heard
+
+    def _react(self, link: Link, message: Message, limits: Limits | None) -> None:
+        kind, a, b, body, fds = message
+        if kind == Say.HELLO:
+            link.pid, link.death_fd = a, fds[0]
+        elif kind == Say.MORE:
+            room = self._room(link)
+            if room:
+                link.grant(1, room)
+        elif kind == Say.NEED:
+            link.why = ""
+            self._pending.pop(link, None)
+            if a or b:
+                link.need = (a, b)
+                self._pending[link] = None
+        elif kind == Say.NAMES:
+            self._name(link, a, body)
+        elif kind == Say.FLUSH:
+            link.tell(Say.FLUSHED, a)
+        elif kind == Say.BYE:
+            link.tell(Say.FLUSHED, a)
+            self._bury(link)
+            self._waiters.ring()
+
+    def _name(self, link: Link, token: int, body: bytes) -> None:
+        try:
+            link.tell(Say.NUMBERS, token, body=link.numbers(wire.names_from(body)).tobytes())
+        except Exception as error:  # unpickling and hashing run the code of whatever names a stream
+            link.tell(Say.REFUSED, token, body=f"{type(error).__name__}: {error}".encode()[:4096])
+
+    # -- rows and permits ------------------------------------------------------------------------------------------------
+
+    def _room(self, link: Link) -> int:
+        """Rows that a writer may be granted at once."""
+        layout = self._table.storage.layout
+        each = max(2, layout.rows // (2 * len(self._links)))
+        extent = max(1, min(layout.burst, each // 2))
+        return max(0, min(extent, each - link.held, layout.rows // 2 - self._table.granted))
+
+    def _serve_needs(self, limits: Limits | None) -> None:
+        for link in list(self._pending):
+            assert link.need is not None
+            wanted, steps = link.need
+            while link.held < wanted and (room := self._room(link)):
+                link.grant(wanted - link.held, room)
+            if link.held < min(2, wanted):
+                link.explain(f"rows: writers hold {self._table.granted} of the table's {self._table.storage.layout.rows} already")
+            elif self._permits.issue(link, steps, limits):
+                del self._pending[link]
+                link.tell(Say.GO)
+            else:
+                link.explain(self._withheld(limits))
+        self._listen_to_samplers()
+
+    def _withheld(self, limits: Limits | None) -> str:
+        assert limits is not None
+        return limits.why_not_insert(1 + self._permits.promised())
+
+    def _listen_to_samplers(self) -> None:
+        """Be rung when the table changes, as long as a writer waits for that."""
+        if bool(self._pending) is not self._rings:
+            self._rings = bool(self._pending)
+            if self._rings:
+                self._waiters.listen(self.bell, "insert", self._reason)
+            else:
+                self._waiters.ignore(self.bell)
+
+    def _reason(self) -> str | None:
+        return "; ".join(f"{link} waits: {link.why}" for link in self._pending) or None
+
+    # -- ends ------------------------------------------------------------------------------------------------------------
+
+    def _bury(self, link: Link, state: int = words.IS_CLOSED) -> None:
+        self._links.pop(link.number, None)
+        self._pending.pop(link, None)
+        try:
+            link.bury(state)
+        finally:
+            self._changed()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """End the thread, which tells all writers; whether it has ended. Not under the lock."""
+        self.end.set()
+        return join(self._thread, timeout_s)
+
+    def dismiss(self) -> None:
+        """The thread's last act."""
+        with self._lock:
+            self.closed = True
+            for link in list(self._links.values()):
+                self._bury(link, words.IS_CLOSED if self.failed is None else words.HAS_FAILED)
+            self._listen_to_samplers()
+            self._waiters.on_wait = None
+            self._waiters.ring()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._dropped.detach()
+        self._clock.close()
+        if self._death_fd >= 0:
+            wire.close_fd(self._death_fd)
+            self._death_fd = -1
+
+    def forget(self) -> None:
+        """In a forked child: close copies, and touch nothing that the parent sees."""
+        self._dropped.detach()
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        self._let_go()
+
+
+_services: weakref.WeakSet[Service] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for service in list(_services):
+        service.forget()
+    _services.clear()
+
+
+def _close_all() -> None:
+    for service in list(_services):
+        service.close(_EXIT_TIMEOUT_S)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_close_all)
+
+
+def _run(owner: weakref.ref[Owner], service: Service) -> None:
+    pause: float | None = None
+    try:
+        while not service.end.is_set():
+            ready = service.wait(pause)
+            pause = _serve(owner, service, ready)
+    except BaseException as error:  # the top of a thread: kept for who asks, and writers are told
+        service.failed = error
+        log.error("the thread that serves writers has failed", exc_info=error)
+    finally:
+        service.dismiss()
+
+
+def _serve(ref: weakref.ref[Owner], service: Service, ready: set[int]) -> float | None:
+    owner = ref()
+    if owner is None or service.end.is_set():
+        return 0.0
+    with owner.lock:
+        return service.serve(ready, owner.limits)

@@ -1,0 +1,310 @@
+"""Writer: adds steps to a table that another process owns. Decides no id, links nothing. See NOTE [lane]."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import AsyncLoaderError, Closed, ConfigError, SchemaError, Timeout, Unsupported
+from async_loader.lifecycle import Deadline
+from async_loader.replay.arguments import floats_of, one_of
+from async_loader.replay.remote.handle import Terms
+from async_loader.replay.remote.lane import Floats, Ids, Lane
+from async_loader.replay.remote.supply import Supply
+from async_loader.replay.remote.wire import Say, close_fd
+from async_loader.replay.rows import AWAITS, FINAL, TERMINATED, TRUNCATED
+from async_loader.replay.samplers import policy
+from async_loader.replay.staging import NO_FIELDS, Stage
+from async_loader.replay.storage import Storage
+from async_loader.shm.segment import Segment
+
+_ENDS = ("terminated", "truncated")
+_CLOSE_S = 5.0
+_NO_FLOATS: Floats = np.empty(0)
+_ONE, _TWO = np.array([1]), np.array([2])
+
+
+def _at(point: str) -> None:
+    """Between reserving, writing and publishing a row. Tests end the process here."""
+
+
+class Writer:
+    """Adds the steps of one process. Made by `WriterHandle.open`; a context manager.
+
+    Thread rule: one thread at a time, in the process that opened it. Cost: about that of `ReplayBuffer.add`; it waits for the
+    owner only when that withholds rows, when a stream is new, and for the first rows. What has been added can be drawn from
+    then on by whoever samples in the owner's process.
+    """
+
+    def __init__(
+        self, sock: socket.socket, owner_fd: int, lane: Lane, clock: Segment, storage: Storage, terms: Terms
+    ) -> None:
+        from async_loader.replay.kernels import lanes  # late: see compiled.py
+
+        layout = storage.layout
+        self._kernels, self._storage, self._terms, self._lane = lanes, storage, terms, lane
+        self._pid = os.getpid()
+        self._closed = False
+        self._stage = Stage(layout, storage.base)
+        self._known = tuple(field.name for field in layout.schema.fields)
+        self._supply = Supply(sock, owner_fd, lane, clock, terms.owner, layout.capacity // 2)
+        self._numbers: dict[Hashable, int] = {}
+        self._open: set[int] = set()  # streams whose episode goes on
+        self._stream, self._flags, self._ids = (np.zeros(1, np.int64) for _ in range(3))  # of one step
+
+    def begin(self, stream: Hashable) -> None:
+        """Tell the owner who writes, and to which stream."""
+        death_fd = os.pidfd_open(self._pid)
+        try:
+            self._supply.hello(self._pid, death_fd)
+        finally:
+            close_fd(death_fd)
+        self.stream = stream
+        self._number(stream, Deadline(None))
+
+    # -- adding ----------------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        step: Mapping[str, Any] | None = None,
+        /,
+        *,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_obs: Any = None,
+        priority: float | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> int:
+        """Add the next step of the writer's stream. As `StreamWriter.append`.
+
+        Returns
+        -------
+        int
+            The step's id.
+
+        Raises
+        ------
+        SchemaError
+            Names the field that does not fit. Nothing was written.
+        Timeout
+            The limiter lets nothing in, or writers hold all rows. Nothing was written.
+        Closed, Broken
+            The table was closed, or its process has died. Nothing was written.
+        """
+        self._check_mine()
+        stage = self._stage
+        values, flags = self._said(one_of(step, fields, "step"), terminated, truncated)
+        checked = stage.values(values)
+        ends = None if final_obs is None else stage.final_values(final_obs)
+        flags = stage.flags(checked, ends is not None) if flags is None else stage.check_end(flags, ends is not None)
+        given = _NO_FLOATS
+        if priority is not None or self._terms.given:
+            given = self._priorities(None if priority is None else [priority], 1)
+        rows = _TWO if flags & AWAITS else _ONE
+        if not self._supply.ready_at_once(int(rows[0])):
+            with _in_seconds(timeout_s):
+                self._supply.ready(rows, 1, Deadline(timeout_s))
+        self._stream[0], self._flags[0] = self._numbers[self.stream], flags
+        final = NO_FIELDS if ends is None else stage.put_final(ends)
+        self._write(stage.put(checked), final, 0, 1, int(rows[0]), self._stream, self._flags, given, self._ids)
+        return int(self._ids[0])
+
+    def extend(
+        self,
+        batch: Mapping[str, Any] | None = None,
+        /,
+        *,
+        stream: Hashable | Sequence[Hashable] | npt.NDArray[Any] = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        final_obs: Any = None,
+        **fields: Any,
+    ) -> Ids:
+        """Add many steps. As `ReplayBuffer.extend`; ``stream`` is the writer's unless given.
+
+        Raises
+        ------
+        SchemaError, Closed, Broken
+            As `append`.
+        Timeout
+            As `append`; what is written is written in pieces, and it says how many rows were.
+        """
+        self._check_mine()
+        stage, deadline = self._stage, Deadline(timeout_s)
+        columns = stage.columns(one_of(batch, fields, "batch"))
+        count = len(columns[0])
+        flags = stage.column_ends(columns)
+        final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
+        if final_obs is not None:
+            finals, has_final = stage.final_columns(final_obs, flags & (TERMINATED | TRUNCATED) != 0)
+            final = stage.fields(stage.followed, finals)
+        flags = stage.check_ends(flags, has_final)
+        given = self._priorities(priority, count)
+        streams = self._streams(stream, count, deadline)
+        source = stage.fields(stage.everything, columns)
+        rows, ids, start = np.cumsum(1 + (flags & AWAITS != 0)), np.empty(count, np.int64), 0
+        while start < count:
+            before = int(rows[start - 1]) if start else 0
+            with _in_seconds(timeout_s, f"{start} of {count} steps are in"):
+                stop = start + self._supply.ready(rows[start:] - before, count - start, deadline)
+            self._write(source, final, start, stop, int(rows[stop - 1]) - before, streams, flags, given, ids)
+            start = stop
+        del columns, finals  # whose memory the kernels read
+        return ids
+
+    def end_episode(
+        self,
+        final_obs: Any = None,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        stream: Hashable = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """The episode ended after its last step. As `ReplayBuffer.end_episode`, for an episode that this writer began."""
+        self._check_mine()
+        if terminated and truncated:
+            raise ConfigError("terminated and truncated: an episode ends in one way, give the one that counts")
+        flags, deadline = TERMINATED if terminated else TRUNCATED, Deadline(timeout_s)
+        ends = None if final_obs is None else self._stage.final_values(final_obs)
+        number = self._numbers.get(self.stream if stream is None else stream, -1)
+        if number not in self._open:
+            return
+        with _in_seconds(timeout_s):
+            if ends is None:
+                self._supply.end_episode(number, flags, deadline)
+                self._open.discard(number)
+                return
+            self._supply.ready(_ONE, 0, deadline)
+        self._stream[0], self._flags[0] = number, FINAL | flags
+        self._write(self._stage.put_final(ends), NO_FIELDS, 0, 1, 1, self._stream, self._flags, _NO_FLOATS, self._ids)
+
+    def _write(
+        self,
+        source: Ids,
+        final: Ids,
+        start: int,
+        stop: int,
+        rows: int,
+        streams: Ids,
+        flags: Ids,
+        given: Floats,
+        ids: Ids,
+    ) -> None:
+        """Fill ``rows`` rows that are there, and publish them."""
+        supply, lane = self._supply, self._lane.address
+        names = supply.names(rows)
+        _at("reserved")
+        geometry = self._storage.geometry
+        written = self._kernels.fill(
+            geometry, source, final, start, stop, names, streams, flags, given, ids, lane, supply.written
+        )
+        _at("written")
+        steps = 0 if flags[start] & FINAL else stop - start
+        supply.publish(written, rows, steps)
+        _at("published")
+        for i in range(start, stop):
+            if flags[i] & (TERMINATED | TRUNCATED):
+                self._open.discard(int(streams[i]))
+            else:
+                self._open.add(int(streams[i]))
+
+    # -- what is added ---------------------------------------------------------------------------------------------------
+
+    def _said(self, step: Mapping[str, Any], terminated: Any, truncated: Any) -> tuple[Mapping[str, Any], int | None]:
+        """The step with its ends among its fields, where the schema has them; its flags, where it does not have both."""
+        known = [name for name in _ENDS if name in self._known]
+        if known:
+            said = {"terminated": terminated, "truncated": truncated}
+            missing = {name: bool(said[name]) for name in known if name not in step}
+            step = {**step, **missing} if missing else step
+            if len(known) == len(_ENDS):
+                return step, None
+        return step, (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+
+    def _priorities(self, priority: Any, count: int) -> Floats:
+        terms = self._terms
+        if priority is None:
+            if terms.given:
+                policy.check(np.full(count, np.nan), given=True)
+            return _NO_FLOATS
+        if not terms.prioritized:
+            raise Unsupported(f"this table's {terms.sampler} and {terms.remover} use no priorities: leave them out")
+        given = floats_of(priority, "priority")
+        if given.shape != (count,):
+            raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
+        policy.check(given, given=terms.given)
+        return given
+
+    def _streams(self, stream: Any, count: int, deadline: Deadline) -> Ids:
+        if not isinstance(stream, list | tuple | np.ndarray):
+            return np.full(count, self._number(self.stream if stream is None else stream, deadline), np.int64)
+        names = stream.tolist() if isinstance(stream, np.ndarray) else list(stream)
+        if len(names) != count:
+            raise SchemaError(f"{len(names)} streams are given for {count} rows: one for each, or one for all")
+        new = [name for name in dict.fromkeys(names) if name not in self._numbers]
+        if new:
+            self._numbers.update(zip(new, self._supply.numbers(new, deadline), strict=True))
+        return np.array([self._numbers[name] for name in names], np.int64)
+
+    def _number(self, stream: Hashable, deadline: Deadline) -> int:
+        if stream not in self._numbers:
+            (self._numbers[stream],) = self._supply.numbers([stream], deadline)
+        return self._numbers[stream]
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all that was added is in the table: linked, told to samplers, visible to readers of its memory."""
+        self._check_mine()
+        self._supply.ask(Say.FLUSH, Say.FLUSHED, b"", Deadline(timeout_s))
+
+    def close(self) -> None:
+        """End the writer's open episodes, as `end_episode` without more does, and give back its rows. May be called again.
+
+        Waits up to 5 s for the owner to have taken in everything, and raises nothing if it is gone. In a forked child it only
+        closes the child's copies.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(AsyncLoaderError):
+            if os.getpid() == self._pid:
+                self._supply.ask(Say.BYE, Say.FLUSHED, b"", Deadline(_CLOSE_S))
+        self._supply.close()
+
+    def _check_mine(self) -> None:
+        if self._closed:
+            raise Closed("this writer was closed: get another writer_handle()")
+        if os.getpid() != self._pid:
+            raise Unsupported(
+                f"this writer belongs to process {self._pid}, and process {os.getpid()} is a fork of it: "
+                "get another writer_handle() for each process"
+            )
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+
+@contextlib.contextmanager
+def _in_seconds(timeout_s: float | None, before: str = "") -> Iterator[None]:
+    """Say in a Timeout how long was waited, and what had been done."""
+    try:
+        yield
+    except Timeout as error:
+        said = f"{timeout_s:g} s have passed, and {error}"
+        raise Timeout(f"{before}: {said}" if before else said) from None

@@ -1,0 +1,23 @@
+"""What chooses among a table's items: for batches, and to make room. One noun a file, behind one Protocol (sampler.py)."""
+
+from async_loader.replay.samplers.heaps import MaxHeap, MinHeap
+from async_loader.replay.samplers.ordered import Fifo, Lifo
+from async_loader.replay.samplers.prioritized import Prioritized
+from async_loader.replay.samplers.rank import RankPrioritized
+from async_loader.replay.samplers.sampler import Draw, Items, Sampler
+from async_loader.replay.samplers.schedule import Linear
+from async_loader.replay.samplers.uniform import Uniform
+
+__all__ = [
+    "Draw",
+    "Fifo",
+    "Items",
+    "Lifo",
+    "Linear",
+    "MaxHeap",
+    "MinHeap",
+    "Prioritized",
+    "RankPrioritized",
+    "Sampler",
+    "Uniform",
+]

@@ -1,0 +1,43 @@
+"""What samplers have in common: they belong to one table, and say nothing against priorities that they do not use."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from async_loader.errors import ConfigError
+from async_loader.replay.samplers.sampler import Items, Priorities, Rows
+
+
+class Binding:
+    """Base of the package's samplers. A sampler of yours need not derive from it."""
+
+    def __init__(self) -> None:
+        self._taken = False
+
+    def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
+        """See `Sampler.bind`.
+
+        Raises
+        ------
+        ConfigError
+            The second time.
+        """
+        if self._taken:
+            raise ConfigError(f"this {self!r} belongs to another table already: make one for each")
+        self._bound(items, seed)
+        self._taken = True
+
+    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
+        """Take what memory is needed."""
+
+    def insert(self, rows: Rows, priority: Priorities) -> None:
+        """See `Sampler.insert`."""
+
+    def remove(self, rows: Rows) -> None:
+        """See `Sampler.remove`."""
+
+    def update(self, rows: Rows, priority: Priorities) -> None:
+        """See `Sampler.update`."""
+
+    def check(self, priority: Priorities) -> None:
+        """See `Sampler.check`."""

@@ -1,0 +1,118 @@
+"""A binary heap of rows in an array: the parent of place i is (i - 1) // 2, and comes before its children.
+
+What comes first: the smaller key; of equal keys, the one that was set longer ago.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from async_loader.replay.compiled import kernel
+
+
+@kernel(inline=True)
+def _first(keys: Any, ages: Any, a: int, b: int) -> bool:
+    return bool(keys[a] < keys[b] or (keys[a] == keys[b] and ages[a] < ages[b]))
+
+
+@kernel(inline=True)
+def _up(heap: Any, places: Any, keys: Any, ages: Any, place: int) -> None:
+    row = heap[place]
+    while place > 0:
+        above = (place - 1) >> 1
+        if not _first(keys, ages, row, heap[above]):
+            break
+        heap[place] = heap[above]
+        places[heap[place]] = place
+        place = above
+    heap[place] = row
+    places[row] = place
+
+
+@kernel(inline=True)
+def _down(heap: Any, places: Any, keys: Any, ages: Any, place: int, size: int) -> None:
+    row = heap[place]
+    while True:
+        below = 2 * place + 1
+        if below >= size:
+            break
+        if below + 1 < size and _first(keys, ages, heap[below + 1], heap[below]):
+            below += 1
+        if not _first(keys, ages, heap[below], row):
+            break
+        heap[place] = heap[below]
+        places[heap[place]] = place
+        place = below
+    heap[place] = row
+    places[row] = place
+
+
+@kernel(keeps_gil=True)
+def put(heap: Any, places: Any, keys: Any, ages: Any, size: int, age: int, rows: Any, values: Any) -> int:
+    """Set keys of rows, which are in the heap or not; its new size. ``age`` is that of the first, and counts up."""
+    for i in range(len(rows)):
+        row = rows[i]
+        keys[row], ages[row] = values[i], age + i
+        if places[row] < 0:
+            heap[size], places[row] = row, size
+            size += 1
+        _up(heap, places, keys, ages, places[row])
+        _down(heap, places, keys, ages, places[row], size)
+    return size
+
+
+@kernel(keeps_gil=True)
+def take_out(heap: Any, places: Any, keys: Any, ages: Any, size: int, rows: Any) -> int:
+    """Take rows out, wherever they are; the new size."""
+    for i in range(len(rows)):
+        place = places[rows[i]]
+        places[rows[i]] = -1
+        size -= 1
+        if place != size:
+            moved = heap[size]
+            heap[place], places[moved] = moved, place
+            _up(heap, places, keys, ages, place)
+            _down(heap, places, keys, ages, places[moved], size)
+    return size
+
+
+@kernel(keeps_gil=True)
+def smallest(heap: Any, keys: Any, ages: Any, size: int, out: Any, frontier: Any, spots: Any) -> None:
+    """The first rows in order, as many as ``out`` holds; the heap stays as it is. O(k log k), whatever its size.
+
+    ``frontier [len(out) + 1]`` is a heap of rows whose parents are out; ``spots`` says where in ``heap`` each row is.
+    """
+    frontier[0] = heap[0]
+    waiting = 1
+    for k in range(len(out)):
+        row = frontier[0]
+        out[k] = row
+        waiting -= 1
+        frontier[0] = frontier[waiting]
+        _sink(frontier, keys, ages, waiting)
+        for below in (2 * spots[row] + 1, 2 * spots[row] + 2):
+            if below < size and waiting < len(frontier):
+                frontier[waiting] = heap[below]
+                waiting += 1
+                _rise(frontier, keys, ages, waiting - 1)
+
+
+@kernel(inline=True)
+def _rise(rows: Any, keys: Any, ages: Any, place: int) -> None:
+    while place > 0 and _first(keys, ages, rows[place], rows[(place - 1) >> 1]):
+        above = (place - 1) >> 1
+        rows[place], rows[above] = rows[above], rows[place]
+        place = above
+
+
+@kernel(inline=True)
+def _sink(rows: Any, keys: Any, ages: Any, size: int) -> None:
+    place = 0
+    while 2 * place + 1 < size:
+        below = 2 * place + 1
+        if below + 1 < size and _first(keys, ages, rows[below + 1], rows[below]):
+            below += 1
+        if not _first(keys, ages, rows[below], rows[place]):
+            break
+        rows[place], rows[below] = rows[below], rows[place]
+        place = below

@@ -1,0 +1,62 @@
+"""Fifo and Lifo: the oldest items, the newest items."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from async_loader.replay.samplers.binding import Binding
+from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+
+
+class _Ordered(Binding):
+    """Items by the order of their insertion, each once in a draw. Cost: O(1) an item, about 3 us a call."""
+
+    prioritized = False
+    weighted = False
+    repeats = False
+    _from: ClassVar[int]
+
+    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
+        from async_loader.replay.samplers import order  # late: see compiled.py
+
+        self._k = order
+        self._before, self._after, self._ends = order.fresh(items.rows)
+
+    def insert(self, rows: Rows, priority: Priorities) -> None:
+        self._k.append(self._before, self._after, self._ends, rows)
+
+    def remove(self, rows: Rows) -> None:
+        self._k.unlink(self._before, self._after, self._ends, rows)
+
+    def draw(self, count: int) -> Draw:
+        out = np.empty(count, np.int64)
+        links = self._before if self._from else self._after
+        return Draw(out[: self._k.walk(links, self._ends[self._from], out)])
+
+    def state(self) -> dict[str, Any]:
+        out = np.empty(len(self._after), np.int64)
+        return {"order": out[: self._k.walk(self._after, self._ends[0], out)]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._before, self._after, self._ends = self._k.fresh(len(self._after))
+        self.insert(np.array(state["order"], np.int64), np.empty(0))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Fifo(_Ordered):
+    """The oldest ``count`` items, oldest first, each once. With ``max_times_sampled=1`` a queue.
+
+    As a remover, and then it is the default, it overwrites rows in order.
+    """
+
+    _from = 0
+
+
+class Lifo(_Ordered):
+    """The newest ``count`` items, newest first, each once. With ``max_times_sampled=1`` a stack."""
+
+    _from = 1

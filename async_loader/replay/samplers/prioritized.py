@@ -1,0 +1,160 @@
+"""Prioritized: items in proportion to their priorities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import ConfigError
+from async_loader.replay.samplers import policy
+from async_loader.replay.samplers.binding import Binding
+from async_loader.replay.samplers.numbers import Numbers
+from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.schedule import Linear, number, schedule
+from async_loader.replay.samplers.tree import MinTree, SumTree
+
+NORMALIZE = ("batch", "buffer", "none")
+NEW = ("max_ever", "max_now", "given")
+_LARGEST_MASS = 1e200
+
+
+class Prioritized(Binding):
+    """P(i) = m(i) / sum of m, with m(i) = (p(i) + eps) ** alpha (Schaul et al. 2016, section 3.3, equation 1).
+
+    Weights are (N * P(i)) ** -beta (ibid., section 3.4), normalised. An item with p + eps = 0 is never drawn, also with
+    alpha = 0; if all are, every item is as likely as every other, with weight 1.
+
+    Cost: for 256 of a million items about 45 us to draw and 35 us to update; 2 us to insert one.
+
+    Parameters
+    ----------
+    alpha : float
+        0 is uniform, 1 is proportional.
+    beta : float | Linear
+        How much of the bias the weights correct; a schedule counts draws.
+    eps : float
+        Added to every priority.
+    stratified : bool
+        One item from each of batch_size equal parts of the mass; else independently.
+    normalize : "batch" | "buffer" | "none"
+        Divide weights by the largest of the batch, by the largest that any item would have, or not at all.
+    new : "max_ever" | "max_now" | "given"
+        What an item gets that comes without a priority: the largest priority ever given; the largest mass of those there
+        are; or an error. 1.0 while there is none.
+
+    Raises
+    ------
+    ConfigError
+        For settings out of range.
+    """
+
+    prioritized = True
+    weighted = True
+    repeats = True
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: float | Linear = 0.4,
+        eps: float = 1e-6,
+        *,
+        stratified: bool = True,
+        normalize: str = "batch",
+        new: str = "max_ever",
+    ) -> None:
+        super().__init__()
+        self.alpha, self.eps = number("alpha", alpha, most=2.0), number("eps", eps)
+        self.beta, self._schedule = beta, schedule("beta", beta)
+        for name, value, known in (
+            ("normalize", normalize, NORMALIZE),
+            ("new", new, NEW),
+            ("stratified", stratified, (True, False)),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name}={value!r}: it is one of {', '.join(map(repr, known))}")
+        self.stratified, self.normalize, self.new = stratified, normalize, new
+        self._draws = 0
+
+    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
+        self._items, self._numbers = items, Numbers(seed)
+        self._masses = SumTree(items.rows)
+        self._least = MinTree(items.rows) if self.normalize == "buffer" else None
+        self._most = MinTree(items.rows) if self.new == "max_now" else None  # of negative masses
+        self._ever = policy.MaxEver()
+
+    def check(self, priority: Priorities) -> None:
+        policy.check(priority, given=self.new == "given")
+
+    def _mass(self, priority: Priorities) -> npt.NDArray[np.float64]:
+        shifted = priority + self.eps
+        return np.where(shifted > 0, np.minimum(shifted**self.alpha, _LARGEST_MASS), 0.0)
+
+    def insert(self, rows: Rows, priority: Priorities) -> None:
+        if self._most is None:
+            mass = self._mass(self._ever.fill(priority))
+        else:
+            top = -self._most.root
+            mass = np.where(np.isnan(priority), top if 0 < top < np.inf else 1.0, self._mass(priority))
+        self._set(rows, mass)
+
+    def update(self, rows: Rows, priority: Priorities) -> None:
+        self._ever.see(priority)
+        self._set(rows, self._mass(priority))
+
+    def remove(self, rows: Rows) -> None:
+        self._masses.set(rows, np.zeros(len(rows)))
+        for tree in (self._least, self._most):
+            if tree is not None:
+                tree.set(rows, np.full(len(rows), np.inf))
+
+    def _set(self, rows: Rows, mass: npt.NDArray[np.float64]) -> None:
+        self._masses.set(rows, mass)
+        if self._least is not None:
+            self._least.set(rows, np.where(mass > 0, mass, np.inf))
+        if self._most is not None:
+            self._most.set(rows, -mass)
+
+    def draw(self, count: int) -> Draw:
+        beta = self._schedule.at(self._draws)
+        self._draws += 1
+        total = self._masses.root
+        if not total > 0:
+            return Draw(self._any(count), np.ones(count, np.float32))
+        numbers = self._numbers.take(count)
+        masses = (np.arange(count) + numbers) * (total / count) if self.stratified else numbers * total
+        rows, mass = self._masses.find(masses)
+        if self.normalize == "batch":
+            base = mass.min()
+        elif self._least is not None:
+            base = self._least.root
+        else:
+            base = total / self._items.count
+        return Draw(rows, ((mass / base) ** -beta).astype(np.float32))
+
+    def _any(self, count: int) -> Rows:
+        there = np.flatnonzero(self._items.alive[: self._items.top])
+        drawn: Rows = there[(self._numbers.take(count) * len(there)).astype(np.int64)]
+        return drawn
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **self._numbers.state(),
+            "draws": self._draws,
+            "largest": self._ever.state(),
+            "mass": self._masses.leaves[: self._items.rows],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._numbers.restore(state)
+        self._draws = int(state["draws"])
+        self._ever.restore(state["largest"])
+        mass, there = np.array(state["mass"], np.float64), np.flatnonzero(self._items.alive)
+        self._set(there, mass[there])
+
+    def __repr__(self) -> str:
+        return (
+            f"Prioritized(alpha={self.alpha:g}, beta={self.beta!r}, eps={self.eps:g}, stratified={self.stratified}, "
+            f"normalize={self.normalize!r}, new={self.new!r})"
+        )

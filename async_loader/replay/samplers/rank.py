@@ -1,0 +1,106 @@
+"""RankPrioritized: items by the rank of their priorities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from async_loader.errors import ConfigError
+from async_loader.replay.samplers import policy
+from async_loader.replay.samplers.binding import Binding
+from async_loader.replay.samplers.heap import Heap
+from async_loader.replay.samplers.numbers import Numbers
+from async_loader.replay.samplers.prioritized import NORMALIZE
+from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.schedule import Linear, number, schedule
+
+
+class RankPrioritized(Binding):
+    """P(i) in proportion to 1 / rank(i) ** alpha, one item from each of batch_size parts of equal mass.
+
+    Schaul et al. 2016, section 3.3 and appendix B.2.1: ranks are places in a binary heap, which is nearly sorted, and
+    sorted from time to time. Weights as those of `Prioritized`, from the probabilities that were drawn by.
+
+    Cost: for 256 of a million items about 40 us to draw and 60 us to update; sorting, 150 ms, every ``resort_every``.
+
+    Parameters
+    ----------
+    alpha : float
+    beta : float | Linear
+    normalize : "batch" | "buffer" | "none"
+    resort_every : int, optional
+        Priorities that may be set before the heap is sorted; by default as many as there are items.
+
+    Raises
+    ------
+    ConfigError
+        For settings out of range.
+    """
+
+    prioritized = True
+    weighted = True
+    repeats = True
+
+    def __init__(
+        self, alpha: float = 0.7, beta: float | Linear = 0.5, *, normalize: str = "batch", resort_every: int | None = None
+    ) -> None:
+        super().__init__()
+        self.alpha = number("alpha", alpha, most=10.0)
+        self.beta, self._schedule = beta, schedule("beta", beta)
+        if normalize not in NORMALIZE:
+            raise ConfigError(f"normalize={normalize!r}: it is one of {', '.join(map(repr, NORMALIZE))}")
+        if resort_every is not None and (isinstance(resort_every, bool) or not isinstance(resort_every, int) or resort_every < 1):
+            raise ConfigError(f"resort_every={resort_every!r}: it is a number of priorities, 1 or more")
+        self.normalize, self.resort_every = normalize, resort_every
+        self._draws = self._changes = 0
+
+    def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
+        self._numbers, self._heap, self._ever = Numbers(seed), Heap(items.rows), policy.MaxEver()
+        self._mass = np.arange(1, items.rows + 1, dtype=np.float64) ** -self.alpha
+        self._sums = np.cumsum(self._mass)
+
+    def check(self, priority: Priorities) -> None:
+        policy.check(priority)
+
+    def insert(self, rows: Rows, priority: Priorities) -> None:
+        self._put(rows, self._ever.fill(priority))
+
+    def update(self, rows: Rows, priority: Priorities) -> None:
+        self._ever.see(priority)
+        self._put(rows, priority)
+
+    def remove(self, rows: Rows) -> None:
+        self._heap.remove(rows)
+
+    def _put(self, rows: Rows, priority: Priorities) -> None:
+        self._heap.put(rows, -priority)
+        self._changes += len(rows)
+
+    def draw(self, count: int) -> Draw:
+        held = len(self._heap)
+        if self._changes >= (self.resort_every or held):
+            self._heap.sort()
+            self._changes = 0
+        beta = self._schedule.at(self._draws)
+        self._draws += 1
+        total = self._sums[held - 1]
+        masses = (np.arange(count) + self._numbers.take(count)) * (total / count)
+        places = np.minimum(np.searchsorted(self._sums[:held], masses, side="right"), held - 1)
+        mass = self._mass[places]
+        base = {"batch": mass.min(), "buffer": self._mass[held - 1], "none": total / held}[self.normalize]
+        return Draw(self._heap.order[places], ((mass / base) ** -beta).astype(np.float32))
+
+    def state(self) -> dict[str, Any]:
+        counts = {"draws": self._draws, "changes": self._changes, "largest": self._ever.state()}
+        return {**self._heap.state(), **self._numbers.state(), **counts}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._heap.restore(state)
+        self._numbers.restore(state)
+        self._draws, self._changes = int(state["draws"]), int(state["changes"])
+        self._ever.restore(state["largest"])
+
+    def __repr__(self) -> str:
+        settings = f"alpha={self.alpha:g}, beta={self.beta!r}, normalize={self.normalize!r}, resort_every={self.resort_every}"
+        return f"RankPrioritized({settings})"

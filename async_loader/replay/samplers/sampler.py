@@ -1,0 +1,96 @@
+"""What a table asks of whatever chooses among its items. Chooses nothing itself.
+
+An item is one drawable step. It is known by the row that it lies in, ``0 <= row < rows``; a row holds one item at most.
+The same protocol serves samplers (which items make a batch) and removers (which item makes room for a new one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+Priorities = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Items:
+    """Which rows hold an item. The table keeps it up to date before it tells samplers; samplers only look.
+
+    Attributes
+    ----------
+    alive : uint8 array [rows]
+        1 where there is an item.
+    count : int
+        Items.
+    top : int
+        Rows that were ever used: every row with an item is below.
+    """
+
+    rows: int
+    alive: npt.NDArray[np.uint8] = field(init=False)
+    count: int = 0
+    top: int = 0
+
+    def __post_init__(self) -> None:
+        self.alive = np.zeros(self.rows, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a sampler chose.
+
+    Attributes
+    ----------
+    rows : int64 array [count]
+    weight : float32 array [count] | None
+        Importance weights, where the sampler has any.
+    """
+
+    rows: Rows
+    weight: npt.NDArray[np.float32] | None = None
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Chooses among items.
+
+    Thread rule: every method is called under the table's lock. Cost: each sampler states its own per item; nothing
+    may be O(items) on every call. A sampler belongs to one table for its life: `bind` raises ConfigError the second time.
+    """
+
+    prioritized: bool
+    """Whether `insert` and `update` take priorities; where not, they are given none and ``update`` is not called."""
+
+    weighted: bool
+    """Whether draws carry weights."""
+
+    repeats: bool
+    """Whether one draw may hold an item more than once. Where not, a draw of more than there is returns fewer."""
+
+    def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
+        """Called once, before anything else; what needs memory per row takes it now."""
+
+    def insert(self, rows: Rows, priority: Priorities) -> None:
+        """New items, in the order of their arrival. NaN: the caller gave no priority."""
+
+    def remove(self, rows: Rows) -> None:
+        """Items that are no more; each was inserted."""
+
+    def update(self, rows: Rows, priority: Priorities) -> None:
+        """New priorities of items that are there; of a row that is named more than once the last counts."""
+
+    def draw(self, count: int) -> Draw:
+        """``count`` items; there is at least one. Fewer only where ``repeats`` is false and there are no more."""
+
+    def check(self, priority: Priorities) -> None:
+        """Raise ConfigError for a priority that is not allowed, naming it. Called outside the lock, before anything changes."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides the next draws, as a flat dict of arrays and JSON values."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`, after `bind` with equal settings; no item has been inserted, none needs to be."""

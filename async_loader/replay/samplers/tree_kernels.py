@@ -1,0 +1,63 @@
+"""A binary tree in an array: node 1 is the root, the children of n are 2n and 2n + 1, leaves are the upper half.
+
+Level by level over a whole batch: the loads of one level do not wait for each other, which is what an item at a time
+does. Parents are always computed from their children, so that nothing drifts, and the tree depends on its leaves only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from async_loader.replay.compiled import kernel
+
+
+@kernel(keeps_gil=True)
+def add_up(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
+    """Set leaves, the last value of a row that is named twice, and the sums above them. ``nodes`` is scratch."""
+    for i in range(len(rows)):
+        nodes[i] = leaves + rows[i]
+        tree[nodes[i]] = values[i]
+    width = leaves
+    while width > 1:
+        width >>= 1
+        for i in range(len(rows)):
+            nodes[i] >>= 1
+            tree[nodes[i]] = tree[2 * nodes[i]] + tree[2 * nodes[i] + 1]
+
+
+@kernel(keeps_gil=True)
+def bound(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
+    """As `add_up`, with the smaller child in place of the sum."""
+    for i in range(len(rows)):
+        nodes[i] = leaves + rows[i]
+        tree[nodes[i]] = values[i]
+    width = leaves
+    while width > 1:
+        width >>= 1
+        for i in range(len(rows)):
+            nodes[i] >>= 1
+            tree[nodes[i]] = min(tree[2 * nodes[i]], tree[2 * nodes[i] + 1])
+
+
+@kernel(keeps_gil=True)
+def descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None:
+    """The leaves in which ``masses`` of the total fall, and their values. The total must be above 0.
+
+    A leaf of 0 is never reached: rounding may carry a mass past the last leaf of a subtree, but not into one without mass.
+    """
+    for i in range(len(rows)):
+        rows[i] = 1
+    width = leaves
+    while width > 1:
+        width >>= 1
+        for i in range(len(rows)):
+            left = 2 * rows[i]
+            below = tree[left]
+            if masses[i] < below or tree[left + 1] <= 0.0:
+                rows[i] = left
+            else:
+                masses[i] -= below
+                rows[i] = left + 1
+    for i in range(len(rows)):
+        values[i] = tree[rows[i]]
+        rows[i] -= leaves

@@ -1,0 +1,231 @@
+"""Steps as kernels take them: sources with an address and a stride. Checks that they fit; writes no row of a table."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors, tree
+from async_loader.errors import SchemaError
+from async_loader.replay.addresses import address_of
+from async_loader.replay.fitting import Fit
+from async_loader.replay.rows import AWAITS, TERMINATED, TRUNCATED
+from async_loader.replay.storage import StorageLayout
+from async_loader.schema import Schema
+
+Ids = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+NO_FIELDS: Ids = np.empty((0, 5), np.int64)
+
+
+class Stage:
+    """What is about to be written. One per writing process; used under its lock, but for what says otherwise.
+
+    Parameters
+    ----------
+    layout : StorageLayout
+    base : int
+        Address of row 0.
+    """
+
+    def __init__(self, layout: StorageLayout, base: int) -> None:
+        self.schema = schema = layout.schema
+        self.fits = [Fit(field) for field in schema.fields]
+        self._kinds = [
+            (fit, f.dtype, f.shape, f.dtype.type if f.shape == () else None)
+            for fit, f in zip(self.fits, schema.fields, strict=True)
+        ]
+        self.leaves = _leaves_of(schema)
+        self.everything = list(range(len(schema.fields)))
+        places = zip(layout.places, schema.fields, strict=True)
+        self._template = np.array([(base + offset, stride, f.nbytes, 0, f.nbytes) for (offset, stride), f in places], np.int64)
+        self._cells = [np.zeros((1, *field.shape), field.dtype) for field in schema.fields]
+        self._one = self.fields(self.everything, self._cells)
+        self.terminated, self.truncated = end_fields(schema)
+        self.followed = [i for i, field in enumerate(schema.fields) if field.next is not None]
+        self._tops = list(dict.fromkeys(schema.fields[i].name.split(".")[0] for i in self.followed))
+        self._final_cells = [np.zeros_like(self._cells[i]) for i in self.followed]
+        self._one_final = self.fields(self.followed, self._final_cells)
+
+    def fields(self, which: list[int], sources: Sequence[Array]) -> Ids:
+        """What `kernels.write` takes: where these fields lie, and their sources ``[steps, *shape]``."""
+        made = self._template[which]
+        made[:, 3] = [address_of(source) for source in sources]
+        return made
+
+    def values(self, step: Mapping[str, Any]) -> list[Any]:
+        """The checked values of one step. Any thread, without the lock."""
+        values = self.leaves(step)
+        for i, (fit, dtype, shape, scalar) in enumerate(self._kinds):
+            value = values[i]
+            kind = type(value)
+            if kind is not scalar and (kind is not np.ndarray or value.dtype is not dtype or value.shape != shape):
+                values[i] = fit.value(value)
+        return values
+
+    def put(self, values: Sequence[Any]) -> Ids:
+        """Lay out one step; what `kernels.write` takes."""
+        for cell, value in zip(self._cells, values, strict=True):
+            cell[0] = value
+        return self._one
+
+    def put_final(self, values: Sequence[Any]) -> Ids:
+        """Lay out one final observation."""
+        for cell, value in zip(self._final_cells, values, strict=True):
+            cell[0] = value
+        return self._one_final
+
+    def columns(self, batch: Mapping[str, Any]) -> list[Array]:
+        """The checked columns of many steps, contiguous, each in its field's dtype. Any thread, without the lock."""
+        columns = self.leaves(batch)
+        for i, (fit, dtype, shape, _) in enumerate(self._kinds):
+            value = columns[i]
+            if (
+                type(value) is not np.ndarray
+                or value.dtype is not dtype
+                or value.shape[1:] != shape
+                or not value.flags.c_contiguous
+            ):
+                columns[i] = np.ascontiguousarray(fit.column(value), dtype)
+        length_of(self.schema, columns)
+        return columns
+
+    # -- ends of episodes ------------------------------------------------------------------------------------------------
+
+    def flags(self, values: Sequence[Any], has_final: bool) -> int:
+        """The flags of one step.
+
+        Raises
+        ------
+        SchemaError
+            If the episode is cut off, and what came after is needed and not given; or is given and the episode goes on.
+        """
+        flags = 0
+        if self.terminated >= 0 and values[self.terminated]:
+            flags |= TERMINATED
+        if self.truncated >= 0 and values[self.truncated]:
+            flags |= TRUNCATED
+        return self.check_end(flags, has_final)
+
+    def check_end(self, flags: int, has_final: bool) -> int:
+        """``flags``, with AWAITS if a final observation follows. Raises as `flags`."""
+        if not self.followed:
+            return flags
+        if has_final:
+            if not flags & (TERMINATED | TRUNCATED):
+                raise SchemaError("final_obs is given for a step that is neither terminated nor truncated: leave it out")
+            return flags | AWAITS
+        if flags & TRUNCATED and not flags & TERMINATED:
+            raise SchemaError(
+                "a truncated step needs final_obs=..., the observation after it: its value is bootstrapped from that "
+                "(without it, end_episode() of a writer gives up the last step)"
+            )
+        return flags
+
+    def column_ends(self, columns: Sequence[Array]) -> Ids:
+        """How many steps stand in their episodes, as flags."""
+        flags = np.zeros(len(columns[0]), np.int64)
+        if self.terminated >= 0:
+            np.not_equal(columns[self.terminated], 0, out=flags, casting="unsafe")
+        if self.truncated >= 0:
+            flags += TRUNCATED * (columns[self.truncated] != 0)
+        return flags
+
+    def check_ends(self, flags: Ids, has_final: npt.NDArray[np.bool_]) -> Ids:
+        """As `check_end`, for many steps."""
+        if self.followed and flags.any():
+            for value, has in {(int(f), bool(g)) for f, g in zip(flags, has_final, strict=True)}:
+                self.check_end(value, has)
+            flags[has_final] |= AWAITS
+        return flags
+
+    def final_values(self, final: Any) -> list[Any]:
+        """The checked values of one final observation. Any thread, without the lock."""
+        self._check_followed()
+        return [self.fits[i].value(value) for i, value in zip(self.followed, self._final_leaves(final), strict=True)]
+
+    def final_columns(self, final: Any, ends: npt.NDArray[np.bool_]) -> tuple[list[Array], npt.NDArray[np.bool_]]:
+        """Final observations ``[rows, ...]`` of those steps that end an episode, and which they are.
+
+        Arrays of objects (Gymnasium's ``infos["final_obs"]``) hold ``None`` where there is none.
+        """
+        self._check_followed()
+        count = len(ends)
+        made = []
+        for i, value in zip(self.followed, self._final_leaves(final), strict=True):
+            field = self.schema.fields[i]
+            if len(value) != count:
+                raise SchemaError(
+                    f"final_obs has {len(value)} rows for {count} steps: one for each, whatever it is where none ends"
+                )
+            whole = np.zeros((count, *field.shape), field.dtype)
+            if isinstance(value, list) or getattr(value, "dtype", np.dtype(np.int8)).kind == "O":
+                ends = ends & np.array([one is not None for one in value])
+                for row in np.flatnonzero(ends):
+                    whole[row] = self.fits[i].value(np.asarray(value[row]))
+            else:
+                array = tensors.as_array(value)
+                whole[ends] = self.fits[i].column(value if array is None else array[ends])
+            made.append(whole)
+        return made, ends
+
+    def _final_leaves(self, final: Any) -> list[Any]:
+        whole = {self._tops[0]: final} if len(self._tops) == 1 else final
+        found = []
+        for i in self.followed:
+            value = whole
+            for key in self.schema.fields[i].name.split("."):
+                try:
+                    value = value[key]
+                except (KeyError, TypeError, IndexError):
+                    names = ", ".join(self.schema.fields[i].name for i in self.followed)
+                    raise SchemaError(
+                        f"final_obs lacks {self.schema.fields[i].name!r}: it is built like a step's {names}"
+                    ) from None
+            found.append(value)
+        return found
+
+    def _check_followed(self) -> None:
+        if not self.followed:
+            raise SchemaError("final_obs is given, and no field of the schema has a next=... that would show it: leave it out")
+
+
+def end_fields(schema: Schema) -> tuple[int, int]:
+    """Which fields say that an episode terminated, and that it was truncated; -1 if none does."""
+    numbers = {field.name: i for i, field in enumerate(schema.fields) if field.shape == ()}
+    return numbers.get("terminated", numbers.get("done", -1)), numbers.get("truncated", -1)
+
+
+def length_of(schema: Schema, columns: Sequence[Any]) -> int:
+    """Rows of a batch. Raises SchemaError if its columns are of unequal length."""
+    if len(set(map(len, columns))) > 1:
+        lengths = {field.name: len(column) for field, column in zip(schema.fields, columns, strict=False)}
+        raise SchemaError(f"columns of unequal length: {lengths}: give every field one value per row")
+    return len(columns[0]) if columns else 0
+
+
+def _leaves_of(schema: Schema) -> Callable[[Any], list[Any]]:
+    root = schema.structure
+    return (
+        _Flat(schema, root.keys)
+        if isinstance(root, tree.Node) and root.kind is dict and not any(root.children)
+        else schema.leaves
+    )
+
+
+class _Flat:
+    """The leaves of a step that is not nested, faster than `Schema.leaves`."""
+
+    def __init__(self, schema: Schema, keys: Sequence[str]) -> None:
+        self._schema = schema
+        self._keys = keys
+
+    def __call__(self, step: Mapping[str, Any]) -> list[Any]:
+        if len(step) == len(self._keys):
+            with contextlib.suppress(KeyError):
+                return [step[key] for key in self._keys]
+        return self._schema.leaves(step)

@@ -1,0 +1,315 @@
+"""A table's ids, links and items, and who chooses among them. Waits for nothing; every method is called under one lock."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.replay import rows as r
+from async_loader.replay.free import FreeRows
+from async_loader.replay.samplers import Fifo, Items, Sampler
+from async_loader.replay.staging import end_fields
+from async_loader.replay.storage import Storage
+from async_loader.replay.views import depth_and_lookahead
+from async_loader.source import Applied
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+_NO_FLOATS = np.empty(0)
+_NO_FIELDS = np.empty((0, 5), np.int64)
+
+
+class Table:
+    """What one process alone decides: which ids there are, how steps are linked, which of them are items.
+
+    Parameters
+    ----------
+    storage : Storage
+    samplers : sequence of Sampler
+        Told of every item.
+    remover : Sampler
+        `Fifo` means that rows are overwritten in order; any other chooses the item that makes room.
+    seed : SeedSequence
+        For the remover.
+    max_times_sampled : int
+        Draws after which an item is no more; 0: any number.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        samplers: Sequence[Sampler],
+        remover: Sampler,
+        seed: np.random.SeedSequence,
+        max_times_sampled: int = 0,
+    ) -> None:
+        from async_loader.replay import kernels  # late: see compiled.py
+
+        self._k = kernels
+        self.storage = storage
+        layout = storage.layout
+        self.items = Items(layout.rows)
+        self.held = np.zeros(layout.rows, np.uint8)
+        self.dirty = np.zeros(layout.rows, np.uint8)
+        self.given: Floats = _NO_FLOATS
+        self.ids = np.full(layout.rows, -1, np.int64)
+        self.last = np.full(64, -1, np.int64)
+        self.streams: dict[Hashable, int] = {}
+        self._born = np.empty(2 * layout.rows, np.int64)
+        self._died = np.empty(2 * layout.rows, np.int64)
+        self._changes = np.zeros(3, np.int64)
+        self._none = np.full(256, np.nan)
+        self.inserted = self.sampled = self.deleted = 0
+        self.granted = 0  # rows that writers in other processes hold
+        self._most = max_times_sampled
+        self.times = np.zeros(layout.rows if max_times_sampled else 0, np.int64)
+        g = self.g = storage.geometry
+        g[r.CAPACITY] = layout.capacity
+        g[r.DEPTH], g[r.LOOKAHEAD] = depth_and_lookahead(layout.schema)
+        g[r.FOLLOWED] = g[r.LOOKAHEAD]
+        private = (self.items.alive, self.held, self.dirty, self.ids)
+        g[r.ALIVE], g[r.HELD], g[r.DIRTY], g[r.NAMES] = (a.ctypes.data for a in private)
+        g[r.LAST], g[r.BORN], g[r.DIED] = (a.ctypes.data for a in (self.last, self._born, self._died))
+        for place, i in zip((r.TERMINATED_FIELD, r.TRUNCATED_FIELD), end_fields(layout.schema), strict=True):
+            if i >= 0:
+                (offset, stride), dtype = layout.places[i], layout.schema.fields[i].dtype
+                yes = int.from_bytes(np.ones((), dtype).tobytes()[:8], "little", signed=dtype.itemsize >= 8)
+                g[place : place + 4] = storage.base + offset, stride, min(8, dtype.itemsize), yes
+        self.remover = remover
+        self.free = None if type(remover) is Fifo else FreeRows(layout.rows, layout.capacity)
+        g[r.ORDERED] = self.free is None
+        self._told: list[Sampler] = []
+        if self.free is not None:
+            remover.bind(self.items, seed)
+            self._tell(remover)
+        for sampler in samplers:
+            self._tell(sampler)
+
+    def _tell(self, sampler: Sampler) -> None:
+        self._told.append(sampler)
+        if sampler.prioritized and not len(self.given):
+            self.given = np.full(self.storage.layout.rows, np.nan)
+            self.g[r.GIVEN] = self.given.ctypes.data
+
+    def attach(self, sampler: Sampler) -> None:
+        """One more sampler (bound by the caller), told of the items that there are."""
+        self._tell(sampler)
+        there = np.flatnonzero(self.items.alive)
+        there = there[np.argsort(self.ids[there], kind="stable")]
+        sampler.insert(there, self._given(there))
+
+    @property
+    def samplers(self) -> list[Sampler]:
+        """All that are told, without the remover."""
+        return [one for one in self._told if one is not self.remover]
+
+    def __len__(self) -> int:
+        return int(self.g[r.COUNT])
+
+    def _given(self, rows: Ids) -> Floats:
+        if len(self.given):
+            return self.given[rows]
+        return self._none[: len(rows)] if len(rows) <= len(self._none) else np.full(len(rows), np.nan)
+
+    # -- streams ---------------------------------------------------------------------------------------------------------
+
+    def stream(self, name: Hashable) -> int:
+        """The number of a stream."""
+        number = self.streams.get(name)
+        if number is None:
+            number = self.streams[name] = len(self.streams)
+            if number >= len(self.last):
+                self.last = np.concatenate((self.last, np.full(len(self.last), -1, np.int64)))
+                self.g[r.LAST] = self.last.ctypes.data
+        return number
+
+    def numbers(self, names: Iterable[Hashable]) -> Ids:
+        return np.array([self.stream(name) for name in names], np.int64)
+
+    def look_ahead(self, steps: int) -> None:
+        """From now on items have that many successors in their open episode; a view needs them."""
+        if steps > self.g[r.LOOKAHEAD]:
+            self.g[r.LOOKAHEAD] = steps
+            self._k.unripen(self.g, len(self.streams), self._changes)
+            waiting = int(self._changes[1])
+            self.settle()
+            self.inserted, self.deleted = self.inserted - waiting, self.deleted - waiting  # they will be inserted
+
+    # -- writing ---------------------------------------------------------------------------------------------------------
+
+    def write(self, fields: Ids, final: Ids, count: int, streams: Ids, flags: Ids, given: Floats, ids: Ids) -> None:
+        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`); their ids go into ``ids``."""
+        if self.free is not None:
+            self._overwrite(self.free, fields, count, streams, flags, given, ids)
+            return
+        burst, start = self.storage.layout.burst, 0
+        while start < count:
+            stop = min(count, start + (burst if not self.granted else self._free_ahead(burst)))
+            self._k.write(self.g, fields, start, stop, final, streams, flags, given, ids, self._changes)
+            self.settle()
+            start = stop
+
+    def _overwrite(self, free: FreeRows, fields: Ids, count: int, streams: Ids, flags: Ids, given: Floats, ids: Ids) -> None:
+        for i in range(count):
+            if not free.ready():
+                self.remove(self.remover.draw(1).rows)
+            priority = float(given[i]) if len(given) else np.nan
+            ids[i] = self._k.overwrite(self.g, fields, i, free.take(), int(streams[i]), int(flags[i]), priority, self._changes)
+            self.settle()
+
+    def end_stream(self, stream: int, flags: int, final: Ids) -> None:
+        """End a stream's episode; ``final`` describes the source of the final observation, empty if there is none."""
+        self._k.end_stream(self.g, stream, flags, final, self._changes)
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell everyone of the items that kernels made and ended."""
+        born, died = self._changes[:2].tolist()
+        self.items.count, self.items.top = self.g[r.COUNT : r.TOP + 1].tolist()
+        if born:
+            self._changes[0] = 0
+            self.inserted += born
+            rows = self._born[:born]
+            if self._most:
+                self.times[rows] = 0
+            for one in self._told:
+                one.insert(rows, self._given(rows))
+        if died:
+            self._changes[1] = 0
+            self.deleted += died
+            rows = self._died[:died]
+            for one in self._told:
+                one.remove(rows)
+            if self.free is not None:
+                self.free.put(rows)
+
+    # -- rows that other processes fill ------------------------------------------------------------------------------------
+
+    def grant(self, most: int) -> tuple[int, int]:
+        """Set up to ``most`` rows aside, which lie one behind the other: the first id, and how many there are."""
+        first = self._k.grant(self.g, most, self._changes)
+        count = int(self._changes[2])
+        self.settle()
+        self.granted += count
+        return first, count
+
+    def adopt(self, first: int, streams: Ids, flags: Ids, given: Floats) -> None:
+        """Publish granted rows that have been filled, from id ``first`` on; at most a burst of them."""
+        self._k.adopt(self.g, first, len(streams), streams, flags, given, self._changes)
+        self.granted -= len(streams)
+        self.settle()
+
+    def abandon(self, first: int, count: int) -> None:
+        """Granted rows that will not be filled."""
+        self._k.abandon(self.g, first, count)
+        self.granted -= count
+
+    def _free_ahead(self, burst: int) -> int:
+        """Steps that may be written at once where others hold rows: the order passes these by, and may not go too far."""
+        while True:
+            free = self._k.room_ahead(self.g, self.storage.layout.spare - 1, self._changes)
+            self.settle()
+            if free >= 2:
+                return int(min(burst, free // 2))
+
+    # -- drawing ---------------------------------------------------------------------------------------------------------
+
+    def drawable(self, sampler: Sampler) -> int | None:
+        """How many items one draw can hold at most; ``None``: any number, if there is one at all."""
+        if not len(self):
+            return 0
+        if self._most and sampler.repeats:
+            return int((self._most - self.times[self.items.alive != 0]).sum())
+        return None if sampler.repeats else len(self)
+
+    def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> tuple[Ids, npt.NDArray[np.float32] | None]:
+        """The ids of ``count`` items, and their weights where the sampler has any. There must be as many (`drawable`).
+
+        ``again``: in place of some that could not be read, which have been counted.
+        """
+        drawn = sampler.draw(count)
+        rows, weight = drawn.rows, drawn.weight
+        if not again:
+            self.sampled += len(rows)
+        if not self._most:
+            return self.names(rows), weight
+        ids, weights = [], []
+        while True:
+            kept = self._count_draws(rows)
+            ids.append(self.names(rows[kept]))
+            if weight is not None:
+                weights.append(weight[kept])
+            used = np.unique(rows)
+            self.remove(used[self.times[used] >= self._most])
+            count -= len(kept)
+            if count <= 0 or not len(self):
+                return np.concatenate(ids), np.concatenate(weights) if weights else None
+            drawn = sampler.draw(count)
+            rows, weight = drawn.rows, drawn.weight
+
+    def _count_draws(self, rows: Ids) -> Ids:
+        """Count how often each item is drawn; the positions of those draws that it had left."""
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+        nth = np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)]))
+        kept = np.sort(order[nth < self._most - self.times[ordered]])
+        np.add.at(self.times, rows[kept], 1)
+        self.dirty[rows[kept]] |= r.STATE_CHANGED
+        return kept
+
+    # -- by id -----------------------------------------------------------------------------------------------------------
+
+    def find(self, ids: Ids) -> Ids:
+        """Rows of ids, -1 for those that are gone."""
+        rows = np.empty(len(ids), np.int64)
+        self._k.find(self.g, ids, rows)
+        return rows
+
+    def names(self, rows: Ids) -> Ids:
+        """Ids of rows."""
+        names: Ids = self.ids[rows]
+        return names
+
+    def prioritize(self, ids: Ids, priority: Floats) -> Applied:
+        """New priorities, for items; a step that is not an item yet keeps it until it is one."""
+        rows = self.find(ids)
+        there = rows >= 0
+        rows, priority = rows[there], priority[there]
+        alive = self.items.alive[rows] != 0
+        if len(self.given):
+            self.given[rows] = priority
+        for one in self._told:
+            if one.prioritized:
+                one.update(rows[alive], priority[alive])
+        self.dirty[rows] |= r.STATE_CHANGED
+        return Applied(len(rows), len(ids) - len(rows))
+
+    def patch(self, ids: Ids, columns: dict[int, npt.NDArray[Any]]) -> Applied:
+        """Overwrite fields (by number) of the steps that are still there. Of an id that is named twice the last counts."""
+        rows = self.find(ids)
+        there = np.flatnonzero(rows >= 0)
+        rows = rows[there]
+        unique = np.unique(rows)
+        self._k.turn_version(self.g, unique)
+        try:
+            for i, column in columns.items():
+                self.storage.cell(i)[rows] = column[there]
+        finally:
+            self._k.turn_version(self.g, unique)
+        return Applied(len(rows), len(ids) - len(rows))
+
+    def delete(self, ids: Ids) -> Applied:
+        """End the items of these ids. Their rows stay, for the stacks of their neighbours, until they are overwritten."""
+        rows = np.unique(self.find(ids))
+        rows = rows[rows >= 0]
+        self.remove(rows)
+        return Applied(len(rows), len(ids) - len(rows))
+
+    def remove(self, rows: Ids) -> None:
+        """The items of these rows are no more."""
+        self._k.remove(self.g, rows, self._changes)
+        self.settle()

@@ -1,0 +1,258 @@
+"""How steps become what a learner trains on: which rows each field comes from. Reads no row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from async_loader import tree
+from async_loader.errors import ConfigError, SchemaError
+from async_loader.schema import Field, Schema
+
+STEP, AFTER, LAST = 0, 1, 2
+"""Anchors: the drawn step, the observation after the last step of the return, the last step of the return."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transitions:
+    """A step and what came of it in the following ``n`` (Sutton and Barto, 2nd ed., equation 7.1).
+
+    - ``reward`` is the sum of gamma**i * reward(t + i) over the k = n steps, or fewer where the episode ends before;
+    - ``discount`` (float32) is gamma**k, or 0 if the last of those k steps terminated: the target is
+      ``reward + discount * value(next_obs)``, also where the episode was truncated;
+    - fields with ``Field(next=...)`` are followed by the observation k steps on, and stored fields whose top-level name
+      begins with ``next_`` are those of the last of the k steps, as are ``terminated``, ``truncated`` and ``done``;
+    - all others are those of the step that was drawn.
+
+    Parameters
+    ----------
+    n : int
+        Steps of the return. A step is drawn as soon as n steps have followed, or its episode has ended.
+    gamma : float
+        Discount per step, 0 to 1.
+    reward : str
+        Name of the reward's field: a number or a vector; float.
+    overlapping : bool
+        For `sample` with n=1: a stack and the one after it share memory (``obs = frames[:, :k]``,
+        ``next_obs = frames[:, 1:]``), which saves copying all but one frame twice. Changing one in place changes the other.
+
+    Raises
+    ------
+    ConfigError
+        For an n below 1, a gamma outside of 0 to 1, and overlapping views of more than one step.
+    """
+
+    n: int = 1
+    gamma: float = 0.99
+    reward: str = "reward"
+    overlapping: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
+            raise ConfigError(f"n={self.n!r}: a return sums up a whole number of steps, 1 or more")
+        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"gamma={self.gamma!r}: a discount is 0 to 1")
+        if self.overlapping and self.n > 1:
+            raise ConfigError(f"overlapping=True with n={self.n}: only stacks one step apart overlap, leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One array of a batch, and where it comes from.
+
+    Attributes
+    ----------
+    name : str
+    source : int
+        Field of the stored step.
+    frames : int
+        Rows that it shows, the newest at ``anchor``.
+    anchor : int
+    field : Field
+        As it is delivered.
+    """
+
+    name: str
+    source: int
+    frames: int
+    anchor: int
+    field: Field
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A view of one schema, worked out.
+
+    Attributes
+    ----------
+    schema : Schema
+        Of what is read; ``index``, and ``weight`` if there are weights, stand at the end.
+    outputs : tuple of Output
+        One per field of the schema, but for what is computed: ``discount``, ``index``, ``weight``.
+    n, gamma : int, float
+    successor : bool
+        Whether the observation after the last step is needed.
+    depth : int
+        Steps that a stack shows.
+    reward : int
+        Which output is the reward of an n-step return, and which stored field; -1 where none is summed up.
+    discounts, weighted : bool
+        Whether there is a ``discount``, a ``weight``.
+    split : callable | None
+        Makes a batch of the arrays, where it is not just ``schema.rebuild``.
+    """
+
+    schema: Schema
+    outputs: tuple[Output, ...]
+    n: int
+    gamma: float
+    successor: bool
+    depth: int
+    reward: int
+    discounts: bool
+    weighted: bool
+    split: Callable[[Sequence[Any]], Any] | None = field(default=None, compare=False)
+
+    @property
+    def single(self) -> bool:
+        """Whether an item is one row and nothing is computed."""
+        return self.depth == 1 and not self.successor and self.n == 1 and not self.discounts
+
+    @property
+    def lookahead(self) -> int:
+        """Steps that must follow a step, in its open episode, before it can be drawn."""
+        return self.n if self.successor else self.n - 1
+
+    @classmethod
+    def of(cls, stored: Schema, view: Transitions | None = None, *, weighted: bool = False) -> Recipe:
+        """How ``view`` (or else the steps as they are) looks on steps of a schema.
+
+        Raises
+        ------
+        ConfigError
+            If the schema lacks what the view needs, or has a field of a name that the view adds.
+        """
+        outputs = [_output(i, one, view) for i, one in enumerate(stored.fields)]
+        followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
+        structure = stored.structure
+        for name in sorted({str(stored.fields[i].next) for i in followed}):
+            structure, added = _followers(stored, structure, name)
+            outputs.extend(added)
+        overlapping = view is not None and view.overlapping
+        if overlapping:
+            if not followed:
+                raise ConfigError("overlapping=True: no field of the schema has a next=..., so nothing overlaps")
+            outputs, split = _overlap(structure, outputs)
+        delivered = Schema(structure, tuple(one.field for one in outputs)) if not overlapping else _flat(outputs)
+        reward = -1
+        if view is not None:
+            reward = _reward(view, outputs)
+            delivered = _with(delivered, "discount", np.dtype(np.float32))
+        delivered = _with(delivered, "index", np.dtype(np.int64))
+        if weighted:
+            delivered = _with(delivered, "weight", np.dtype(np.float32))
+        n, gamma = (1, 1.0) if view is None else (view.n, view.gamma)
+        depth = max(one.stack for one in stored.fields)
+        recipe = cls(delivered, tuple(outputs), n, gamma, bool(followed), depth, reward, view is not None, weighted)
+        if overlapping:
+            object.__setattr__(recipe, "split", split)
+        return recipe
+
+
+def depth_and_lookahead(stored: Schema) -> tuple[int, int]:
+    """Of steps as they are: rows that a stack shows, and steps that must follow."""
+    return max(one.stack for one in stored.fields), int(any(one.next is not None for one in stored.fields))
+
+
+def _output(i: int, stored: Field, view: Transitions | None) -> Output:
+    top = stored.name.split(".")[0]
+    ends = view is not None and (top.startswith("next_") or top in ("terminated", "truncated", "done"))
+    shape = (stored.stack, *stored.shape) if stored.stack > 1 else stored.shape
+    return Output(
+        stored.name, i, stored.stack, LAST if ends else STEP, Field(stored.name, shape, stored.dtype, padding=stored.padding)
+    )
+
+
+def _followers(stored: Schema, structure: tree.Structure, name: str) -> tuple[tree.Structure, list[Output]]:
+    """The structure with ``name`` added, and the outputs that it holds."""
+    assert structure is not None
+    if structure.kind is not dict or name in structure.keys or name in ("discount", "index", "weight", "stream"):
+        raise ConfigError(f"next={name!r}: steps are dicts, and this name is taken in ({stored}), choose another")
+    tops = {f.name.split(".")[0] for f in stored.fields if f.next == name}
+    if len(tops) > 1:
+        raise ConfigError(f"next={name!r} is said by fields of {', '.join(sorted(tops))}: give each a name of its own")
+    (top,) = tops
+    kept: list[Output] = []
+    child = stored.structure.children[stored.structure.keys.index(top)]  # type: ignore[union-attr]
+    names = iter(tree.names(child, top))
+    places = {f.name: i for i, f in enumerate(stored.fields)}
+
+    def linked(node: tree.Structure) -> tuple[bool, tree.Structure]:
+        if node is None:
+            old = next(names)
+            one = stored.fields[places[old]]
+            if one.next != name:
+                return False, None
+            new = name + old[len(top) :]
+            shape = (one.stack, *one.shape) if one.stack > 1 else one.shape
+            kept.append(Output(new, places[old], one.stack, AFTER, Field(new, shape, one.dtype, padding=one.padding)))
+            return True, None
+        found = [(key, *linked(below)) for key, below in zip(node.keys, node.children, strict=True)]
+        there = [(key, below) for key, is_there, below in found if is_there]
+        return bool(there), tree.Node(node.kind, tuple(k for k, _ in there), tuple(b for _, b in there))
+
+    _, below = linked(child)
+    return tree.Node(dict, (*structure.keys, name), (*structure.children, below)), kept
+
+
+def _reward(view: Transitions, outputs: Sequence[Output]) -> int:
+    found = [i for i, one in enumerate(outputs) if one.name == view.reward and one.anchor == STEP]
+    if not found:
+        raise ConfigError(
+            f"the view sums up {view.reward!r}, and steps have {', '.join(o.name for o in outputs)}: give reward=..."
+        )
+    one = outputs[found[0]]
+    if view.n > 1 and (one.field.dtype.kind != "f" or len(one.field.shape) > 1 or one.frames > 1):
+        raise ConfigError(f"{one.field}: a return is summed up over floats, a number or a vector for each step")
+    return found[0] if view.n > 1 else -1
+
+
+def _with(schema: Schema, name: str, dtype: np.dtype[Any]) -> Schema:
+    try:
+        return schema.with_field(name, dtype)
+    except SchemaError:
+        raise ConfigError(f"steps have a field {name!r}, which this view adds: rename yours") from None
+
+
+def _flat(outputs: Sequence[Output]) -> Schema:
+    return Schema.of([one.field for one in outputs])
+
+
+def _overlap(structure: tree.Structure, outputs: Sequence[Output]) -> tuple[list[Output], Callable[[Sequence[Any]], Any]]:
+    """Outputs in which an observation and the one after it are one array, and how to take them apart again."""
+    after = {one.source: i for i, one in enumerate(outputs) if one.anchor == AFTER}
+    merged: list[Output] = []
+    cuts: list[tuple[int, Any]] = [(-1, None)] * len(outputs)
+    for i, one in enumerate(outputs):
+        if one.anchor == AFTER:
+            continue
+        cuts[i] = (len(merged), Ellipsis)
+        if one.source in after:
+            frames = one.frames + 1
+            inner = one.field.shape[1:] if one.frames > 1 else one.field.shape
+            whole = Field(one.name, (frames, *inner), one.field.dtype, padding=one.field.padding)
+            first: Any = slice(0, one.frames) if one.frames > 1 else 0
+            second: Any = slice(1, frames) if one.frames > 1 else 1
+            cuts[i], cuts[after[one.source]] = (len(merged), (slice(None), first)), (len(merged), (slice(None), second))
+            one = Output(one.name, one.source, frames, AFTER, whole)
+        merged.append(one)
+
+    def split(arrays: Sequence[Any]) -> Any:
+        batch = tree.rebuild(structure, [arrays[place][cut] for place, cut in cuts])
+        extra = ("discount", "index", "weight")[: len(arrays) - len(merged)]
+        return {**batch, **dict(zip(extra, arrays[len(merged) :], strict=True))}
+
+    return merged, split
