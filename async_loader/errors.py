@@ -51,6 +51,10 @@ class MissingExtra(AsyncLoaderError, ImportError):
     """An optional library is absent. The message names the extra that brings it."""
 
 
+class CorruptCheckpoint(AsyncLoaderError):
+    """A checkpoint that is not as it was written. The message names the file, what is wrong, and what would load."""
+
+
 class JobFailed(AsyncLoaderError):
     """A job raised something that cannot be raised here as it was.
 

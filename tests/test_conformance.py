@@ -151,7 +151,7 @@ BROKEN = {
     "fixed size": (broken(plan=lambda s, n, p: Samples([1] * 8)), r"plan\(1\) has 8 entries"),
     "index of another dtype": (broken(plan=lambda s, n, p: Rows(np.arange(n, dtype=np.int32))), "int64 array"),
     "index is a list": (broken(plan=lambda s, n, p: Rows(list(range(n)))), "int64 array"),
-    "index of two dimensions": (broken(plan=lambda s, n, p: Rows(np.zeros((n, 1), np.int64))), "int64 array"),
+    "index of three dimensions": (broken(plan=lambda s, n, p: Rows(np.zeros((n, 1, 1), np.int64))), "int64 array"),
     "jobs that are not": (broken(plan=lambda s, n, p: Jobs([1] * n)), "cannot be called"),
     "ready that is not": (broken(plan=lambda s, n, p: Ready([1])), "Ready.batch is list"),
     "a plan that is none": (broken(plan=lambda s, n, p: [1] * n), "give Rows, Jobs, Samples, Ready or END"),

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from async_loader.errors import CannotSend, ConfigError, SchemaError
 from async_loader.lifecycle import Patience
+from async_loader.replay import checkpoint
 from async_loader.replay.arguments import floats_of, ids_of, named, one_of, positive, size_of
 from async_loader.replay.drawing import Drawer
 from async_loader.replay.inserting import Inserter
@@ -132,6 +133,7 @@ class ReplayBuffer:
         most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
         self._owner = Owner(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed)
         self._in, self._out = Inserter(self._owner), Drawer(self._owner)
+        self._saver = checkpoint.Saver(self._owner)
         if schema is not None:
             self._owner.start(Schema.of(schema))
         _buffers.add(self)
@@ -186,7 +188,9 @@ class ReplayBuffer:
             table = owner.table if owner.ready else None
             counts = (table.inserted, table.sampled, table.deleted) if table else (0, 0, 0)
             streams = len(table.streams) if table else 0
-            return ReplayStats(len(table) if table else 0, self.capacity, *counts, self.nbytes, streams, tuple(owner.waiters.now()))
+            return ReplayStats(
+                len(table) if table else 0, self.capacity, *counts, self.nbytes, streams, tuple(owner.waiters.now())
+            )
 
     # -- adding ----------------------------------------------------------------------------------------------------------
 
@@ -500,6 +504,57 @@ class ReplayBuffer:
             applied = owner.own().delete(ids)
             owner.waiters.ring()
             return applied
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> checkpoint.SaveReport:
+        """Write everything that the table knows into a folder, while others go on adding and sampling.
+
+        The first save is a full one; the next ones to the same folder write what has changed since, until together they
+        are half as large as a full one. (A buffer that is saved to several folders in turn writes full ones.) A save that
+        fails or is killed leaves the one before it as it was. Not saved: what writers in other processes have not
+        published, and samplers that sources have of their own. One process at a time saves to a folder.
+
+        Returns
+        -------
+        SaveReport
+            ``kind`` ("full" or "incremental"), ``nbytes``, ``seconds``, ``pause_s``: how long the table was locked.
+
+        Raises
+        ------
+        ConfigError
+            For streams whose names are no integers, strings or tuples of these.
+        OSError
+            As the file system says. The save before stays.
+        Unsupported
+            In a forked child.
+        """
+        return self._saver.save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, save: int | None = None, **overrides: Any) -> ReplayBuffer:
+        """The buffer that was saved last to a folder: it goes on with the ids, draws and limits as if it had never ended.
+
+        Parameters
+        ----------
+        save : int, optional
+            Another save of the folder than the newest; its number, as in ``path/save-00000007``.
+        **overrides
+            ``capacity``, ``sampler``, ``remover``, ``limiter``, ``max_times_sampled``, ``seed``, ``max_bytes``: in place of
+            what was saved. A sampler of your own class has to be given. One that is made as the saved one was goes on where that
+            was; any other is told of the items anew. Into less capacity go the newest steps.
+
+        Raises
+        ------
+        CorruptCheckpoint
+            Names the file that is not as it was written, and the save that would load.
+        ConfigError
+            If there is no checkpoint, or it cannot be loaded with these settings.
+        OutOfMemory
+            If it does not fit.
+        """
+        buffer: ReplayBuffer = checkpoint.load(cls, path, save, overrides)
+        return buffer
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 

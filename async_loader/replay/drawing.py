@@ -14,8 +14,9 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader
 from async_loader.replay.rows import LOOKAHEAD
-from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers import Sampler, Uniform
 from async_loader.replay.views import Recipe, Transitions
+from async_loader.source import Window
 
 Ids = npt.NDArray[np.int64]
 Drawn = tuple[Ids, npt.NDArray[np.float32] | None]
@@ -44,17 +45,38 @@ class Drawer:
                 raise self._nothing(batch_size)
             owner.waiters.until(lambda: owner.ready, "sample", lambda: "no step has been added yet", timeout_s)
         recipe = self.recipe(view, sampler)
-        ids, weight = self.ids(sampler, batch_size, timeout_s)
         readers = self._idle[id(recipe)]
         try:
             reader = readers.pop()
         except IndexError:
             reader = ReplayReader(owner.table.storage, recipe)
+        into = self._at_once(reader, sampler, batch_size) if recipe.single and type(sampler) is Uniform else None
+        if into is None:
+            into = self._in_turn(reader, sampler, batch_size, timeout_s)
+        readers.append(reader)
+        return _assembled(recipe, into.fields)
+
+    def _at_once(self, reader: ReplayReader, sampler: Uniform, count: int) -> Window | None:
+        """Draw and read under one lock, where that is quick and nothing is to be waited for or counted; else ``None``."""
+        owner = self._owner
+        if owner.limiter is not None or owner.max_times_sampled:
+            return None
+        with owner.lock:
+            numbers = sampler.chances()
+            into = None if numbers is None else reader.any(count, numbers)
+            if into is not None:
+                owner.table.sampled += count
+                if owner.waiters.anybody:
+                    owner.waiters.ring()
+        return into
+
+    def _in_turn(self, reader: ReplayReader, sampler: Sampler, count: int, timeout_s: float | None) -> Window:
+        """Draw under the lock, read without it, and look again."""
+        ids, weight = self.ids(sampler, count, timeout_s)
         into, gone = reader.take(ids, weight)
         if len(gone):
             self._draw_again(reader, sampler, ids, gone, into)
-        readers.append(reader)
-        return _assembled(recipe, into.fields)
+        return into
 
     def _draw_again(self, reader: ReplayReader, sampler: Sampler, ids: Ids, gone: Ids, into: Any) -> None:
         """Items that were overwritten between draw and read, which spare rows make rare: draw others."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,22 +21,28 @@ class FreeRows:
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
-        self._free = deque(range(rows))
+        self._unused = 0  # rows from here on were never used: they come first, and need no list
+        self._rows = rows
+        self._free: deque[int] = deque()
         self._spare = rows - capacity
 
     def ready(self) -> bool:
         """Whether one can be taken without an item making room."""
-        return len(self._free) > self._spare
+        return self._rows - self._unused + len(self._free) > self._spare
 
     def take(self) -> int:
+        if self._unused < self._rows:
+            self._unused += 1
+            return self._unused - 1
         return self._free.popleft()
 
     def put(self, rows: npt.NDArray[np.int64]) -> None:
         self._free.extend(rows.tolist())
 
-    def state(self) -> npt.NDArray[np.int64]:
-        """The free rows, in order."""
-        return np.array(self._free, np.int64)
+    def state(self) -> dict[str, Any]:
+        """The free rows: those from ``unused`` on, then ``free``, in order."""
+        return {"unused": self._unused, "free": np.fromiter(self._free, np.int64, len(self._free))}
 
-    def restore(self, rows: npt.NDArray[np.int64]) -> None:
-        self._free = deque(rows.tolist())
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self._unused, self._free = int(state["unused"]), deque(np.asarray(state["free"]).tolist())

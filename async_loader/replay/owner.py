@@ -46,7 +46,7 @@ class Owner:
         max_times_sampled: int,
         seed: int | None,
     ) -> None:
-        self.capacity, self._max_bytes = capacity, max_bytes
+        self.capacity, self.max_bytes = capacity, max_bytes
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
         self.seeds = np.random.SeedSequence(seed)
@@ -141,7 +141,8 @@ class Owner:
             )
         if self.table.free is not None:
             raise Unsupported(
-                f"{self.remover!r} takes rows out of order, and writers in other processes fill them in order: use the Fifo remover"
+                f"{self.remover!r} takes rows out of order, and writers in other processes fill them in order: "
+                "use the Fifo remover"
             )
         from async_loader.replay.remote.service import Service
 
@@ -171,8 +172,8 @@ class Owner:
             if self._table is None:
                 self.allocate(schema)
 
-    def allocate(self, schema: Schema) -> None:
-        """Allocate. Raises what the constructor of a ReplayBuffer does."""
+    def allocate(self, schema: Schema, layout: StorageLayout | None = None) -> None:
+        """Allocate, ``layout`` if it is known. Raises what the constructor of a ReplayBuffer does."""
         storable(schema)
         Recipe.of(schema)  # a next= that cannot be delivered shows here
         linked = [field.name for field in schema.fields if field.linked]
@@ -181,11 +182,7 @@ class Owner:
                 f"field {linked[0]!r} has a stack or a next, which are read from its neighbours, and {self.remover!r} takes "
                 "those out of order: use the Fifo remover, or store what a step needs in it"
             )
-        if self._max_bytes is None:
-            assert self.capacity is not None
-            layout = StorageLayout.of(schema, self.capacity)
-        else:
-            layout = StorageLayout.within(schema, self._max_bytes, self.capacity)
+        layout = layout or self.layout_of(schema)
         storage = Storage.create(layout)
         for_sampler, for_remover = self.seeds.spawn(2)
         table = Table(storage, [self.sampler], self.remover, for_remover, self.max_times_sampled)
@@ -193,3 +190,10 @@ class Owner:
         self._stage = Stage(layout, storage.base)
         self.capacity, self.schema = layout.capacity, schema
         self._table = table
+
+    def layout_of(self, schema: Schema) -> StorageLayout:
+        """Of as many steps as were asked for."""
+        if self.max_bytes is not None:
+            return StorageLayout.within(schema, self.max_bytes, self.capacity)
+        assert self.capacity is not None
+        return StorageLayout.of(schema, self.capacity)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from async_loader.errors import Broken
 from async_loader.replay.addresses import address_of
+from async_loader.replay.samplers.numbers import Numbers
 from async_loader.replay.storage import COLUMN_BYTES, Storage
 from async_loader.replay.views import Recipe
 from async_loader.schema import Schema
@@ -108,7 +109,7 @@ class ReplayReader:
         fields[:, 4] = [field.nbytes for field in self.schema.fields[: len(fields)]]
         if len(self._plans) >= 16:
             self._plans.clear()
-        made = self._plans[count] = _Plan(end, arrays, bool((starts < 0).any()), starts, fields)
+        made = self._plans[count] = _Plan(end, arrays, bool((starts < 0).any()), starts, fields, np.empty(count, np.int64))
         return made
 
     def take(self, ids: Ids, weight: Weights | None = None) -> tuple[Window, Ids]:
@@ -123,6 +124,23 @@ class ReplayReader:
         arrays[self._index] = ids
         into = Window(arrays)
         return into, self._read(ids, plan.fields, into, weight)
+
+    def any(self, count: int, numbers: Numbers) -> Window | None:
+        """Draw and read items in one go, all equally likely. Under the table's lock; for a batch of small single rows.
+
+        Cost: about 30 us for 256, where drawing, finding ids and reading with a second look take 40. ``None`` if this
+        batch is none of that kind.
+        """
+        plan = self._plans.get(count) or self._plan(count)
+        if plan.large or count > self._short:
+            return None
+        root = np.empty(plan.nbytes, np.uint8)
+        plan.fields[:, 3] = plan.starts + address_of(root)
+        arrays = [np.ndarray(shape, dtype, root, start) for shape, dtype, start in plan.arrays]
+        ahead = numbers.ahead(2 * count)
+        used = self._kernels.read_any(self._storage.geometry, ahead, plan.fields, arrays[self._index], plan.rows)
+        numbers.drop(used)
+        return Window(arrays) if used else None
 
     def fill(self, ids: Ids, into: Window, weight: Weights | None = None) -> Ids:
         """Read what is there; the positions of what is not, whose rows hold anything."""
@@ -217,6 +235,7 @@ class _Plan(NamedTuple):
     large: bool
     starts: Ids
     fields: Ids
+    rows: Ids
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

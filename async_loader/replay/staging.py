@@ -128,12 +128,13 @@ class Stage:
 
     def column_ends(self, columns: Sequence[Array]) -> Ids:
         """How many steps stand in their episodes, as flags."""
-        flags = np.zeros(len(columns[0]), np.int64)
-        if self.terminated >= 0:
-            np.not_equal(columns[self.terminated], 0, out=flags, casting="unsafe")
-        if self.truncated >= 0:
-            flags += TRUNCATED * (columns[self.truncated] != 0)
-        return flags
+        flags: Ids | None = None
+        for place, flag in ((self.terminated, TERMINATED), (self.truncated, TRUNCATED)):
+            if place >= 0:
+                column = columns[place]
+                said = (column if column.dtype == np.bool_ else column != 0).astype(np.int64)
+                flags = said * flag if flags is None else flags + said * flag
+        return np.zeros(len(columns[0]), np.int64) if flags is None else flags
 
     def check_ends(self, flags: Ids, has_final: npt.NDArray[np.bool_]) -> Ids:
         """As `check_end`, for many steps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,10 @@ class Table:
     def attach(self, sampler: Sampler) -> None:
         """One more sampler (bound by the caller), told of the items that there are."""
         self._tell(sampler)
+        self.tell_all(sampler)
+
+    def tell_all(self, sampler: Sampler) -> None:
+        """Tell a sampler, which knows nothing yet, of the items that there are."""
         there = np.flatnonzero(self.items.alive)
         there = there[np.argsort(self.ids[there], kind="stable")]
         sampler.insert(there, self._given(there))
@@ -313,3 +317,35 @@ class Table:
         """The items of these rows are no more."""
         self._k.remove(self.g, rows, self._changes)
         self.settle()
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
+        """Counters, and copies of the arrays that have no entry per row."""
+        counters = {
+            "cursor": int(self.g[r.CURSOR]),
+            "top": int(self.g[r.TOP]),
+            "lookahead": int(self.g[r.LOOKAHEAD]),
+            "inserted": self.inserted,
+            "sampled": self.sampled,
+            "deleted": self.deleted,
+        }
+        arrays = {"last": self.last[: len(self.streams)].copy()}
+        if self.free is not None:
+            free = self.free.state()
+            counters["unused"], arrays["free"] = free["unused"], free["free"]
+        return counters, arrays
+
+    def restore(self, counters: Mapping[str, int], streams: Iterable[Hashable], last: Ids) -> None:
+        """Go on from a `state`; what has an entry per row, and the rows, are in place. The samplers know nothing yet."""
+        for stream in streams:
+            self.stream(stream)
+        self.last[: len(last)] = last
+        self.ids[:] = self.storage.heads()[:, r.ID // 8] - 1
+        used = np.flatnonzero(self.ids >= 0)
+        g, alive = self.g, self.items.alive
+        g[r.COUNT] = self.items.count = int(np.count_nonzero(alive))
+        g[r.TOP] = self.items.top = max(counters["top"], int(used[-1]) + 1 if len(used) else 0)
+        g[r.CURSOR] = counters["cursor"]
+        g[r.LOOKAHEAD] = max(int(g[r.LOOKAHEAD]), counters["lookahead"])
+        self.inserted, self.sampled, self.deleted = (counters[name] for name in ("inserted", "sampled", "deleted"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,14 @@ _numbers = itertools.count()
 def fresh_stream() -> tuple[str, int]:
     """The name of a stream that nobody else has."""
     return ("writer", next(_numbers))
+
+
+def pass_over(names: Iterable[Hashable]) -> None:
+    """From now on `fresh_stream` makes none of these: a loaded table has them."""
+    global _numbers
+    taken = [name[1] for name in names if isinstance(name, tuple) and len(name) == 2 and name[0] == "writer"]
+    least = max((one for one in taken if isinstance(one, int)), default=-1) + 1
+    _numbers = itertools.count(max(next(_numbers), least))
 
 
 class StreamWriter:

@@ -198,7 +198,7 @@ def test_a_row_that_a_killed_writer_left_half_written_is_not_read() -> None:
 
 
 def test_a_sample_overtaken_by_the_writer_is_whole_and_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = full(64, SMALL)
+    buffer = full(64, LINKED)
     buffer.sample(1)
     read, laps = ReplayReader._read, []
 
@@ -210,7 +210,7 @@ def test_a_sample_overtaken_by_the_writer_is_whole_and_drawn_anew(monkeypatch: p
 
     monkeypatch.setattr(ReplayReader, "_read", overtaken)
     batch = buffer.sample(200)
-    assert bad_rows(Window(list(batch.values()))) == 0
+    assert bad_stacks(Window(list(batch.values()))) == 0
     assert batch["index"].min() >= 5000
     assert len(set(batch["index"].tolist())) > 30
 

@@ -51,7 +51,8 @@ def decode(raw: memoryview, about: dict[str, Any], before: Array | None, file: o
         if about["how"] == "packed":
             nbytes = int(np.prod(shape)) * dtype.itemsize
             unpacked = zlib.decompressobj().decompress(raw, nbytes)
-            return np.cumsum(np.frombuffer(unpacked, f"u{dtype.itemsize}"), dtype=f"u{dtype.itemsize}").view(dtype).reshape(shape)
+            steps: Array = np.frombuffer(unpacked, f"u{dtype.itemsize}")
+            return np.asarray(np.cumsum(steps, dtype=steps.dtype).view(dtype).reshape(shape))
         count = len(raw) // (8 + dtype.itemsize)
         places, values = np.frombuffer(raw[: 8 * count], np.int64), np.frombuffer(raw[8 * count :], dtype)
         made = np.zeros(shape, dtype)

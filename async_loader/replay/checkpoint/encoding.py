@@ -15,6 +15,7 @@ from async_loader.schema import Field, Schema
 
 Array = npt.NDArray[Any]
 _ARRAY = "$array"
+_KINDS: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple}
 
 
 def names_json(names: Iterable[Hashable]) -> list[Any]:
@@ -74,13 +75,40 @@ def _node_of(saved: Any) -> tree.Structure:
         return None
     known, keys, children = saved
     names = tuple(name_of(key) for key in keys)
-    kind: Any = {"dict": dict, "list": list, "tuple": tuple}.get(known)
-    if kind is None:
-        kind = collections.namedtuple(known.removeprefix("namedtuple "), names)  # type: ignore[misc]  # noqa: PYI024
-    return tree.Node(kind, names, tuple(_node_of(child) for child in children))
+    below = tuple(_node_of(child) for child in children)
+    if known in _KINDS:
+        return tree.Node(_KINDS[known], names, below)
+    return tree.Node(collections.namedtuple(known.removeprefix("namedtuple "), map(str, names)), names, below)
 
 
-def split(state: Any, prefix: str, arrays: dict[str, Array]) -> Any:
+class Copies(dict[str, Array]):
+    """Copies of arrays by name, made into memory that is there already if it has been asked for.
+
+    Taking new memory takes longer than copying, and copies are made under the table's lock.
+
+    Parameters
+    ----------
+    like : mapping of str to array
+        What is likely to be copied.
+    """
+
+    def __init__(self, like: Mapping[str, Array]) -> None:
+        super().__init__()
+        self._room = {name: np.zeros(array.nbytes + array.nbytes // 8 + 4096, np.uint8) for name, array in like.items()}
+        for room in self._room.values():
+            room.fill(1)  # zeros alone are no memory yet
+
+    def add(self, name: str, array: Array) -> None:
+        """A copy of ``array``."""
+        room = self._room.get(name)
+        if room is None or room.nbytes < array.nbytes:
+            self[name] = array.copy()
+            return
+        self[name] = room[: array.nbytes].view(array.dtype).reshape(array.shape)
+        np.copyto(self[name], array)
+
+
+def split(state: Any, prefix: str, arrays: Copies) -> Any:
     """``state`` as JSON holds it; its arrays go into ``arrays``, as copies, under names that begin with ``prefix``.
 
     Raises
@@ -89,7 +117,7 @@ def split(state: Any, prefix: str, arrays: dict[str, Array]) -> Any:
         For anything that is neither an array nor JSON.
     """
     if isinstance(state, np.ndarray) and state.dtype.kind in "biuf":
-        arrays[prefix] = state.copy()
+        arrays.add(prefix, state)
         return {_ARRAY: prefix}
     if isinstance(state, np.generic):
         return state.item()
@@ -99,7 +127,9 @@ def split(state: Any, prefix: str, arrays: dict[str, Array]) -> Any:
         return [split(one, f"{prefix}/{i}", arrays) for i, one in enumerate(state)]
     if isinstance(state, Mapping) and all(isinstance(key, str) and key != _ARRAY for key in state):
         return {key: split(one, f"{prefix}/{key}", arrays) for key, one in state.items()}
-    raise ConfigError(f"{prefix} is {type(state).__name__}, which a checkpoint does not hold: use arrays of numbers and JSON values")
+    raise ConfigError(
+        f"{prefix} is {type(state).__name__}, which a checkpoint does not hold: use arrays of numbers and JSON values"
+    )
 
 
 def joined(saved: Any, arrays: Mapping[str, Array]) -> Any:

@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.replay import samplers
 from async_loader.replay.limiter import Queue, RateLimiter
 
+if TYPE_CHECKING:
+    from async_loader.replay.owner import Owner
+
 _CLASS = "$class"
+
+
+def lasting_json(owner: Owner) -> dict[str, Any]:
+    """The settings of a table that stay as they are."""
+    return {
+        "capacity": owner.capacity,
+        "max_bytes": None if owner.ready else owner.max_bytes,
+        "max_times_sampled": owner.max_times_sampled,
+        "sampler": sampler_json(owner.sampler),
+        "remover": sampler_json(owner.remover),
+    }
+
+
+def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:
+    """Where seeds come from, and how many have been made of it."""
+    entropy: Any = seeds.entropy
+    return {
+        "entropy": [int(one) for one in entropy] if np.iterable(entropy) else int(entropy),
+        "spawn_key": [int(one) for one in seeds.spawn_key],
+        "pool_size": seeds.pool_size,
+        "n_children_spawned": seeds.n_children_spawned,
+    }
+
+
+def seeds_of(saved: dict[str, Any], children: int | None = None) -> np.random.SeedSequence:
+    """The inverse of `seeds_json`, with ``children`` made of it."""
+    made = saved["n_children_spawned"] if children is None else children
+    return np.random.SeedSequence(
+        saved["entropy"], spawn_key=tuple(saved["spawn_key"]), pool_size=saved["pool_size"], n_children_spawned=made
+    )
 
 
 def sampler_json(sampler: Any) -> dict[str, Any]:

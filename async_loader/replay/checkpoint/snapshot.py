@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.replay.checkpoint import encoding
+from async_loader.replay.checkpoint.settings import limiter_json, seeds_json
 from async_loader.replay.owner import Owner
 from async_loader.replay.rows import ROW_CHANGED, STATE_CHANGED
 from async_loader.replay.storage import Storage, StorageLayout
@@ -27,7 +28,7 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]
 CHUNK_BYTES = 4 << 20
-ROLES = ("sampler", "remover")
+_STATE_BYTES = 32  # of what the table alone knows about a row, roughly
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,14 @@ def row_parts(storage: Storage) -> list[Bytes]:
     block = storage.segment.bytes(0, layout.nbytes)
     places = [(0, layout.stride), *(place for place in layout.places if place[0] >= layout.rows * layout.stride)]
     return [np.ndarray((layout.rows, width), np.uint8, block, offset) for offset, width in places]
+
+
+STATE_TYPES: dict[str, np.dtype[Any]] = {
+    "alive": np.dtype(np.uint8),
+    "given": np.dtype(np.float64),
+    "times": np.dtype(np.int64),
+}
+"""What `state_parts` may hold."""
 
 
 def state_parts(table: Table) -> dict[str, Array]:
@@ -119,6 +128,15 @@ class Copier:
         return buffer[:end]
 
 
+def _marked(dirty: Bytes) -> tuple[Ids, Bytes]:
+    """Which are not 0, and these. Looks at eight at a time, as it is called under the lock: 30 us for a million."""
+    whole = len(dirty) // 8 * 8
+    words = np.flatnonzero(dirty[:whole].view(np.uint64))
+    rows = np.concatenate(((words[:, None] * 8 + np.arange(8)).reshape(-1), np.arange(whole, len(dirty))))
+    rows = rows[dirty[rows] != 0]
+    return rows, dirty[rows]
+
+
 class Taking:
     """The marks of one save: takes them off the table, and puts them back if the save fails.
 
@@ -146,32 +164,34 @@ class Taking:
     def changed(self) -> Iterator[Piece]:
         """The rows that have changed since they were taken last."""
         with self._owner.lock:
-            marks = self._take()
+            rows, states = self._take()
             state = self._state()
-        yield from self._rows.pieces(np.flatnonzero(marks & ROW_CHANGED))
-        yield from state.pieces(np.flatnonzero(marks & STATE_CHANGED))
+        yield from self._rows.pieces(rows)
+        yield from state.pieces(states)
 
     def rest(self, *, keep: bool) -> Iterator[Piece]:
         """As `changed`, under the lock."""
-        marks = self._take()
-        yield from self._rows.pieces(np.flatnonzero(marks & ROW_CHANGED), keep=keep)
-        yield from self._state().pieces(np.flatnonzero(marks & STATE_CHANGED), keep=keep)
+        rows, states = self._take()
+        yield from self._rows.pieces(rows, keep=keep)
+        yield from self._state().pieces(states, keep=keep)
 
     def left(self) -> int:
         """Bytes that `rest` would copy, roughly, as others go on writing."""
-        marks = self._table.dirty
-        return self._rows.width * int(np.count_nonzero(marks & ROW_CHANGED)) + 32 * int(np.count_nonzero(marks))
+        changed, marks = _marked(self._table.dirty)
+        rows = int(np.count_nonzero(marks & ROW_CHANGED))
+        return self._rows.width * rows + _STATE_BYTES * len(changed)
 
     def put_back(self) -> None:
         """The save has failed: what it took has changed since the one before it."""
         with self._owner.lock:
             self._table.dirty |= self._taken
 
-    def _take(self) -> Bytes:
-        marks = self._table.dirty.copy()
-        self._table.dirty[:] = 0
-        self._taken |= marks
-        return marks
+    def _take(self) -> tuple[Ids, Ids]:
+        """Rows that changed, and those of which what the table knows did."""
+        changed, marks = _marked(self._table.dirty)
+        self._table.dirty[changed] = 0
+        self._taken[changed] |= marks
+        return changed[marks & ROW_CHANGED != 0], changed[marks & STATE_CHANGED != 0]
 
     def _state(self) -> Copier:
         parts = state_parts(self._table)
@@ -185,25 +205,28 @@ class Private:
     Attributes
     ----------
     settings : dict
+        Those that may change while the table is used.
     table : dict | None
+        Counters, and ``streams``: their names.
     samplers : dict
-        As in manifest.Manifest.
+        States by role, as in manifest.Manifest.
     arrays : dict of str to array
     """
 
     settings: dict[str, Any]
     table: dict[str, Any] | None
     samplers: dict[str, Any]
-    arrays: dict[str, Array]
+    arrays: encoding.Copies
 
     @classmethod
-    def of(cls, owner: Owner) -> Private:
+    def of(cls, owner: Owner, table: Table | None, arrays: encoding.Copies) -> Private:
         """Copies of it. Under the lock."""
-        settings = owner.state()
-        if not owner.ready:
-            return cls(settings, None, {}, {})
-        table, states = owner.table, {}
-        counters, arrays = table.state()
+        settings = {"limiter": limiter_json(owner.limiter), "seeds": seeds_json(owner.seeds)}
+        if table is None:
+            return cls(settings, None, {}, arrays)
+        states = {}
+        counters, own = table.state()
+        arrays.update(own)
         for role, one in (("sampler", owner.sampler), ("remover", owner.remover)):
             if role == "sampler" or table.free is not None:
                 states[role] = encoding.split(one.state(), role, arrays)

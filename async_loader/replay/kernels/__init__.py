@@ -12,7 +12,17 @@ programming language memory models?", MSPC 2012, figure 6), so this also holds w
 """
 
 from async_loader.replay.kernels.granting import abandon, adopt, grant, room_ahead
-from async_loader.replay.kernels.reading import copy_items, copy_many_items, find, names_of, read, read_many, returns, walk
+from async_loader.replay.kernels.reading import (
+    copy_items,
+    copy_many_items,
+    find,
+    names_of,
+    read,
+    read_any,
+    read_many,
+    returns,
+    walk,
+)
 from async_loader.replay.kernels.writing import end_stream, overwrite, remove, turn_version, unripen, write
 
 __all__ = [
@@ -26,6 +36,7 @@ __all__ = [
     "names_of",
     "overwrite",
     "read",
+    "read_any",
     "read_many",
     "remove",
     "returns",

@@ -5,18 +5,47 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.replay.compiled import kernel
-from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, prefetch
+from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, peek8, prefetch
 from async_loader.replay.kernels.places import at, holds
-from async_loader.replay.rows import BASE, DELETED, FINAL, FLAGS, ID, NEXT, PREV, ROWS, STRIDE, TERMINATED, TRUNCATED, VERSION_ONE
+from async_loader.replay.rows import (
+    ALIVE,
+    BASE,
+    DELETED,
+    FINAL,
+    FLAGS,
+    ID,
+    NEXT,
+    PREV,
+    ROWS,
+    STRIDE,
+    TERMINATED,
+    TOP,
+    TRUNCATED,
+    VERSION_ONE,
+)
 
-_AHEAD = 12  # rows whose memory is being fetched while one is copied; 8 to 32 measure alike
+_SHORT = 512  # ids
+_BLOCK = 64
+_AHEAD = 12
 
 
 @kernel(inline=True)
-def _fetch(g: Any, name: int) -> None:
-    address = at(g, name)
-    for line in range(0, g[STRIDE], 64):
-        prefetch(address + line)
+def _fetch(g: Any, ids: Any, i: int) -> None:
+    """Begin to load the packed rows that come after ``i``.
+
+    For short batches 64 rows at a time, then 64 copies: 256 random ones of a million take 22 us, against 28 when each
+    copy begins a load 12 rows ahead. For long ones that is the better way, 4096 take 300 us against 380.
+    """
+    if len(ids) > _SHORT:
+        start, stop = (0, _AHEAD) if i == 0 else (i + _AHEAD - 1, i + _AHEAD)
+    elif i % _BLOCK == 0:
+        start, stop = i, i + _BLOCK
+    else:
+        return
+    for k in range(start, min(stop, len(ids))):
+        address = at(g, ids[k])
+        for line in range(0, g[STRIDE], 64):
+            prefetch(address + line)
 
 
 @kernel(inline=True)
@@ -75,11 +104,8 @@ def walk(g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stam
 
     ``taken [items]``: the steps that its return sums up, 0 for an item that is gone.
     """
-    for i in range(min(_AHEAD, len(ids))):
-        _fetch(g, ids[i])
     for i in range(len(ids)):
-        if i + _AHEAD < len(ids):
-            _fetch(g, ids[i + _AHEAD])
+        _fetch(g, ids, i)
         taken[i] = 0
         there = ids[i] >= 0 and _visit(g, ids[i], depth - 1, names[i], stamps[i]) and stamps[i, depth - 1] & FINAL == 0
         if there and _walk_back(g, depth, names[i], stamps[i]):
@@ -113,27 +139,28 @@ def returns(
 @kernel(inline=True)
 def _frames(g: Any, fields: Any, f: int, i: int, names: Any, end: int) -> None:
     """Copy one field of one item: ``frames`` rows ending at place ``end``, padded before the episode's start."""
-    source, row_bytes, count, target, frames, zeros = (
-        fields[f, 0],
-        fields[f, 1],
-        fields[f, 2],
-        fields[f, 3],
-        fields[f, 5],
-        fields[f, 7],
-    )
-    target += i * fields[f, 4]
-    first = max(0, end - frames + 1)
+    source, row_bytes, count = fields[f, 0], fields[f, 1], fields[f, 2]
+    target, frames, zeros = fields[f, 3] + i * fields[f, 4], fields[f, 5], fields[f, 7]
+    place = end - frames + 1
+    first = max(0, place)
     while names[first] < 0:
         first += 1
-    for k in range(frames):
-        place = end - frames + 1 + k
-        if place >= first:
-            copy(target, source + (names[place] % g[ROWS]) * row_bytes, count)
-        elif zeros:
+    while place < first:
+        if zeros:
             memzero(target, count)
         else:
             copy(target, source + (names[first] % g[ROWS]) * row_bytes, count)
         target += count
+        place += 1
+    while place <= end:
+        row = names[place] % g[ROWS]
+        together = 1
+        if row_bytes == count:  # a column: rows that lie one behind the other are one copy, which takes two thirds of the time
+            while place + together <= end and names[place + together] % g[ROWS] == row + together:
+                together += 1
+        copy(target, source + row * row_bytes, together * count)
+        target += together * count
+        place += together
 
 
 @kernel(inline=True)
@@ -182,11 +209,8 @@ def copy_many_items(g: Any, fields: Any, names: Any, stamps: Any, taken: Any, de
 @kernel(inline=True)
 def _read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
     gone = 0
-    for i in range(min(_AHEAD, len(ids))):
-        _fetch(g, ids[i])
     for i in range(len(ids)):
-        if i + _AHEAD < len(ids):
-            _fetch(g, ids[i + _AHEAD])
+        _fetch(g, ids, i)
         taken[i] = 0
         gone += 1
         address = at(g, ids[i])
@@ -213,6 +237,35 @@ def read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
 def read_many(g: Any, ids: Any, fields: Any, taken: Any) -> int:
     """As `read`, for what takes long: lets go of the GIL."""
     return _read(g, ids, fields, taken)
+
+
+@kernel(keeps_gil=True)
+def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
+    """Draw items of one row each, all equally likely, and read them, in one go under the table's lock.
+
+    As `samplers.chance.any_items` and `read` together: nobody writes meanwhile, so there is nothing to look at again.
+    Returns how many of ``numbers`` were used, 0 if they did not suffice.
+    """
+    used = 0
+    for start in range(0, len(ids), _BLOCK):
+        stop = min(start + _BLOCK, len(ids))
+        for i in range(start, stop):
+            row = -1
+            while row < 0:
+                if used == len(numbers):
+                    return 0
+                row = int(numbers[used] * g[TOP])
+                used += 1
+                if peek8(g[ALIVE] + row) == 0:
+                    row = -1
+            rows[i] = row
+            for line in range(0, g[STRIDE], 64):
+                prefetch(g[BASE] + row * g[STRIDE] + line)
+        for i in range(start, stop):
+            ids[i] = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
+            for f in range(len(fields)):
+                copy(fields[f, 3] + i * fields[f, 4], fields[f, 0] + rows[i] * fields[f, 1], fields[f, 2])
+    return used
 
 
 @kernel(keeps_gil=True)

@@ -128,7 +128,7 @@ class Link:
 
     def numbers(self, names: list[object]) -> Ids:
         """The table's numbers of streams, which this writer will write to."""
-        numbers = self._table.numbers(names)  # type: ignore[arg-type]
+        numbers = self._table.numbers(names)
         self._streams.update(numbers.tolist())
         return numbers
 

@@ -226,7 +226,7 @@ class Service:
     def _room(self, link: Link) -> int:
         """Rows that a writer may be granted at once."""
         layout = self._table.storage.layout
-        each = max(2, layout.rows // (2 * len(self._links)))
+        each = max(2, layout.capacity // (4 * len(self._links)))  # see NOTE [old rows]
         extent = max(1, min(layout.burst, each // 2))
         return max(0, min(extent, each - link.held, layout.rows // 2 - self._table.granted))
 

@@ -42,9 +42,7 @@ class Writer:
     then on by whoever samples in the owner's process.
     """
 
-    def __init__(
-        self, sock: socket.socket, owner_fd: int, lane: Lane, clock: Segment, storage: Storage, terms: Terms
-    ) -> None:
+    def __init__(self, sock: socket.socket, owner_fd: int, lane: Lane, clock: Segment, storage: Storage, terms: Terms) -> None:
         from async_loader.replay.kernels import lanes  # late: see compiled.py
 
         layout = storage.layout

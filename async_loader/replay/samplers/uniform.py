@@ -50,6 +50,13 @@ class Uniform(Binding):
     def draw(self, count: int) -> Draw:
         return Draw(self._any(count) if self.repeats else self._different(count))
 
+    def chances(self) -> Numbers | None:
+        """Numbers to draw rows with, if that is all that there is to it: every row in use is a candidate, and most are items."""
+        items = self._items
+        if not self.repeats or items.count * _SPARSE < items.top or not items.count:
+            return None
+        return self._numbers
+
     def _any(self, count: int) -> Rows:
         rows = np.empty(count, np.int64)
         filled = 0

@@ -1,0 +1,181 @@
+"""A table made of a checkpoint: as it was saved, or with other settings. Writes no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import ConfigError, CorruptCheckpoint
+from async_loader.replay.checkpoint import encoding, resizing, settings
+from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
+from async_loader.replay.checkpoint.snapshot import STATE_TYPES, as_bytes, index_type, row_parts, state_parts
+from async_loader.replay.checkpoint.writing import Last, Saver
+from async_loader.replay.owner import Owner
+from async_loader.replay.rows import LOOKAHEAD
+from async_loader.replay.storage import StorageLayout
+from async_loader.replay.table import Table
+from async_loader.replay.writer import pass_over
+
+Array = npt.NDArray[Any]
+OVERRIDES = ("capacity", "sampler", "remover", "limiter", "max_times_sampled", "seed", "max_bytes")
+_NUMBERS = ("generator", "ahead")
+"""What samplers call the state of their random numbers. See samplers/numbers.py."""
+
+
+def load(make: Callable[..., Any], path: Any, number: int | None, overrides: dict[str, Any]) -> Any:
+    """See `ReplayBuffer.load`. ``make`` is called as ReplayBuffer is."""
+    unknown = sorted(set(overrides) - set(OVERRIDES))
+    if unknown:
+        raise ConfigError(f"{unknown[0]}=: load takes {', '.join(OVERRIDES)}, and what is not given is as it was saved")
+    checkpoint = open_chain(path, number)
+    try:
+        return _Loading(checkpoint, overrides).into(make)
+    except CorruptCheckpoint as error:
+        raise with_remedy(error, checkpoint.root, checkpoint.newest.number) from None
+
+
+class _Loading:
+    def __init__(self, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
+        self._from, self._given = checkpoint, overrides
+        self._saved = checkpoint.newest.settings
+        self._kept: dict[str, bool] = {}  # by role: whether the sampler goes on where it was
+
+    def into(self, make: Callable[..., Any]) -> Any:
+        given, saved = self._given, self._saved
+        samplers = {role: self._sampler(role) for role in ("sampler", "remover")}
+        capacity = given.get("capacity", saved["capacity"])
+        max_bytes = given.get("max_bytes", None if "capacity" in given else saved["max_bytes"])
+        buffer = make(
+            max_bytes if capacity is None else capacity,
+            **samplers,
+            limiter=given["limiter"] if "limiter" in given else settings.limiter_of(saved["limiter"]),
+            max_times_sampled=given.get("max_times_sampled", saved["max_times_sampled"]),
+            seed=given.get("seed"),
+            max_bytes=None if capacity is None else max_bytes,
+        )
+        owner: Owner = buffer._owner
+        if "seed" not in given:
+            # The samplers get the seeds that they had, and whoever comes next gets a new one.
+            owner.seeds = settings.seeds_of(saved["seeds"], 0)
+        if self._from.newest.table is not None:
+            self._fill(owner, self._from.newest.table, buffer._saver)
+        if "seed" not in given:
+            owner.seeds = settings.seeds_of(saved["seeds"])
+        return buffer
+
+    def _sampler(self, role: str) -> Any:
+        saved = self._saved[role]
+        if role not in self._given:
+            self._kept[role] = True
+            return settings.sampler_of(saved, role)
+        passed = settings.sampler_json(self._given[role])
+        self._kept[role] = (passed["$class"], passed["settings"]) == (saved["$class"], saved["settings"])
+        return self._given[role]
+
+    def _fill(self, owner: Owner, saved: dict[str, Any], saver: Saver) -> None:
+        schema = encoding.schema_of(saved["schema"])
+        was = StorageLayout.of(schema, self._saved["capacity"], saved["rows"] - self._saved["capacity"])
+        layout = was if not {"capacity", "max_bytes"} & set(self._given) else owner.layout_of(schema)
+        same = layout.capacity == was.capacity
+        with owner.lock:
+            owner.allocate(schema, was if same else layout)
+            table = owner.table
+            self._check(owner, table, saved, same)
+            arrays = self._from.arrays()
+            targets = self._rows(table, saved, was)
+            self._states(table, targets, was)
+            if not same:
+                resizing.retire(table, saved["cursor"])
+            streams = [encoding.name_of(name) for name in saved["streams"]]
+            pass_over(streams)
+            table.restore({**saved, "top": saved["top"] if same else 0}, streams, arrays["last"])
+            table.deleted = table.inserted - len(table)
+            self._restore_free(table, saved, arrays)
+            self._restore_samplers(owner, arrays, same)
+        if same and self._kept["remover"]:
+            saver.last = Last(self._from.root, self._from.newest, arrays)
+
+    def _check(self, owner: Owner, table: Table, saved: dict[str, Any], same: bool) -> None:
+        ordered = "unused" not in saved
+        if not ordered and table.free is None:
+            raise ConfigError(
+                f"this checkpoint's rows were taken out of order by {self._saved['remover']['$class']}, and {owner.remover!r} "
+                "overwrites them in order: pass another remover"
+            )
+        if not ordered and not same:
+            raise ConfigError(
+                f"capacity={owner.capacity}: this checkpoint has {self._saved['capacity']}, and its remover takes rows out of "
+                "order, so that there is no newest part of it: load it with the capacity that it has"
+            )
+        if ordered and table.free is not None and (not same or saved["lookahead"] > table.g[LOOKAHEAD]):
+            raise ConfigError(
+                f"{owner.remover!r} takes rows out of order, and this checkpoint was overwritten in order: "
+                "load it with the capacity that it has, and without n-step returns having been drawn from it"
+            )
+
+    def _rows(self, table: Table, saved: dict[str, Any], was: StorageLayout) -> npt.NDArray[np.int64]:
+        """Put every row in its place; the places of the saved rows, -1 where there is none."""
+        layout, parts = table.storage.layout, row_parts(table.storage)
+        targets = np.full(was.rows, -1, np.int64)
+        for block in self._from.rows([part.shape[1] for part in parts], was.rows, index_type(was)):
+            ids = np.ascontiguousarray(block.parts[0][:, :8]).view(np.int64)[:, 0] - 1
+            if "unused" in saved:
+                found = np.where(ids >= 0, block.rows, -1)
+            else:
+                found = resizing.places(ids, saved["cursor"], was.rows, layout.rows)
+            targets[block.rows] = found
+            there = found >= 0
+            whole = bool(there.all())
+            where = found if whole else found[there]
+            into: Any = where
+            if len(where) and where[-1] - where[0] == len(where) - 1 and (np.diff(where) == 1).all():
+                into = slice(int(where[0]), int(where[0]) + len(where))  # one copy in place of one for each row
+            for part, values in zip(parts, block.parts, strict=True):
+                part[into] = values if whole else values[there]
+        return targets
+
+    def _states(self, table: Table, targets: npt.NDArray[np.int64], was: StorageLayout) -> None:
+        ours = state_parts(table)
+        for rows, values in self._from.state(STATE_TYPES, was.rows, index_type(was)):
+            found = targets[rows]
+            there = found >= 0
+            for name, array in ours.items():
+                if name in values:
+                    as_bytes(array)[found[there]] = as_bytes(np.ascontiguousarray(values[name][there]))
+
+    def _restore_free(self, table: Table, saved: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+        if table.free is None:
+            return
+        if "unused" in saved:
+            table.free.restore({"unused": saved["unused"], "free": arrays["free"]})
+            return
+        empty = np.flatnonzero(table.items.alive == 0)  # the oldest first, and before them those that never held a step
+        ordered = empty[np.argsort(table.ids[empty], kind="stable")]
+        table.free.restore({"unused": table.storage.layout.rows, "free": ordered})
+
+    def _restore_samplers(self, owner: Owner, arrays: Mapping[str, Array], same: bool) -> None:
+        """Those that are as they were saved go on where they were; others are told of every item."""
+        table = owner.table
+        for role, one in (("sampler", owner.sampler), ("remover", owner.remover)):
+            if role == "remover" and table.free is None:
+                continue
+            states = self._from.newest.samplers
+            known = self._kept[role] and role in states
+            state = encoding.joined(states[role], arrays) if known else {}
+            if known and same:
+                if "seed" in self._given:
+                    state = {**state, **{name: one.state()[name] for name in _NUMBERS if name in state}}
+                one.restore(state)
+                continue
+            table.tell_all(one)
+            if known and "seed" not in self._given and all(name in state for name in _NUMBERS):
+                one.restore({**one.state(), **{name: state[name] for name in _NUMBERS}})
+        self._end_worn(table, owner)
+
+    def _end_worn(self, table: Table, owner: Owner) -> None:
+        """Items that were drawn as often as is allowed now."""
+        if owner.max_times_sampled:
+            table.remove(np.flatnonzero((table.items.alive != 0) & (table.times >= owner.max_times_sampled)))

@@ -1,0 +1,168 @@
+"""Reading a checkpoint, block by block, and checking each before it is believed. Writes no file."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import ConfigError, CorruptCheckpoint
+from async_loader.replay.checkpoint import arrays, folder
+from async_loader.replay.checkpoint.manifest import Block, Manifest
+
+Array = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
+
+
+def open_chain(path: Any, number: int | None) -> Checkpoint:
+    """The newest save in a folder, or save ``number``.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    CorruptCheckpoint
+        Names the file, what is wrong with it, and the newest save that would load.
+    """
+    root = Path(path).absolute()
+    there = folder.saves(root)
+    if not there:
+        raise ConfigError(f"{root}: there is no checkpoint in this folder")
+    if number is None:
+        number = there[-1]
+    elif number not in there:
+        raise ConfigError(f"{root}: there is no save {number} in this folder, only {', '.join(map(str, there))}")
+    try:
+        return Checkpoint(root, folder.chain_of(root, number))
+    except CorruptCheckpoint as error:
+        raise with_remedy(error, root, number) from None
+
+
+def with_remedy(error: CorruptCheckpoint, root: Path, number: int) -> CorruptCheckpoint:
+    """The error, and the newest older save that would load."""
+    for older in reversed([one for one in folder.saves(root) if one < number]):
+        try:
+            Checkpoint(root, folder.chain_of(root, older)).verify()
+        except (CorruptCheckpoint, OSError):
+            continue
+        return CorruptCheckpoint(f"{error} (save {older} in the same folder is whole: load(path, save={older}))")
+    return CorruptCheckpoint(f"{error} (no older save in the same folder is whole)")
+
+
+@dataclass(slots=True)
+class RowBlock:
+    """Rows, or what the table alone knows about rows, as one save has them.
+
+    Attributes
+    ----------
+    rows : int64 array
+        Those that no later block has.
+    parts : list of uint8 array [rows, bytes]
+    """
+
+    rows: Ids
+    parts: list[npt.NDArray[np.uint8]]
+
+
+@dataclass(slots=True)
+class _Unpacker:
+    """Takes blocks of one kind apart; newest first, so that each row is delivered once."""
+
+    rows: int
+    index: np.dtype[Any]
+    seen: npt.NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen = np.zeros(self.rows, np.bool_)
+
+    def of(self, raw: memoryview, about: dict[str, Any], widths: Sequence[int], file: Path) -> RowBlock:
+        count, start = int(about["count"]), about["start"]
+        end = 0 if start is not None else count * self.index.itemsize
+        rows = np.arange(start, start + count) if start is not None else np.frombuffer(raw[:end], self.index).astype(np.int64)
+        if end + count * sum(widths) != len(raw) or (count and not 0 <= rows.min() <= rows.max() < self.rows):
+            raise CorruptCheckpoint(f"{file}: a block of {count} rows does not fit a table of {self.rows}")
+        new = ~self.seen[rows]
+        self.seen[rows] = True
+        parts = []
+        for width in widths:
+            part = np.frombuffer(raw[end : end + count * width], np.uint8).reshape(count, width)
+            parts.append(part if new.all() else part[new])
+            end += count * width
+        return RowBlock(rows[new], parts)
+
+
+class Checkpoint:
+    """A chain of saves.
+
+    Parameters
+    ----------
+    root : Path
+    chain : list of Manifest
+        The full one first.
+    """
+
+    def __init__(self, root: Path, chain: list[Manifest]) -> None:
+        self.root, self.chain, self.newest = root, chain, chain[-1]
+
+    def verify(self) -> None:
+        """Read everything. Raises CorruptCheckpoint."""
+        for one in self.chain:
+            for _ in self._blocks(one, ("rows", "state", "array")):
+                continue
+
+    def arrays(self) -> dict[str, Array]:
+        """Those of the newest save."""
+        read: dict[str, Array] = {}
+        for one in self.chain:
+            before, read = read, {}
+            for block, raw, file in self._blocks(one, ("array",)):
+                name = block.about["name"]
+                read[name] = arrays.decode(raw, block.about, before.get(name), file)
+        return read
+
+    def rows(self, widths: Sequence[int], count: int, index: np.dtype[Any]) -> Iterator[RowBlock]:
+        """Every row that was saved, once: its bytes ``[rows, width]``, in parts of these widths."""
+        unpacker = _Unpacker(count, index)
+        for one in reversed(self.chain):
+            for block, raw, file in self._blocks(one, ("rows",), backwards=True):
+                yield unpacker.of(raw, block.about, widths, file)
+
+    def state(self, dtypes: dict[str, np.dtype[Any]], count: int, index: np.dtype[Any]) -> Iterator[tuple[Ids, dict[str, Array]]]:
+        """What the table alone knew about every row, once."""
+        unpacker = _Unpacker(count, index)
+        for one in reversed(self.chain):
+            for block, raw, file in self._blocks(one, ("state",), backwards=True):
+                names = block.about["fields"]
+                found = unpacker.of(raw, block.about, [dtypes[name].itemsize for name in names], file)
+                values = [
+                    np.ascontiguousarray(part).view(dtypes[name])[:, 0] for name, part in zip(names, found.parts, strict=True)
+                ]
+                yield found.rows, dict(zip(names, values, strict=True))
+
+    def _blocks(
+        self, one: Manifest, kinds: Sequence[str], *, backwards: bool = False
+    ) -> Iterator[tuple[Block, memoryview, Path]]:
+        """Blocks of these kinds, each checked."""
+        file = self.root / folder.name_of(one.number) / folder.DATA
+        ends = np.cumsum([block.nbytes for block in one.blocks]).tolist()
+        listed = list(zip(one.blocks, ends, strict=True))
+        with file.open("rb") as opened:
+            for block, end in reversed(listed) if backwards else listed:
+                if block.kind in kinds:
+                    yield block, _checked(opened, block, end - block.nbytes, file), file
+
+
+def _checked(opened: BinaryIO, block: Block, start: int, file: Path) -> memoryview:
+    opened.seek(start)
+    raw = opened.read(block.nbytes)
+    if len(raw) != block.nbytes or zlib.crc32(raw) != block.crc32:
+        raise CorruptCheckpoint(
+            f"{file}: bytes {start:,} to {start + block.nbytes:,} do not have the checksum that the manifest states: "
+            "the file was changed after it was written, or the disk is failing"
+        )
+    return memoryview(raw)

@@ -1,0 +1,41 @@
+"""Where the rows of one table lie in a table of another capacity. Reads no file."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.replay.rows import DELETED, FLAGS, ID, PREV
+from async_loader.replay.table import Table
+
+Ids = npt.NDArray[np.int64]
+
+
+def places(ids: Ids, cursor: int, old_rows: int, new_rows: int) -> Ids:
+    """The new rows of steps, -1 of those that do not fit or are not there any more.
+
+    A table whose rows are overwritten in order holds ids from ``cursor - rows`` on. What says less is a row that was set
+    aside for a writer and never filled: its step is gone.
+    """
+    kept = (ids >= 0) & (ids >= cursor - min(old_rows, new_rows))
+    return np.where(kept, ids % new_rows, -1)
+
+
+def retire(table: Table, cursor: int) -> None:
+    """End the items that show steps beyond the newest `capacity`, as the table would have while it was written.
+
+    Its rows are in place, `Table.restore` comes later.
+    """
+    heads, layout = table.storage.heads(), table.storage.layout
+    rows, oldest_kept = layout.rows, cursor - layout.capacity
+    names = heads[:, ID // 8] - 1
+    used = np.flatnonzero(names >= 0)
+    oldest = names[used].copy()
+    for _ in range(max(field.stack for field in layout.schema.fields) - 1):
+        at = oldest % rows
+        there = (oldest >= 0) & (names[at] == oldest)
+        before = np.where(there, heads[at, PREV // 8], -1)
+        oldest = np.where(before >= 0, before, oldest)
+    gone = used[oldest < oldest_kept]
+    heads[gone, FLAGS // 8] |= DELETED
+    table.items.alive[gone] = 0

@@ -1,0 +1,319 @@
+"""Saving a table: into a temporary folder, which is renamed when all of it is on the disk. Never waits under the table's lock.
+
+# NOTE [what a kill leaves]
+Until the rename there is a temporary folder more, which the next save removes; from the rename on the new save is there,
+whole, as its files are on the disk by then. What it replaces is renamed to a temporary folder before it is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import AsyncLoaderError, Unsupported
+from async_loader.replay.checkpoint import arrays, encoding, folder
+from async_loader.replay.checkpoint.disk import Disk
+from async_loader.replay.checkpoint.manifest import Block, Manifest
+from async_loader.replay.checkpoint.settings import lasting_json
+from async_loader.replay.checkpoint.snapshot import Piece, Private, Taking
+from async_loader.replay.owner import Owner
+
+_SMALL_BYTES = 1 << 20  # copied within a millisecond, also into new memory
+_KEEP_BYTES = 64 << 20
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What a save did.
+
+    Attributes
+    ----------
+    kind : "full" | "incremental"
+    number : int
+        Of the save; for ``load(path, save=number)``.
+    nbytes : int
+        Written.
+    seconds : float
+        All of it.
+    pause_s : float
+        The longest time for which it kept everyone else from the table.
+    rows : int
+        Rows written; those that changed while it ran count more than once.
+    """
+
+    kind: str
+    number: int
+    nbytes: int
+    seconds: float
+    pause_s: float
+    rows: int
+
+
+class DataFile:
+    """A file that is written from its beginning to its end.
+
+    Parameters
+    ----------
+    disk : Disk
+    path : Path
+    """
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk, self._path = disk, path
+        self.blocks: list[Block] = []
+        self.nbytes = self.rows = 0
+        self._fd = disk.create(path)
+
+    def put(self, piece: Piece) -> None:
+        """Write a block."""
+        self.append(piece.data.data)
+        self.blocks.append(Block(piece.kind, piece.data.nbytes, zlib.crc32(piece.data.data), piece.about))
+        self.rows += piece.about.get("count", 0) if piece.kind == "rows" else 0
+
+    def append(self, data: memoryview) -> None:
+        """Write bytes."""
+        with _named(self._path):
+            while len(data):
+                written = self._disk.write(self._fd, data)
+                self.nbytes += written
+                data = data[written:]
+
+    def finish(self) -> None:
+        """All of it is on the disk when this returns."""
+        with _named(self._path):
+            self._disk.sync(self._fd)
+        self.close()
+
+    def close(self) -> None:
+        """May be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            try:
+                self._disk.close(fd)
+            except BaseException:
+                with contextlib.suppress(OSError):  # a test's error, or one that has closed it all the same
+                    os.close(fd)
+                raise
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An OSError says which file it is about."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The save that the marks of the table count from.
+
+    Attributes
+    ----------
+    root : Path
+    manifest : Manifest
+    arrays : dict of str to array
+        As they were then: what `arrays.encode` compares with.
+    """
+
+    root: Path
+    manifest: Manifest
+    arrays: dict[str, npt.NDArray[Any]]
+
+
+class Saver:
+    """Saves one table, one save at a time. Any thread.
+
+    Parameters
+    ----------
+    owner : Owner
+
+    Attributes
+    ----------
+    disk : Disk
+    last : Last | None
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self.disk = Disk()
+        self.last: Last | None = None
+        self._one = threading.Lock()
+
+    def save(self, path: Any) -> SaveReport:
+        """See `ReplayBuffer.save`."""
+        if self._owner.foreign:
+            raise Unsupported("only the process that made a replay buffer saves it: what a fork has of it is out of step")
+        with self._one:
+            root = Path(path).absolute()
+            self._make(root)
+            there = folder.saves(root)
+            chain = self._chain(root, there)
+            self._clean(folder.leftovers(root))
+            save = _Save(self._owner, self.disk, root, there[-1] + 1 if there else 1, self.last if chain else None, chain)
+            report, self.last = save.run()
+            rests_on = {number for number, _ in self.last.manifest.chain}
+            self._drop(root, [number for number in there if number not in rests_on])
+            return report
+
+    def _make(self, root: Path) -> None:
+        for missing in [one for one in (*reversed(root.parents), root) if not one.is_dir()]:
+            self.disk.make_folder(missing)
+            self.disk.sync_folder(missing.parent)
+
+    def _chain(self, root: Path, there: list[int]) -> list[Manifest]:
+        """The saves that the next one can rest on; empty if it has to be a full one."""
+        last = self.last
+        if last is None or last.root != root or not there or last.manifest.table is None:
+            return []
+        try:
+            chain = folder.chain_of(root, there[-1])
+        except (AsyncLoaderError, OSError):
+            return []
+        increments = sum(one.nbytes for one in chain[1:])
+        return chain if chain[-1].token == last.manifest.token and increments <= chain[0].nbytes // 2 else []
+
+    def _clean(self, paths: Iterable[Path]) -> None:
+        """Remove what is of no use. What cannot be is left to the next save."""
+        for path in paths:
+            with contextlib.suppress(OSError):
+                for file in path.iterdir():
+                    self.disk.remove_file(file)
+                self.disk.remove_folder(path)
+
+    def _drop(self, root: Path, numbers: list[int]) -> None:
+        dropped = []
+        for number in numbers:
+            gone = root / f"{folder.TEMPORARY}{folder.name_of(number)}-{secrets.token_hex(4)}"
+            with contextlib.suppress(OSError):
+                self.disk.rename(root / folder.name_of(number), gone)
+                dropped.append(gone)
+        self._clean(dropped)
+
+
+class _Save:
+    """One save."""
+
+    def __init__(self, owner: Owner, disk: Disk, root: Path, number: int, last: Last | None, chain: list[Manifest]) -> None:
+        self._owner, self._disk, self._root, self._number = owner, disk, root, number
+        self._last, self._chain = last, chain
+        self._pause_s = 0.0
+
+    def run(self) -> tuple[SaveReport, Last]:
+        started = time.monotonic()
+        token = secrets.token_hex(8)
+        final = self._root / folder.name_of(self._number)
+        temporary = self._root / f"{folder.TEMPORARY}{final.name}-{token}"
+        taking = Taking(self._owner) if self._owner.ready else None
+        data: DataFile | None = None
+        try:
+            self._check()
+            self._disk.make_folder(temporary)
+            data = DataFile(self._disk, temporary / folder.DATA)
+            private = self._write(data, taking)
+            manifest = self._manifest(data, private, token)
+            text = DataFile(self._disk, temporary / folder.MANIFEST)
+            try:
+                text.append(memoryview(manifest.text().encode()))
+                text.finish()
+            finally:
+                text.close()
+            self._disk.sync_folder(temporary)
+            self._disk.rename(temporary, final)
+            self._disk.sync_folder(self._root)
+        except BaseException:
+            if taking is not None:
+                taking.put_back()
+            if data is not None:
+                with contextlib.suppress(OSError):
+                    data.close()
+            self._remove(temporary)
+            raise
+        nbytes = data.nbytes + text.nbytes
+        report = SaveReport(manifest.kind, self._number, nbytes, time.monotonic() - started, self._pause_s, data.rows)
+        return report, Last(self._root, manifest, private.arrays)
+
+    def _check(self) -> None:
+        """What can be told before anything is written."""
+        self._lasting = lasting_json(self._owner)
+        if self._owner.ready:
+            with self._owner.lock:
+                names = list(self._owner.table.streams)
+            encoding.names_json(names)
+
+    def _remove(self, temporary: Path) -> None:
+        with contextlib.suppress(OSError):
+            for file in temporary.iterdir():
+                self._disk.remove_file(file)
+            self._disk.remove_folder(temporary)
+
+    def _write(self, data: DataFile, taking: Taking | None) -> Private:
+        """Write the data file. See snapshot.py, NOTE [pre-copy]."""
+        if taking is not None:
+            if self._last is None:
+                self._put(data, taking.whole())
+            left, before = taking.left(), 1 << 62
+            for _ in range(_ROUNDS):
+                if left <= _SMALL_BYTES or left > before * 0.7:
+                    break
+                self._put(data, taking.changed())
+                left, before = taking.left(), left
+        kept, private = self._cut(data, taking)
+        self._put(data, kept)
+        before_arrays = {} if self._last is None else self._last.arrays
+        for name, array in private.arrays.items():
+            how, pieces = arrays.encode(array, before_arrays.get(name))
+            about = {"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "how": how}
+            raw = np.concatenate([piece.view(np.uint8) for piece in pieces]) if len(pieces) > 1 else pieces[0].view(np.uint8)
+            data.put(Piece("array", about, raw))
+        data.finish()
+        return private
+
+    def _put(self, data: DataFile, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            data.put(piece)
+
+    def _cut(self, data: DataFile, taking: Taking | None) -> tuple[list[Piece], Private]:
+        """The moment that the save shows: the rest of the rows, and everything else."""
+        kept: list[Piece] = []
+        table = None if taking is None else self._owner.table
+        copies = encoding.Copies({} if self._last is None else self._last.arrays)
+        with self._owner.lock:
+            since = time.monotonic()
+            self._owner.catch_up()
+            if taking is not None:
+                keep = taking.left() <= _KEEP_BYTES
+                for piece in taking.rest(keep=keep):
+                    if keep:
+                        kept.append(piece)
+                    else:  # writers outrun the disk: they have to wait for it once, as memory for all of it may not be there
+                        data.put(piece)
+            private = Private.of(self._owner, table, copies)
+            self._pause_s = time.monotonic() - since
+        return kept, private
+
+    def _manifest(self, data: DataFile, private: Private, token: str) -> Manifest:
+        table = private.table
+        if table is not None:
+            storage = self._owner.table.storage
+            schema = encoding.schema_json(storage.layout.schema)
+            table = {**table, "schema": schema, "rows": storage.layout.rows, "streams": encoding.names_json(table["streams"])}
+        kind = "incremental" if self._chain else "full"
+        chain = [[one.number, one.crc32] for one in self._chain]
+        settings = {**self._lasting, **private.settings}
+        return Manifest(self._number, kind, token, chain, data.nbytes, settings, table, private.samplers, data.blocks)
