@@ -186,10 +186,10 @@ class ReplayBuffer:
         with owner.lock:
             owner.catch_up()
             table = owner.table if owner.ready else None
-            counts = (table.inserted, table.sampled, table.deleted) if table else (0, 0, 0)
-            streams = len(table.streams) if table else 0
+            counts = (table.inserted, table.sampled, table.deleted) if table is not None else (0, 0, 0)
+            streams = 0 if table is None else len(table.streams)
             return ReplayStats(
-                len(table) if table else 0, self.capacity, *counts, self.nbytes, streams, tuple(owner.waiters.now())
+                0 if table is None else len(table), self.capacity, *counts, self.nbytes, streams, tuple(owner.waiters.now())
             )
 
     # -- adding ----------------------------------------------------------------------------------------------------------

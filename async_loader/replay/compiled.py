@@ -30,6 +30,8 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
     from numba import njit
     from numba.core import config
 
+    _guard_forks()
+
     def compile_(function: F) -> F:
         home, before = _home(), config.CACHE_DIR
         try:
@@ -41,6 +43,14 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
         return made
 
     return compile_
+
+
+@functools.cache
+def _guard_forks() -> None:
+    """Let no fork happen while another thread compiles: the child would have numba's lock, taken, and wait for it for good."""
+    from numba.core.compiler_lock import global_compiler_lock as lock
+
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 @functools.cache

@@ -100,7 +100,7 @@ class Manifest:
         try:
             read = json.loads(body)
             version, order = read.pop("format"), read.pop("byteorder")
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CorruptCheckpoint(f"{file}: this is no manifest of a checkpoint: {error!r}") from error
         if version != FORMAT:
             raise CorruptCheckpoint(f"{file}: is of format {version}, and this version reads {FORMAT}: load it with a newer one")

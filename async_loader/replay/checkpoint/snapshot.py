@@ -178,8 +178,7 @@ class Taking:
     def left(self) -> int:
         """Bytes that `rest` would copy, roughly, as others go on writing."""
         changed, marks = _marked(self._table.dirty)
-        rows = int(np.count_nonzero(marks & ROW_CHANGED))
-        return self._rows.width * rows + _STATE_BYTES * len(changed)
+        return int(self._rows.width * np.count_nonzero(marks & ROW_CHANGED) + _STATE_BYTES * len(changed))
 
     def put_back(self) -> None:
         """The save has failed: what it took has changed since the one before it."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _PAUSE_S = 0.002
 _EXIT_TIMEOUT_S = 2.0
+_FORK_TIMEOUT_S = 30.0
 _ROWS_EACH = 8  # a writer must be able to hold two extents of two rows, and all together hold half of the rows
 log = logging.getLogger("async_loader")
 
@@ -56,7 +57,7 @@ class Service:
         from async_loader.replay.kernels import lanes  # late: see compiled.py
 
         self._kernels = lanes
-        self._lock, self._waiters, self._table = owner.lock, owner.waiters, owner.table
+        self.lock, self._waiters, self._table = owner.lock, owner.waiters, owner.table
         self.end, self.bell = EndFlag(), Bell()
         self._links: dict[int, Link] = {}
         self._permits = Permits(self._links.values())
@@ -143,7 +144,7 @@ class Service:
 
     def wait(self, pause_s: float | None) -> set[int]:
         """Until a writer says something or dies, a waiter is to be served, or the end."""
-        with self._lock:
+        with self.lock:
             fds = [self.end.fileno(), self.bell.fileno()]
             for link in self._links.values():
                 fds += [fd for fd in (-1 if link.deaf else link.sock.fileno(), link.death_fd) if fd >= 0]
@@ -278,7 +279,7 @@ class Service:
 
     def dismiss(self) -> None:
         """The thread's last act."""
-        with self._lock:
+        with self.lock:
             self.closed = True
             for link in list(self._links.values()):
                 self._bury(link, words.IS_CLOSED if self.failed is None else words.HAS_FAILED)
@@ -306,7 +307,23 @@ class Service:
 _services: weakref.WeakSet[Service] = weakref.WeakSet()
 
 
+_paused: list[threading.Lock] = []
+
+
+def _before_fork() -> None:
+    """Not while a thread of ours serves: it may compile or import, and the child would have those locks, taken, for good."""
+    for service in list(_services):
+        if service.lock.acquire(timeout=_FORK_TIMEOUT_S):
+            _paused.append(service.lock)
+
+
+def _after_fork_in_parent() -> None:
+    while _paused:
+        _paused.pop().release()
+
+
 def _after_fork_in_child() -> None:
+    _paused.clear()
     for service in list(_services):
         service.forget()
     _services.clear()
@@ -317,7 +334,7 @@ def _close_all() -> None:
         service.close(_EXIT_TIMEOUT_S)
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 atexit.register(_close_all)
 
 

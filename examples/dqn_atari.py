@@ -1,0 +1,239 @@
+"""DQN on ALE Pong: frames stacked by the table, 3-step returns, prioritized replay, and a limit on samples per insert.
+
+    python examples/dqn_atari.py --seconds 120        # needs: pip install "async_loader[atari]"
+
+It shows how the parts fit together, and reports how fast they run. It does not learn Pong: that takes millions of steps,
+hours on a good GPU, and two minutes on two CPU cores are some ten thousand. The mean return stays near -21, the worst.
+
+    actor thread                                table                            main thread
+    8 Pongs -> one frame each -> vector_writer -> ReplayBuffer -> AsyncDataLoader -> double DQN step
+       ^                                             ^-------- update_priorities ---------|
+       '----------------------------------- weights, every 100 updates -------------------'
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import time
+from typing import Annotated, Any
+
+import ale_py
+import cv2
+import gymnasium
+import numpy as np
+import torch
+import typer
+from gymnasium.wrappers import AtariPreprocessing
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from async_loader import AsyncDataLoader, Field, Linear, Prioritized, RateLimiter, ReplayBuffer, Transitions
+from async_loader.errors import Closed
+
+STACK, BATCH, SAMPLES_PER_INSERT = 4, 32, 8.0  # 8 samples per insert: a batch of 32 every 4 steps, as DQN does
+UPDATES_PER_TARGET, UPDATES_PER_ACTOR = 1000, 100
+
+
+def make_envs(count: int) -> gymnasium.vector.VectorEnv:
+    """So many Pongs; each returns a grey frame uint8 [84, 84] for 4 frames of the game. One core's worth of work."""
+    gymnasium.register_envs(ale_py)
+    cv2.setNumThreads(1)  # 84 x 84 is not worth waking other threads for
+    return gymnasium.make_vec(
+        "ALE/Pong-v5", count, "sync", wrappers=[lambda env: AtariPreprocessing(env, frame_skip=4)], frameskip=1
+    )
+
+
+def make_table(capacity: int, warmup: int, envs: int, seed: int) -> ReplayBuffer:
+    schema = {
+        "obs": Field("obs", (84, 84), "uint8", stack=STACK, next="next_obs"),  # stored once, delivered up to 8 times
+        "action": "int64",
+        "reward": "float32",
+        "terminated": "bool",
+        "truncated": "bool",
+    }
+    # The error buffer holds the batches that the loader makes ahead, and a step of all environments.
+    limiter = RateLimiter(warmup, SAMPLES_PER_INSERT, error_buffer=4 * BATCH + 2 * SAMPLES_PER_INSERT * envs)
+    sampler = Prioritized(alpha=0.5, beta=Linear(0.4, 1.0, draws=1_000_000))
+    return ReplayBuffer(capacity, schema, sampler=sampler, limiter=limiter, seed=seed)
+
+
+class QNetwork(nn.Module):
+    """Mnih et al. 2015: uint8 [batch, 4, 84, 84] -> float32 [batch, actions]."""
+
+    def __init__(self, actions: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(STACK, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, actions)),
+        )
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return self.layers(frames.float() / 255)
+
+
+class Actor(threading.Thread):
+    """Plays until the deadline or until the table is closed, and closes it. What goes wrong in it is kept in `error`."""
+
+    def __init__(self, envs: gymnasium.vector.VectorEnv, table: ReplayBuffer, net: QNetwork, until: float, seed: int) -> None:
+        super().__init__(name="actor")
+        self.envs, self.table, self.net, self.until, self.seed = envs, table, net, until, seed
+        self.lock = threading.Lock()  # of the network
+        self.error: Exception | None = None
+        self.steps, self.returns = 0, []
+
+    def follow(self, net: nn.Module) -> None:
+        with self.lock:
+            self.net.load_state_dict(net.state_dict())
+
+    def run(self) -> None:
+        torch.set_num_threads(1)  # counts for this thread: a few frames are no work to share
+        try:
+            self.play()
+        except Closed:
+            pass  # the main thread closed the table: the end
+        except Exception as error:
+            self.error = error
+        finally:
+            self.table.close()  # ends the loader, so that the learner does not wait for steps that never come
+
+    def play(self) -> None:
+        count, rng = self.envs.num_envs, np.random.default_rng(self.seed)
+        writer = self.table.vector_writer(count, autoreset=self.envs.metadata["autoreset_mode"])
+        frame, _ = self.envs.reset(seed=self.seed)
+        stacks = np.repeat(frame[:, None], STACK, axis=1)  # the table stacks for the learner; acting needs its own
+        running, ended = np.zeros(count), np.zeros(count, bool)
+        while time.monotonic() < self.until:
+            action = self.act(stacks, rng)
+            next_frame, reward, terminated, truncated, info = self.envs.step(action)
+            ids = writer.append(
+                obs=frame,
+                action=action,
+                reward=reward,
+                next_obs=next_frame,
+                terminated=terminated,
+                truncated=truncated,
+                info=info,
+            )
+            self.steps += len(ids)
+            stacks = np.roll(stacks, -1, axis=1)
+            stacks[:, -1] = next_frame
+            stacks[ended] = next_frame[ended, None]  # this call only reset those that ended in the one before
+            running += reward
+            ended = (terminated | truncated) & ~ended
+            self.returns += running[ended].tolist()
+            running[ended] = 0
+            frame = next_frame
+
+    def act(self, stacks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        epsilon = max(0.05, 1 - self.steps / 100_000)
+        with self.lock, torch.inference_mode():
+            greedy = self.net(torch.from_numpy(stacks)).argmax(1).numpy()
+        explore = rng.random(len(greedy)) < epsilon
+        return np.where(explore, rng.integers(self.envs.single_action_space.n, size=len(greedy)), greedy)
+
+
+class Learner:
+    """Double DQN (van Hasselt et al. 2016) on n-step transitions, weighted as prioritized replay asks."""
+
+    def __init__(self, actions: int, device: str) -> None:
+        self.online = QNetwork(actions).to(device)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.optimizer = torch.optim.Adam(self.online.parameters(), lr=1e-4, eps=1.5e-4)
+        self.updates = 0
+
+    def update(self, batch: dict[str, Tensor]) -> Tensor:
+        """One gradient step. Returns the absolute TD errors, float32 [batch]: the new priorities."""
+        with torch.no_grad():
+            best = self.online(batch["next_obs"]).argmax(1, keepdim=True)
+            future = self.target(batch["next_obs"]).gather(1, best).squeeze(1)
+            goal = batch["reward"] + batch["discount"] * future  # gamma ** 3; 0 where the episode terminated
+        value = self.online(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
+        loss = (batch["weight"] * nn.functional.smooth_l1_loss(value, goal, reduction="none")).mean()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % UPDATES_PER_TARGET == 0:
+            self.target.load_state_dict(self.online.state_dict())
+        return (goal - value).detach().abs()
+
+
+def learn(loader: AsyncDataLoader, learner: Learner, actor: Actor, counts: dict[str, Any]) -> None:
+    """Until the time is up or the table is closed. Counts begin with the first batch: the warm-up is not learning."""
+    for batch in loader:
+        if not counts:
+            counts.update(since=time.monotonic(), table=actor.table.stats(), steps=actor.steps, applied=0, stale=0)
+            counts["waited_s"] = loader.stats().learner.wait_s
+        done = actor.table.update_priorities(batch["index"], learner.update(batch).cpu())
+        counts["applied"], counts["stale"] = counts["applied"] + done.applied, counts["stale"] + done.stale
+        if learner.updates % UPDATES_PER_ACTOR == 0:
+            actor.follow(learner.online)
+        if time.monotonic() >= actor.until:
+            return
+
+
+def report(table: ReplayBuffer, loader: AsyncDataLoader, learner: Learner, actor: Actor, counts: dict[str, Any]) -> Table:
+    grid = Table("measured", "value", "", title="DQN on Pong, from the first batch on")
+    if not counts:
+        grid.add_row("gradient steps/s", "0", f"the time was up with {actor.steps:,} steps: give it more --seconds")
+        return grid
+    seconds, before, now = time.monotonic() - counts["since"], counts["table"], table.stats()
+    ratio = (now.sampled - before.sampled) / max(1, now.inserted - before.inserted)
+    waited = loader.stats().learner.wait_s - counts["waited_s"]
+    stacks = {name: ((STACK, 84, 84), "uint8") for name in ("obs", "next_obs")}
+    plain = {**stacks, "action": "int64", "reward": "float32", "terminated": "bool", "truncated": "bool"}
+    stored = ReplayBuffer.nbytes_for(plain, table.capacity)
+    told = counts["applied"] + counts["stale"]
+    mean = f"mean return {np.mean(actor.returns):.1f}" if actor.returns else "none was long enough to end"
+    for row in (
+        ("environment steps/s", f"{(actor.steps - counts['steps']) / seconds:,.1f}", f"{actor.steps:,} with the warm-up"),
+        ("gradient steps/s", f"{learner.updates / seconds:,.1f}", f"{learner.updates:,} of {BATCH} samples, {seconds:.1f} s"),
+        ("samples per insert", f"{ratio:.2f}", f"{SAMPLES_PER_INSERT:g} asked for"),
+        ("learner waits", f"{waited / seconds:.1%}", "of the time"),
+        ("table, when full", f"{table.nbytes / 1e6:,.0f} MB", f"{stored / 1e6:,.0f} MB with stacks stored"),
+        ("episodes", f"{len(actor.returns)}", mean),
+        ("stale priorities", f"{counts['stale'] / max(1, told):.2%}", f"of {told:,}: steps that were gone by then"),
+    ):
+        grid.add_row(*row)
+    return grid
+
+
+def main(
+    seconds: Annotated[float, typer.Option(min=1, help="How long to run.")] = 120,
+    envs: Annotated[int, typer.Option(min=1, help="Environments.")] = 8,
+    capacity: Annotated[int, typer.Option(min=1000, help="Steps that the table keeps.")] = 50_000,
+    warmup: Annotated[int, typer.Option(min=BATCH, help="Steps before learning begins.")] = 2_000,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    seed: int = 0,
+) -> None:
+    """Run for some seconds, then say how fast everything was. Ctrl-C ends it early, with the same report."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # the actor has a core too
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    pongs, table = make_envs(envs), make_table(capacity, warmup, envs, seed)
+    learner = Learner(int(pongs.single_action_space.n), device)
+    acting = QNetwork(int(pongs.single_action_space.n))
+    actor = Actor(pongs, table, acting, time.monotonic() + seconds, seed)
+    actor.follow(learner.online)
+    loader = AsyncDataLoader(table.source(view=Transitions(n=3, gamma=0.99)), batch_size=BATCH, device=device)
+    counts: dict[str, Any] = {}
+    try:
+        actor.start()
+        learn(loader, learner, actor, counts)
+    except KeyboardInterrupt:
+        Console().print("stopped")
+    finally:
+        table.close()  # wakes the actor where it waits for the limiter
+        actor.join()
+        loader.close()
+        pongs.close()
+    if actor.error is not None:
+        raise actor.error
+    Console().print(report(table, loader, learner, actor, counts))
+
+
+if __name__ == "__main__":
+    typer.run(main)

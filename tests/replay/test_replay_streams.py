@@ -1,0 +1,299 @@
+"""Streams: writers, vectors of environments with every autoreset mode, ends of episodes, stacks and what follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from async_loader import Field, MinHeap, ReplayBuffer, Transitions
+from async_loader.errors import ConfigError, SchemaError
+
+LINKED = {
+    "obs": Field("obs", (2,), np.float32, next="next_obs"),
+    "action": np.int64,
+    "reward": np.float32,
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+}
+PLAIN = {**LINKED, "obs": ((2,), np.float32), "next_obs": ((2,), np.float32)}
+
+
+class Counting(gym.Env):  # type: ignore[type-arg]
+    """Observation (episode, step); episode n ends after 2 + n % 3 steps, in turns terminated and truncated."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(10)
+
+    def __init__(self, offset: int = 0) -> None:
+        self.episode, self.step_, self.offset = offset - 1, 0, offset
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode, self.step_ = self.episode + 1, 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        self.step_ += 1
+        ends = self.step_ == 2 + self.episode % 3
+        return (
+            self._obs(),
+            float(self.episode * 100 + self.step_),
+            ends and self.episode % 2 == 0,
+            ends and self.episode % 2 == 1,
+            {},
+        )
+
+    def _obs(self) -> Any:
+        return np.array([self.episode, self.step_], np.float32)
+
+
+def check_transitions(batch: dict[str, Any]) -> None:
+    """Every row is one true transition of `Counting`."""
+    for obs, action, reward, after, terminated, truncated in zip(
+        *(batch[key] for key in ("obs", "action", "reward", "next_obs", "terminated", "truncated")), strict=True
+    ):
+        episode, step = obs
+        assert action == (episode * 7 + step) % 10
+        assert after.tolist() == [episode, step + 1]
+        assert reward == episode * 100 + step + 1
+        ends = step + 1 == 2 + episode % 3
+        assert (terminated, truncated) == (ends and episode % 2 == 0, ends and episode % 2 == 1)
+
+
+def act(obs: Any) -> Any:
+    return ((obs[..., 0] * 7 + obs[..., 1]) % 10).astype(np.int64)
+
+
+def everything(buffer: ReplayBuffer, view: Transitions | None = None) -> dict[str, Any]:
+    """All that can be drawn, once each."""
+    buffer._out.recipe(view, buffer._owner.sampler)
+    table = buffer._owner.table
+    source = buffer.source(view=view)
+    reader = source.reader()
+    assert reader is not None
+    ids = np.sort(table.ids[np.flatnonzero(table.items.alive)])
+    into = reader.fresh(len(ids))
+    assert not len(reader.fill(ids, into))
+    rebuilt: dict[str, Any] = reader.schema.rebuild(into.fields)
+    return rebuilt
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize("schema", [LINKED, PLAIN, None])
+def test_a_vector_of_environments_gives_true_transitions_only(mode: AutoresetMode, schema: Any) -> None:
+    envs = SyncVectorEnv([lambda i=i: Counting(i) for i in range(3)], autoreset_mode=mode)
+    buffer = ReplayBuffer(1000, schema, seed=0)
+    writer = buffer.vector_writer(3, autoreset=envs.metadata["autoreset_mode"])
+    obs, _ = envs.reset()
+    added, steps = 0, 0
+    for _ in range(60):
+        action = act(obs)
+        after, reward, terminated, truncated, info = envs.step(action)
+        ids = writer.append(
+            obs=obs,
+            action=action,
+            reward=reward.astype(np.float32),
+            next_obs=after,
+            terminated=terminated,
+            truncated=truncated,
+            info=info,
+        )
+        added += len(ids)
+        steps += 3
+        obs = after
+        if mode is AutoresetMode.DISABLED and (terminated | truncated).any():
+            obs, _ = envs.reset(options={"reset_mask": terminated | truncated})
+    envs.close()
+    batch = everything(buffer)
+    check_transitions(batch)
+    open_ends = 3 if schema is LINKED else 0
+    assert added - len(buffer) <= open_ends
+    assert (added < steps) == (mode is AutoresetMode.NEXT_STEP)
+    assert batch["terminated"].any()
+    assert batch["truncated"].any()
+
+
+@pytest.mark.parametrize("schema", [LINKED, PLAIN])
+def test_a_writer_gives_true_transitions(schema: Any) -> None:
+    buffer = ReplayBuffer(1000, schema, seed=0)
+    writers, envs = [buffer.writer() for _ in range(3)], [Counting(i) for i in range(3)]
+    seen = [env.reset()[0] for env in envs]
+    for _ in range(40):
+        for i, (writer, env) in enumerate(zip(writers, envs, strict=True)):
+            action = act(seen[i])
+            after, reward, terminated, truncated, _ = env.step(action)
+            step = {"obs": seen[i], "action": action, "reward": reward}
+            if schema is PLAIN:
+                writer.append({**step, "next_obs": after}, terminated=terminated, truncated=truncated)
+            else:
+                ends = terminated or truncated
+                writer.append(step, terminated=terminated, truncated=truncated, final_obs=after if ends else None)
+            seen[i] = env.reset()[0] if terminated or truncated else after
+    check_transitions(everything(buffer))
+
+
+def test_a_writer_without_a_schema_stores_how_episodes_end() -> None:
+    buffer = ReplayBuffer(100)
+    writer = buffer.writer()
+    writer.append(x=1.0, terminated=True)
+    writer.append(x=2.0, truncated=np.bool_(True))
+    batch = everything(buffer)
+    assert batch["terminated"].tolist() == [True, False]
+    assert batch["truncated"].tolist() == [False, True]
+
+
+def test_ends_count_where_the_schema_does_not_store_them() -> None:
+    buffer = ReplayBuffer(100, {"reward": np.float64})
+    writer = buffer.writer()
+    for n in range(6):
+        writer.append(reward=1.0, terminated=n == 2, truncated=n == 5)
+    batch = everything(buffer, Transitions(n=2, gamma=0.5))
+    assert batch["reward"].tolist() == [1.5, 1.5, 1.0, 1.5, 1.5, 1.0]
+    assert batch["discount"].tolist() == [0.25, 0.0, 0.0, 0.25, 0.25, 0.5]
+
+
+def linked(stack: int = 1, **options: Any) -> ReplayBuffer:
+    obs = Field("obs", (), np.int64, stack=stack, next="next_obs")
+    return ReplayBuffer(100, {"obs": obs, "terminated": np.bool_, "truncated": np.bool_}, **options)
+
+
+def test_the_newest_step_is_not_drawn_until_it_has_a_successor() -> None:
+    buffer = linked()
+    writer = buffer.writer()
+    writer.append(obs=1)
+    assert len(buffer) == 0
+    with pytest.raises(ConfigError, match="cannot draw 1 steps"):
+        buffer.sample(1)
+    writer.append(obs=2)
+    assert (len(buffer), buffer.sample(1)["next_obs"].tolist()) == (1, [2])
+
+
+def test_an_episode_may_be_ended_later_with_what_followed() -> None:
+    buffer = linked()
+    writer = buffer.writer()
+    writer.append(obs=1)
+    writer.end_episode(final_obs=2, truncated=True)
+    batch = everything(buffer)
+    assert (batch["obs"].tolist(), batch["next_obs"].tolist(), batch["truncated"].tolist()) == ([1], [2], [True])
+    writer.append(obs=5)
+    writer.append(obs=6)
+    assert everything(buffer)["next_obs"].tolist() == [2, 6]
+
+
+def test_without_what_followed_a_truncated_episode_ends_one_step_earlier() -> None:
+    buffer = linked()
+    writer = buffer.writer()
+    for n in range(4):
+        writer.append(obs=n)
+    writer.end_episode()
+    batch = everything(buffer)
+    assert batch["obs"].tolist() == [0, 1, 2]
+    assert batch["next_obs"].tolist() == [1, 2, 3]
+    assert batch["truncated"].tolist() == [False, False, True]
+
+
+def test_without_what_followed_a_terminated_episode_repeats_its_last_observation() -> None:
+    buffer = linked(stack=3)
+    writer = buffer.writer()
+    for n in range(4):
+        writer.append(obs=n)
+    writer.end_episode(terminated=True)
+    batch = everything(buffer)
+    assert batch["terminated"].tolist() == [False, False, False, True]
+    assert batch["next_obs"][-1].tolist() == [2, 3, 3]
+
+
+def test_a_truncated_step_needs_what_followed() -> None:
+    buffer = linked()
+    for call in (
+        lambda: buffer.add(obs=1, terminated=False, truncated=True),
+        lambda: buffer.writer().append(obs=1, truncated=True),
+        lambda: buffer.extend(obs=np.arange(2), terminated=np.zeros(2, bool), truncated=np.ones(2, bool)),
+    ):
+        with pytest.raises(SchemaError, match="a truncated step needs final_obs"):
+            call()
+    with pytest.raises(SchemaError, match="neither terminated nor truncated"):
+        buffer.add(obs=1, terminated=False, truncated=False, final_obs=2)
+    with pytest.raises(SchemaError, match="no field of the schema has a next"):
+        ReplayBuffer(10, {"x": np.int64, "terminated": np.bool_}).add(x=1, terminated=True, final_obs=2)
+    assert len(buffer) == 0
+    with pytest.raises(ConfigError, match="ends in one way"):
+        buffer.end_episode(terminated=True, truncated=True)
+
+
+def test_same_step_autoreset_needs_the_final_observations() -> None:
+    writer = linked().vector_writer(2, autoreset="same_step")
+    zero, ends = np.zeros(2, np.int64), np.array([False, True])
+    with pytest.raises(SchemaError, match=r"info\['final_obs'\] lacks"):
+        writer.append(obs=zero, next_obs=zero, terminated=ends, truncated=~ends & ends)
+    with pytest.raises(ConfigError, match="'next_step', 'same_step' or 'disabled'"):
+        linked().vector_writer(2, autoreset="never")
+    with pytest.raises(ConfigError, match="3 streams for 2 environments"):
+        linked().vector_writer(2, streams=[1, 2, 3])
+
+
+def test_nested_observations_are_followed_under_the_same_names() -> None:
+    schema = {
+        "obs": {"image": Field("image", (2,), np.uint8, stack=2, next="after"), "goal": ((3,), np.float32)},
+        "reward": np.float32,
+        "terminated": np.bool_,
+    }
+    buffer = ReplayBuffer(100, schema)
+    for n in range(5):
+        last = {"image": np.full(2, 99, np.uint8), "goal": np.zeros(3, np.float32)} if n == 4 else None
+        obs = {"image": np.full(2, n, np.uint8), "goal": np.full(3, n, np.float32)}
+        buffer.add({"obs": obs, "reward": 1.0, "terminated": n == 4}, final_obs=last)
+    batch = everything(buffer)
+    assert sorted(batch["after"]) == ["image"]
+    assert batch["after"]["image"][:, :, 0].tolist() == [[0, 1], [1, 2], [2, 3], [3, 4], [4, 99]]
+    assert batch["obs"]["image"][:, :, 0].tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4]]
+    with pytest.raises(SchemaError, match=r"final_obs lacks 'obs\.image'"):
+        buffer.add({"obs": obs, "reward": 1.0, "terminated": True}, final_obs={"picture": 1})
+
+
+def test_overlapping_stacks_share_memory_and_equal_the_others() -> None:
+    buffer = ReplayBuffer(
+        100, {"obs": Field("obs", (2,), np.int64, stack=3, next="next_obs"), "reward": np.float32, "terminated": np.bool_}, seed=0
+    )
+    for n in range(30):
+        ends = n % 10 == 9
+        buffer.add(obs=np.full(2, n), reward=n, terminated=ends, final_obs=np.full(2, 1000 + n) if ends else None)
+    expected = {int(i): (o, a) for i, o, a in zip(*(everything(buffer)[k] for k in ("index", "obs", "next_obs")), strict=True)}
+    batch = buffer.sample(200, view=Transitions(overlapping=True))
+    assert np.shares_memory(batch["obs"], batch["next_obs"])
+    for id_, obs, after in zip(batch["index"].tolist(), batch["obs"], batch["next_obs"], strict=True):
+        assert (obs == expected[id_][0]).all()
+        assert (after == expected[id_][1]).all()
+    with pytest.raises(ConfigError, match="for sample"):
+        buffer.source(view=Transitions(overlapping=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Transitions(n=0), "n=0"),
+        (lambda: Transitions(gamma=1.5), "gamma=1.5"),
+        (lambda: Transitions(n=2, overlapping=True), "one step apart"),
+        (lambda: ReplayBuffer(9, {"x": np.float32}).source(view=Transitions(n=2)), "sums up 'reward', and steps have x"),
+        (lambda: ReplayBuffer(9, {"reward": np.int64}).source(view=Transitions(n=2)), "over floats"),
+        (lambda: ReplayBuffer(9, {"reward": np.float32, "discount": np.float32}).source(view=Transitions()), "'discount'"),
+        (lambda: ReplayBuffer(9, {"x": Field("x", next="x")}), "this name is taken"),
+        (lambda: ReplayBuffer(9, {"x": Field("x", next="index")}), "this name is taken"),
+        (lambda: ReplayBuffer(9, {"x": Field("x", next="y"), "z": Field("z", next="y")}), "x, z: give each"),
+        (lambda: ReplayBuffer(9, {"x": Field("x", stack=2)}, remover=MinHeap()), "use the Fifo remover"),
+        (lambda: ReplayBuffer(9, {"reward": "f4"}, remover=MinHeap()).source(view=Transitions(n=2)), "out of order"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_words(make: Any, said: str) -> None:
+    with pytest.raises((ConfigError, SchemaError), match=said):
+        make()
+
+
+def test_fields_with_impossible_links_are_refused() -> None:
+    with pytest.raises(SchemaError, match="stack=0"):
+        Field("x", stack=0)
+    with pytest.raises(SchemaError, match="padding='none'"):
+        Field("x", padding="none")
