@@ -17,7 +17,8 @@ import copy
 import os
 import threading
 import time
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any
 
 import ale_py
 import cv2
@@ -38,22 +39,16 @@ UPDATES_PER_TARGET, UPDATES_PER_ACTOR = 1000, 100
 
 
 def make_envs(count: int) -> gymnasium.vector.VectorEnv:
-    """So many Pongs; each returns a grey frame uint8 [84, 84] for 4 frames of the game. One core's worth of work."""
+    """So many Pongs, in one thread; each returns a grey frame, uint8 [84, 84], for 4 frames of the game."""
     gymnasium.register_envs(ale_py)
     cv2.setNumThreads(1)  # 84 x 84 is not worth waking other threads for
-    return gymnasium.make_vec(
-        "ALE/Pong-v5", count, "sync", wrappers=[lambda env: AtariPreprocessing(env, frame_skip=4)], frameskip=1
-    )
+    preprocessing = [lambda env: AtariPreprocessing(env, frame_skip=4)]
+    return gymnasium.make_vec("ALE/Pong-v5", count, "sync", wrappers=preprocessing, frameskip=1)
 
 
 def make_table(capacity: int, warmup: int, envs: int, seed: int) -> ReplayBuffer:
-    schema = {
-        "obs": Field("obs", (84, 84), "uint8", stack=STACK, next="next_obs"),  # stored once, delivered up to 8 times
-        "action": "int64",
-        "reward": "float32",
-        "terminated": "bool",
-        "truncated": "bool",
-    }
+    frame = Field("obs", (84, 84), "uint8", stack=STACK, next="next_obs")  # stored once, delivered up to 8 times
+    schema = {"obs": frame, "action": "int64", "reward": "float32", "terminated": "bool", "truncated": "bool"}
     # The error buffer holds the batches that the loader makes ahead, and a step of all environments.
     limiter = RateLimiter(warmup, SAMPLES_PER_INSERT, error_buffer=4 * BATCH + 2 * SAMPLES_PER_INSERT * envs)
     sampler = Prioritized(alpha=0.5, beta=Linear(0.4, 1.0, draws=1_000_000))
@@ -65,21 +60,19 @@ class QNetwork(nn.Module):
 
     def __init__(self, actions: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Conv2d(STACK, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()),
-            *(nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, actions)),
-        )
+        eyes = nn.Conv2d(STACK, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()
+        self.layers = nn.Sequential(*eyes, nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, actions))
 
     def forward(self, frames: Tensor) -> Tensor:
         return self.layers(frames.float() / 255)
 
 
 class Actor(threading.Thread):
-    """Plays until the deadline or until the table is closed, and closes it. What goes wrong in it is kept in `error`."""
+    """Plays until the deadline, or until the table is closed; then calls ``end``. What goes wrong is kept in ``error``."""
 
-    def __init__(self, envs: gymnasium.vector.VectorEnv, table: ReplayBuffer, net: QNetwork, until: float, seed: int) -> None:
+    def __init__(self, envs: Any, table: ReplayBuffer, net: QNetwork, until: float, seed: int, end: Callable) -> None:
         super().__init__(name="actor")
-        self.envs, self.table, self.net, self.until, self.seed = envs, table, net, until, seed
+        self.envs, self.table, self.net, self.until, self.seed, self.end = envs, table, net, until, seed, end
         self.lock = threading.Lock()  # of the network
         self.error: Exception | None = None
         self.steps, self.returns = 0, []
@@ -93,11 +86,11 @@ class Actor(threading.Thread):
         try:
             self.play()
         except Closed:
-            pass  # the main thread closed the table: the end
+            pass  # the main thread closed the table
         except Exception as error:
             self.error = error
         finally:
-            self.table.close()  # ends the loader, so that the learner does not wait for steps that never come
+            self.end()  # the learner need not wait for steps that never come
 
     def play(self) -> None:
         count, rng = self.envs.num_envs, np.random.default_rng(self.seed)
@@ -107,25 +100,16 @@ class Actor(threading.Thread):
         running, ended = np.zeros(count), np.zeros(count, bool)
         while time.monotonic() < self.until:
             action = self.act(stacks, rng)
-            next_frame, reward, terminated, truncated, info = self.envs.step(action)
-            ids = writer.append(
-                obs=frame,
-                action=action,
-                reward=reward,
-                next_obs=next_frame,
-                terminated=terminated,
-                truncated=truncated,
-                info=info,
-            )
-            self.steps += len(ids)
+            after, reward, terminated, truncated, _ = self.envs.step(action)
+            ends = {"terminated": terminated, "truncated": truncated}
+            self.steps += len(writer.append(obs=frame, action=action, reward=reward, next_obs=after, **ends))
             stacks = np.roll(stacks, -1, axis=1)
-            stacks[:, -1] = next_frame
-            stacks[ended] = next_frame[ended, None]  # this call only reset those that ended in the one before
+            stacks[:, -1] = frame = after
+            stacks[ended] = after[ended, None]  # this call only reset those that ended in the one before
             running += reward
             ended = (terminated | truncated) & ~ended
             self.returns += running[ended].tolist()
             running[ended] = 0
-            frame = next_frame
 
     def act(self, stacks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         epsilon = max(0.05, 1 - self.steps / 100_000)
@@ -142,14 +126,14 @@ class Learner:
         self.online = QNetwork(actions).to(device)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.optimizer = torch.optim.Adam(self.online.parameters(), lr=1e-4, eps=1.5e-4)
-        self.updates = 0
+        self.updates = self.applied = self.stale = 0
 
     def update(self, batch: dict[str, Tensor]) -> Tensor:
         """One gradient step. Returns the absolute TD errors, float32 [batch]: the new priorities."""
         with torch.no_grad():
             best = self.online(batch["next_obs"]).argmax(1, keepdim=True)
             future = self.target(batch["next_obs"]).gather(1, best).squeeze(1)
-            goal = batch["reward"] + batch["discount"] * future  # gamma ** 3; 0 where the episode terminated
+            goal = batch["reward"] + batch["discount"] * future  # discount: gamma ** 3, or 0 where the episode terminated
         value = self.online(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
         loss = (batch["weight"] * nn.functional.smooth_l1_loss(value, goal, reduction="none")).mean()
         self.optimizer.zero_grad(set_to_none=True)
@@ -161,78 +145,71 @@ class Learner:
         return (goal - value).detach().abs()
 
 
-def learn(loader: AsyncDataLoader, learner: Learner, actor: Actor, counts: dict[str, Any]) -> None:
-    """Until the time is up or the table is closed. Counts begin with the first batch: the warm-up is not learning."""
+def learn(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[str, Any]) -> None:
+    """Until the time is up or the actor has ended. Keeps the counts at the first batch: the warm-up is not learning."""
     for batch in loader:
-        if not counts:
-            counts.update(since=time.monotonic(), table=actor.table.stats(), steps=actor.steps, applied=0, stale=0)
-            counts["waited_s"] = loader.stats().learner.wait_s
+        if not start:
+            waited_s = loader.stats().learner.wait_s
+            start.update(time=time.monotonic(), table=actor.table.stats(), steps=actor.steps, waited_s=waited_s)
         done = actor.table.update_priorities(batch["index"], learner.update(batch).cpu())
-        counts["applied"], counts["stale"] = counts["applied"] + done.applied, counts["stale"] + done.stale
+        learner.applied, learner.stale = learner.applied + done.applied, learner.stale + done.stale
         if learner.updates % UPDATES_PER_ACTOR == 0:
             actor.follow(learner.online)
         if time.monotonic() >= actor.until:
             return
 
 
-def report(table: ReplayBuffer, loader: AsyncDataLoader, learner: Learner, actor: Actor, counts: dict[str, Any]) -> Table:
-    grid = Table("measured", "value", "", title="DQN on Pong, from the first batch on")
-    if not counts:
-        grid.add_row("gradient steps/s", "0", f"the time was up with {actor.steps:,} steps: give it more --seconds")
-        return grid
-    seconds, before, now = time.monotonic() - counts["since"], counts["table"], table.stats()
+def report(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[str, Any]) -> Table:
+    """What was measured between the first batch and now."""
+    seconds, table, before, now = time.monotonic() - start["time"], actor.table, start["table"], actor.table.stats()
+    stacked = ((STACK, 84, 84), "uint8")
+    small = {"action": "int64", "reward": "float32", "terminated": "bool", "truncated": "bool"}
+    stored = ReplayBuffer.nbytes_for({"obs": stacked, "next_obs": stacked, **small}, table.capacity)
     ratio = (now.sampled - before.sampled) / max(1, now.inserted - before.inserted)
-    waited = loader.stats().learner.wait_s - counts["waited_s"]
-    stacks = {name: ((STACK, 84, 84), "uint8") for name in ("obs", "next_obs")}
-    plain = {**stacks, "action": "int64", "reward": "float32", "terminated": "bool", "truncated": "bool"}
-    stored = ReplayBuffer.nbytes_for(plain, table.capacity)
-    told = counts["applied"] + counts["stale"]
-    mean = f"mean return {np.mean(actor.returns):.1f}" if actor.returns else "none was long enough to end"
-    for row in (
-        ("environment steps/s", f"{(actor.steps - counts['steps']) / seconds:,.1f}", f"{actor.steps:,} with the warm-up"),
-        ("gradient steps/s", f"{learner.updates / seconds:,.1f}", f"{learner.updates:,} of {BATCH} samples, {seconds:.1f} s"),
+    waited, told = loader.stats().learner.wait_s - start["waited_s"], learner.applied + learner.stale
+    mean = f"mean return {np.mean(actor.returns):.1f}" if actor.returns else "none has ended yet"
+    rows = [
+        ("environment steps/s", f"{(actor.steps - start['steps']) / seconds:,.1f}", f"{actor.steps:,} with the warm-up"),
+        ("gradient steps/s", f"{learner.updates / seconds:,.1f}", f"{learner.updates:,} in {seconds:.1f} s, batches of {BATCH}"),
         ("samples per insert", f"{ratio:.2f}", f"{SAMPLES_PER_INSERT:g} asked for"),
         ("learner waits", f"{waited / seconds:.1%}", "of the time"),
-        ("table, when full", f"{table.nbytes / 1e6:,.0f} MB", f"{stored / 1e6:,.0f} MB with stacks stored"),
+        ("table, when full", f"{table.nbytes / 1e6:,.0f} MB", f"{stored / 1e6:,.0f} MB if stacks were stored"),
         ("episodes", f"{len(actor.returns)}", mean),
-        ("stale priorities", f"{counts['stale'] / max(1, told):.2%}", f"of {told:,}: steps that were gone by then"),
-    ):
+        ("stale priorities", f"{learner.stale / told:.2%}", f"of {told:,}: steps that were gone by then"),
+    ]
+    grid = Table("measured", "value", "", title="DQN on Pong, from the first batch on")
+    for row in rows:
         grid.add_row(*row)
     return grid
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=1, help="How long to run.")] = 120,
-    envs: Annotated[int, typer.Option(min=1, help="Environments.")] = 8,
-    capacity: Annotated[int, typer.Option(min=1000, help="Steps that the table keeps.")] = 50_000,
-    warmup: Annotated[int, typer.Option(min=BATCH, help="Steps before learning begins.")] = 2_000,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    seed: int = 0,
+    seconds: float = 120, envs: int = 8, capacity: int = 50_000, warmup: int = 2_000, device: str = "auto", seed: int = 0
 ) -> None:
     """Run for some seconds, then say how fast everything was. Ctrl-C ends it early, with the same report."""
     torch.manual_seed(seed)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # the actor has a core too
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    pongs, table = make_envs(envs), make_table(capacity, warmup, envs, seed)
-    learner = Learner(int(pongs.single_action_space.n), device)
-    acting = QNetwork(int(pongs.single_action_space.n))
-    actor = Actor(pongs, table, acting, time.monotonic() + seconds, seed)
-    actor.follow(learner.online)
+    pongs, table, start = make_envs(envs), make_table(capacity, warmup, envs, seed), {}
+    actions = int(pongs.single_action_space.n)
+    learner, until = Learner(actions, device), time.monotonic() + seconds
     loader = AsyncDataLoader(table.source(view=Transitions(n=3, gamma=0.99)), batch_size=BATCH, device=device)
-    counts: dict[str, Any] = {}
+    actor = Actor(pongs, table, QNetwork(actions), until, seed, end=loader.close)
+    actor.follow(learner.online)
+    actor.start()
     try:
-        actor.start()
-        learn(loader, learner, actor, counts)
+        learn(loader, learner, actor, start)
     except KeyboardInterrupt:
         Console().print("stopped")
     finally:
+        found = report(loader, learner, actor, start) if learner.updates else "no batch in that time: give it more --seconds"
         table.close()  # wakes the actor where it waits for the limiter
         actor.join()
         loader.close()
         pongs.close()
     if actor.error is not None:
         raise actor.error
-    Console().print(report(table, loader, learner, actor, counts))
+    Console().print(found)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,11 @@ class ReplayReader:
         if len(gone):
             self.replace(ids, gone, into, np.random.default_rng(seed))
 
+    def warm(self) -> ReplayReader:
+        """Compile what it needs, or load it, here: not in every worker process that is forked or spawned with it."""
+        self.fill(np.empty(0, np.int64), self.fresh(0))
+        return self
+
     def fetch(self, index: Ids, seed: Seed) -> Sequence[Any]:
         """The items of ``index`` as a list of samples."""
         into = self.fresh(len(index))

@@ -81,7 +81,7 @@ class ReplaySource:
         """See `ReplayBuffer.reader`."""
         if not self._owner.ready:
             return None
-        return ReplayReader(self._owner.table.storage, self._out.recipe(self._view, self._sampler))
+        return ReplayReader(self._owner.table.storage, self._out.recipe(self._view, self._sampler)).warm()
 
     def feedback(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
         """See `ReplayBuffer.update_priorities`."""

@@ -416,6 +416,12 @@ def test_a_table_without_steps_is_saved(tmp_path):
     assert same(empty.sample(20), loaded.sample(20))
     assert empty.save(tmp_path).kind == "full"
     assert same(ReplayBuffer.load(tmp_path).sample(5), empty.sample(5))
+    in_bytes = ReplayBuffer("1MB")
+    in_bytes.save(tmp_path / "bytes")
+    for buffer in (in_bytes, ReplayBuffer.load(tmp_path / "bytes")):
+        buffer.add(x=1.0)
+        assert buffer.capacity > 1000
+        assert 0.9e6 < buffer.nbytes <= 1e6
     with_schema = ReplayBuffer(50, PLAIN)
     with_schema.save(tmp_path / "schema")
     assert ReplayBuffer.load(tmp_path / "schema").schema == with_schema.schema

@@ -47,9 +47,9 @@ class _Loading:
         given, saved = self._given, self._saved
         samplers = {role: self._sampler(role) for role in ("sampler", "remover")}
         capacity = given.get("capacity", saved["capacity"])
-        max_bytes = given.get("max_bytes", None if "capacity" in given else saved["max_bytes"])
+        max_bytes: Any = given.get("max_bytes", None if "capacity" in given else saved["max_bytes"])
         buffer = make(
-            max_bytes if capacity is None else capacity,
+            f"{max_bytes}B" if capacity is None else capacity,
             **samplers,
             limiter=given["limiter"] if "limiter" in given else settings.limiter_of(saved["limiter"]),
             max_times_sampled=given.get("max_times_sampled", saved["max_times_sampled"]),

@@ -317,13 +317,13 @@ def _before_fork() -> None:
             _paused.append(service.lock)
 
 
-def _after_fork_in_parent() -> None:
+def _after_fork() -> None:
     while _paused:
         _paused.pop().release()
 
 
 def _after_fork_in_child() -> None:
-    _paused.clear()
+    _after_fork()
     for service in list(_services):
         service.forget()
     _services.clear()
@@ -334,7 +334,7 @@ def _close_all() -> None:
         service.close(_EXIT_TIMEOUT_S)
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 atexit.register(_close_all)
 
 
