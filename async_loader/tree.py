@@ -103,7 +103,17 @@ def _check_containers(structure: Node, samples: Sequence[Any], prefix: str) -> N
             raise Misfit(f"{what} is {kind.__name__} where the first was {structure.kind.__name__}")
     others = set(map(len, samples)) - {len(structure.keys)}
     if others:
-        raise Misfit(f"{what} has {max(others)} entries where the first had {len(structure.keys)}")
+        raise Misfit(f"{what} has {max(others)} entries where the first had {len(structure.keys)}{_apart(structure, samples)}")
+
+
+def _apart(structure: Node, samples: Sequence[Any]) -> str:
+    """Which keys of a dict make the difference, in words; of the first sample that is of another length."""
+    if structure.kind is not dict:
+        return ""
+    odd = next(sample for sample in samples if len(sample) != len(structure.keys))
+    lacks, beside = [key for key in structure.keys if key not in odd], [key for key in odd if key not in structure.keys]
+    said = [f"{word} {', '.join(map(repr, keys))}" for word, keys in (("lacks", lacks), ("has also", beside)) if keys]
+    return f": it {' and '.join(said)}"
 
 
 def _alike(structure: Node, kind: type) -> bool:

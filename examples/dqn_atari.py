@@ -14,10 +14,8 @@ hours on a good GPU, and two minutes on two CPU cores are some ten thousand. The
 from __future__ import annotations
 
 import copy
-import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import ale_py
@@ -36,6 +34,7 @@ from async_loader.errors import Closed
 
 STACK, BATCH, SAMPLES_PER_INSERT = 4, 32, 8.0  # 8 samples per insert: a batch of 32 every 4 steps, as DQN does
 UPDATES_PER_TARGET, UPDATES_PER_ACTOR = 1000, 100
+SMALL = {"action": "int64", "reward": "float32", "terminated": "bool", "truncated": "bool"}  # beside the frames
 
 
 def make_envs(count: int) -> gymnasium.vector.VectorEnv:
@@ -48,11 +47,10 @@ def make_envs(count: int) -> gymnasium.vector.VectorEnv:
 
 def make_table(capacity: int, warmup: int, envs: int, seed: int) -> ReplayBuffer:
     frame = Field("obs", (84, 84), "uint8", stack=STACK, next="next_obs")  # stored once, delivered up to 8 times
-    schema = {"obs": frame, "action": "int64", "reward": "float32", "terminated": "bool", "truncated": "bool"}
     # The error buffer holds the batches that the loader makes ahead, and a step of all environments.
     limiter = RateLimiter(warmup, SAMPLES_PER_INSERT, error_buffer=4 * BATCH + 2 * SAMPLES_PER_INSERT * envs)
     sampler = Prioritized(alpha=0.5, beta=Linear(0.4, 1.0, draws=1_000_000))
-    return ReplayBuffer(capacity, schema, sampler=sampler, limiter=limiter, seed=seed)
+    return ReplayBuffer(capacity, {"obs": frame, **SMALL}, sampler=sampler, limiter=limiter, seed=seed)
 
 
 class QNetwork(nn.Module):
@@ -70,16 +68,11 @@ class QNetwork(nn.Module):
 class Actor(threading.Thread):
     """Plays until the deadline, or until the table is closed; then calls ``end``. What goes wrong is kept in ``error``."""
 
-    def __init__(self, envs: Any, table: ReplayBuffer, net: QNetwork, until: float, seed: int, end: Callable) -> None:
+    def __init__(self, envs: Any, table: ReplayBuffer, net: nn.Module, seconds: float, seed: int, end: Any) -> None:
         super().__init__(name="actor")
-        self.envs, self.table, self.net, self.until, self.seed, self.end = envs, table, net, until, seed, end
-        self.lock = threading.Lock()  # of the network
-        self.error: Exception | None = None
-        self.steps, self.returns = 0, []
-
-    def follow(self, net: nn.Module) -> None:
-        with self.lock:
-            self.net.load_state_dict(net.state_dict())
+        self.envs, self.table, self.net, self.end = envs, table, net, end
+        self.frame, self.rng = envs.reset(seed=seed)[0], np.random.default_rng(seed)
+        self.until, self.steps, self.returns, self.error = time.monotonic() + seconds, 0, [], None
 
     def run(self) -> None:
         torch.set_num_threads(1)  # counts for this thread: a few frames are no work to share
@@ -93,13 +86,12 @@ class Actor(threading.Thread):
             self.end()  # the learner need not wait for steps that never come
 
     def play(self) -> None:
-        count, rng = self.envs.num_envs, np.random.default_rng(self.seed)
+        frame, count = self.frame, self.envs.num_envs
         writer = self.table.vector_writer(count, autoreset=self.envs.metadata["autoreset_mode"])
-        frame, _ = self.envs.reset(seed=self.seed)
         stacks = np.repeat(frame[:, None], STACK, axis=1)  # the table stacks for the learner; acting needs its own
         running, ended = np.zeros(count), np.zeros(count, bool)
         while time.monotonic() < self.until:
-            action = self.act(stacks, rng)
+            action = self.act(stacks)
             after, reward, terminated, truncated, _ = self.envs.step(action)
             ends = {"terminated": terminated, "truncated": truncated}
             self.steps += len(writer.append(obs=frame, action=action, reward=reward, next_obs=after, **ends))
@@ -111,12 +103,11 @@ class Actor(threading.Thread):
             self.returns += running[ended].tolist()
             running[ended] = 0
 
-    def act(self, stacks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        epsilon = max(0.05, 1 - self.steps / 100_000)
-        with self.lock, torch.inference_mode():
+    def act(self, stacks: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
             greedy = self.net(torch.from_numpy(stacks)).argmax(1).numpy()
-        explore = rng.random(len(greedy)) < epsilon
-        return np.where(explore, rng.integers(self.envs.single_action_space.n, size=len(greedy)), greedy)
+        explore = self.rng.random(len(greedy)) < max(0.05, 1 - self.steps / 100_000)
+        return np.where(explore, self.rng.integers(self.envs.single_action_space.n, size=len(greedy)), greedy)
 
 
 class Learner:
@@ -149,60 +140,52 @@ def learn(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[s
     """Until the time is up or the actor has ended. Keeps the counts at the first batch: the warm-up is not learning."""
     for batch in loader:
         if not start:
-            waited_s = loader.stats().learner.wait_s
-            start.update(time=time.monotonic(), table=actor.table.stats(), steps=actor.steps, waited_s=waited_s)
+            start.update(time=time.monotonic(), table=actor.table.stats(), steps=actor.steps, loader=loader.stats())
         done = actor.table.update_priorities(batch["index"], learner.update(batch).cpu())
         learner.applied, learner.stale = learner.applied + done.applied, learner.stale + done.stale
         if learner.updates % UPDATES_PER_ACTOR == 0:
-            actor.follow(learner.online)
+            actor.net = copy.deepcopy(learner.online).cpu()
         if time.monotonic() >= actor.until:
             return
 
 
 def report(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[str, Any]) -> Table:
     """What was measured between the first batch and now."""
-    seconds, table, before, now = time.monotonic() - start["time"], actor.table, start["table"], actor.table.stats()
-    stacked = ((STACK, 84, 84), "uint8")
-    small = {"action": "int64", "reward": "float32", "terminated": "bool", "truncated": "bool"}
-    stored = ReplayBuffer.nbytes_for({"obs": stacked, "next_obs": stacked, **small}, table.capacity)
-    ratio = (now.sampled - before.sampled) / max(1, now.inserted - before.inserted)
-    waited, told = loader.stats().learner.wait_s - start["waited_s"], learner.applied + learner.stale
-    mean = f"mean return {np.mean(actor.returns):.1f}" if actor.returns else "none has ended yet"
-    rows = [
+    table, before, seconds = actor.table, start["table"], time.monotonic() - start["time"]
+    inserted, sampled = table.stats().inserted - before.inserted, table.stats().sampled - before.sampled
+    stored = ReplayBuffer.nbytes_for(SMALL | dict.fromkeys(("obs", "next_obs"), ((STACK, 84, 84), "uint8")), table.capacity)
+    waited, told = loader.stats().learner.wait_s - start["loader"].learner.wait_s, learner.applied + learner.stale
+    grid = Table("measured", "value", "", title="DQN on Pong, from the first batch on")
+    for row in (
         ("environment steps/s", f"{(actor.steps - start['steps']) / seconds:,.1f}", f"{actor.steps:,} with the warm-up"),
         ("gradient steps/s", f"{learner.updates / seconds:,.1f}", f"{learner.updates:,} in {seconds:.1f} s, batches of {BATCH}"),
-        ("samples per insert", f"{ratio:.2f}", f"{SAMPLES_PER_INSERT:g} asked for"),
+        ("samples per insert", f"{sampled / (inserted or 1):.2f}", f"{SAMPLES_PER_INSERT:g} asked for"),
         ("learner waits", f"{waited / seconds:.1%}", "of the time"),
         ("table, when full", f"{table.nbytes / 1e6:,.0f} MB", f"{stored / 1e6:,.0f} MB if stacks were stored"),
-        ("episodes", f"{len(actor.returns)}", mean),
+        ("episodes", f"{len(actor.returns)}", f"mean return {np.mean(actor.returns or np.nan):.1f}"),
         ("stale priorities", f"{learner.stale / told:.2%}", f"of {told:,}: steps that were gone by then"),
-    ]
-    grid = Table("measured", "value", "", title="DQN on Pong, from the first batch on")
-    for row in rows:
+    ):
         grid.add_row(*row)
     return grid
 
 
-def main(
-    seconds: float = 120, envs: int = 8, capacity: int = 50_000, warmup: int = 2_000, device: str = "auto", seed: int = 0
-) -> None:
-    """Run for some seconds, then say how fast everything was. Ctrl-C ends it early, with the same report."""
+def main(seconds: float = 120, envs: int = 8, capacity: int = 50_000, warmup: int = 2_000, device: str = "auto", seed: int = 0):
+    """Run for some seconds, then say how fast everything was."""
     torch.manual_seed(seed)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))  # the actor has a core too
+    torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # the actor has a core too
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     pongs, table, start = make_envs(envs), make_table(capacity, warmup, envs, seed), {}
-    actions = int(pongs.single_action_space.n)
-    learner, until = Learner(actions, device), time.monotonic() + seconds
+    learner = Learner(int(pongs.single_action_space.n), device)
     loader = AsyncDataLoader(table.source(view=Transitions(n=3, gamma=0.99)), batch_size=BATCH, device=device)
-    actor = Actor(pongs, table, QNetwork(actions), until, seed, end=loader.close)
-    actor.follow(learner.online)
+    actor = Actor(pongs, table, copy.deepcopy(learner.online).cpu(), seconds, seed, end=loader.close)
     actor.start()
     try:
+        Console().print(f"{envs} Pongs for {seconds:g} s, learning on {device}; Ctrl-C ends it early")
         learn(loader, learner, actor, start)
     except KeyboardInterrupt:
         Console().print("stopped")
     finally:
-        found = report(loader, learner, actor, start) if learner.updates else "no batch in that time: give it more --seconds"
+        found = report(loader, learner, actor, start) if learner.applied else "no batch in that time: give it more --seconds"
         table.close()  # wakes the actor where it waits for the limiter
         actor.join()
         loader.close()

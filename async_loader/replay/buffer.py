@@ -128,8 +128,7 @@ class ReplayBuffer:
         for name, one in (("sampler", sampler), ("remover", remover)):
             if not isinstance(one, Sampler):
                 raise ConfigError(f"{name}={one!r}: give a sampler, as in {name}=Uniform()")
-        if limiter is not None and not isinstance(limiter, RateLimiter):
-            raise ConfigError(f"limiter={limiter!r}: give a RateLimiter, or MinSize, Queue or Stack")
+        _check_limiter(limiter)
         most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
         self._owner = Owner(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed)
         self._in, self._out = Inserter(self._owner), Drawer(self._owner)
@@ -167,6 +166,7 @@ class ReplayBuffer:
 
     @limiter.setter
     def limiter(self, limiter: RateLimiter | None) -> None:
+        _check_limiter(limiter)
         self._owner.limiter = limiter
 
     def __len__(self) -> int:
@@ -405,6 +405,7 @@ class ReplayBuffer:
             (seed,) = owner.seeds.spawn(1)
             sampler.bind(owner.table.items, np.random.SeedSequence([rank, *seed.generate_state(4).tolist()]))
             owner.table.attach(sampler)
+            owner.prioritized |= sampler.prioritized
 
     def plan(self, batch_size: int, patience: Patience) -> Rows:
         """``batch_size`` items of the table's sampler. Waits through ``patience`` until there is one, and for the limiter."""
@@ -575,6 +576,11 @@ class ReplayBuffer:
         raise CannotSend(
             "a ReplayBuffer stays in its process: send its reader() to read, its writer_handle() to write, or use a loader"
         )
+
+
+def _check_limiter(limiter: object) -> None:
+    if limiter is not None and not isinstance(limiter, RateLimiter):
+        raise ConfigError(f"limiter={limiter!r}: give a RateLimiter, or MinSize, Queue or Stack")
 
 
 _buffers: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()

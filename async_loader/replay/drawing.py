@@ -62,6 +62,8 @@ class Drawer:
         if owner.limiter is not None or owner.max_times_sampled:
             return None
         with owner.lock:
+            owner.check_open()
+            owner.catch_up()
             numbers = sampler.chances()
             into = None if numbers is None else reader.any(count, numbers)
             if into is not None:

@@ -134,10 +134,12 @@ class Inserter:
         owner = self._owner
         if ids.shape != priority.shape:
             raise ConfigError(f"{len(ids)} ids and {len(priority)} priorities: one for each")
-        if not owner.ready or not owner.prioritized:
+        if not owner.prioritized:
             raise Unsupported(
                 f"this table samples by {owner.sampler!r}, and has no priorities to update: leave update_priorities out"
             )
+        if not owner.ready:
+            return Applied(0, len(ids))
         if np.isnan(priority).any():
             first = int(np.flatnonzero(np.isnan(priority))[0])
             raise ConfigError(f"priority {first} of {len(priority)} is NaN: priorities are finite, 0 or more")

@@ -49,7 +49,7 @@ class Owner:
         self.capacity, self.max_bytes = capacity, max_bytes
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
-        self.seeds = np.random.SeedSequence(seed)
+        self.seeds = _seeds(seed)
         self._limits = None if limiter is None else Limits(limiter)
         self.lock = threading.Lock()
         self.waiters = Waiters(self.lock)
@@ -98,6 +98,8 @@ class Owner:
 
     @limiter.setter
     def limiter(self, limiter: RateLimiter | None) -> None:
+        if self.ready:
+            _check_reachable(limiter, self.table.storage.layout.capacity)
         with self.lock:
             self._limits = None if limiter is None else Limits(limiter)
             if self.writers is not None:
@@ -183,6 +185,7 @@ class Owner:
                 "those out of order: use the Fifo remover, or store what a step needs in it"
             )
         layout = layout or self.layout_of(schema)
+        _check_reachable(self.limiter, layout.capacity)
         storage = Storage.create(layout)
         for_sampler, for_remover = self.seeds.spawn(2)
         table = Table(storage, [self.sampler], self.remover, for_remover, self.max_times_sampled)
@@ -197,3 +200,19 @@ class Owner:
             return StorageLayout.within(schema, self.max_bytes, self.capacity)
         assert self.capacity is not None
         return StorageLayout.of(schema, self.capacity)
+
+
+def _seeds(seed: int | None) -> np.random.SeedSequence:
+    try:
+        return np.random.SeedSequence(seed)
+    except (TypeError, ValueError):
+        raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None") from None
+
+
+def _check_reachable(limiter: RateLimiter | None, capacity: int) -> None:
+    """Raise ConfigError for a limiter that waits for more than there can ever be."""
+    if limiter is not None and limiter.min_size_to_sample > capacity:
+        raise ConfigError(
+            f"min_size_to_sample={limiter.min_size_to_sample:,}: the table keeps {capacity:,} steps, so that nothing would ever "
+            f"be sampled: use {capacity:,} or less, or raise the capacity"
+        )

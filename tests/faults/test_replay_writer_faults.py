@@ -310,22 +310,23 @@ def test_a_stopped_writer_keeps_no_permits_from_others():
 
 OWNER = """\
     from async_loader import ReplayBuffer
-    import multiprocessing, time
+    import multiprocessing
 
     def write(handle):
         with handle.open() as into:
             say("writing", os.getpid())
+            os.write(opened[1], b"x")
             try:
                 n = 0
                 while True:
                     n += 1
-                    {wait}into.append(x=n)
+                    into.append(x=n)
             except Exception as error:
                 say("ended", type(error).__name__)
 
     if __name__ == "__main__":
         buffer = ReplayBuffer(1000, {{"x": np.int64}}{settings})
-        foreign = os.pipe()
+        foreign, opened = os.pipe(), os.pipe()
         handle = buffer.writer_handle()
         process = multiprocessing.get_context("fork").Process(target=write, args=(handle,))
         process.start()
@@ -341,7 +342,7 @@ OWNER = """\
 @pytest.mark.parametrize("waits", [False, True], ids=["writing", "waiting"])
 def test_a_writer_sees_that_its_owner_was_killed_also_beside_a_foreign_process(tmp_path, waits):
     settings = ", limiter=__import__('async_loader').RateLimiter(1, 1.0, 2.0)" if waits else ""
-    body = OWNER.format(wait="", settings=settings, end="threading.Event().wait()")
+    body = OWNER.format(settings=settings, end="threading.Event().wait()")
     with Script(tmp_path, body) as script:
         script.read("ready")
         script.read("writing")
@@ -351,7 +352,8 @@ def test_a_writer_sees_that_its_owner_was_killed_also_beside_a_foreign_process(t
 
 
 def test_an_owner_that_exits_closes_its_writers(tmp_path):
-    with Script(tmp_path, OWNER.format(wait="", settings="", end="process.daemon = True; process._popen = None")) as script:
+    end = "os.read(opened[0], 1); multiprocessing.process._children.clear()"
+    with Script(tmp_path, OWNER.format(settings="", end=end)) as script:
         script.read("writing")
         assert script.read("ended") == ["Closed"]
 
@@ -370,5 +372,3 @@ def test_a_limiter_keeps_its_word_across_a_kill():
         assert any("writer 1" in one.reason for one in buffer.who_waits())
         buffer.sample(5, timeout_s=SLACK_S)
         until(lambda: sum(counts) == 26)
-
-

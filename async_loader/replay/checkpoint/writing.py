@@ -293,11 +293,14 @@ class _Save:
         kept: list[Piece] = []
         table = None if taking is None else self._owner.table
         copies = encoding.Copies({} if self._last is None else self._last.arrays)
+        left = 0 if taking is None else taking.left()
+        keep = left <= _KEEP_BYTES
+        if taking is not None and keep:
+            taking.make_room(left + left // 4 + _SMALL_BYTES)
         with self._owner.lock:
             since = time.monotonic()
             self._owner.catch_up()
             if taking is not None:
-                keep = taking.left() <= _KEEP_BYTES
                 for piece in taking.rest(keep=keep):
                     if keep:
                         kept.append(piece)

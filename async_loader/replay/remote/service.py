@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import threading
+import traceback
 import weakref
 from typing import TYPE_CHECKING
 
@@ -150,7 +151,7 @@ class Service:
                 fds += [fd for fd in (-1 if link.deaf else link.sock.fileno(), link.death_fd) if fd >= 0]
         return readable(fds, pause_s)
 
-    def serve(self, ready: set[int], limits: Limits | None) -> float | None:
+    def serve(self, ready: set[int], owner: Owner) -> float | None:
         """React to everything. Returns for how long to wait at most."""
         if self.bell.fileno() in ready:
             self.bell.clear()
@@ -161,14 +162,14 @@ class Service:
                 heard += self._listen(link)
         news = self.adopt()
         for link, message in heard:
-            self._react(link, message, limits)
+            self._react(link, message)
         for link in [*dead, *(one for one in self._links.values() if one.deaf and not one.pid)]:
             if link.number in self._links:
                 if link.pid:
                     log.info("%s has died", str(link))
                 self._bury(link)
                 news = True
-        self._serve_needs(limits)
+        self._serve_needs(owner.limits)  # as they are now that everything is taken in
         if news:
             self._waiters.ring()
         if not self._waiters.others(self.bell):
@@ -193,7 +194,7 @@ class Service:
                 heard.append((link, message))
         return heard
 
-    def _react(self, link: Link, message: Message, limits: Limits | None) -> None:
+    def _react(self, link: Link, message: Message) -> None:
         kind, a, b, body, fds = message
         if kind == Say.HELLO:
             link.pid, link.death_fd = a, fds[0]
@@ -345,8 +346,8 @@ def _run(owner: weakref.ref[Owner], service: Service) -> None:
             ready = service.wait(pause)
             pause = _serve(owner, service, ready)
     except BaseException as error:  # the top of a thread: kept for who asks, and writers are told
-        service.failed = error
-        log.error("the thread that serves writers has failed", exc_info=error)
+        log.error("the thread that serves writers has failed:\n%s", traceback.format_exc())  # a record must not keep the table
+        service.failed = error.with_traceback(None)
     finally:
         service.dismiss()
 
@@ -356,4 +357,4 @@ def _serve(ref: weakref.ref[Owner], service: Service, ready: set[int]) -> float 
     if owner is None or service.end.is_set():
         return 0.0
     with owner.lock:
-        return service.serve(ready, owner.limits)
+        return service.serve(ready, owner)

@@ -1,0 +1,87 @@
+"""A sampler with a table's part played for it, and the arithmetic that its draws are held against."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from async_loader.replay.samplers import Items, Sampler
+
+BARELY = 3.72  # a fair sampler goes beyond it with a chance of 1 in 10,000; seeds are fixed
+
+
+class Rig:
+    """Keeps `Items` as a table does, before it tells the sampler."""
+
+    def __init__(self, sampler: Sampler, rows: int = 64, seed: int = 0) -> None:
+        self.sampler, self.seed = sampler, seed
+        self.items = Items(rows)
+        sampler.bind(self.items, np.random.SeedSequence(seed))
+
+    def insert(self, rows: Any, priority: Any = None) -> None:
+        rows = np.array(rows, np.int64).reshape(-1)
+        self.items.alive[rows] = 1
+        self.items.count += len(rows)
+        self.items.top = max(self.items.top, int(rows.max(initial=-1)) + 1)
+        self.sampler.insert(rows, np.full(len(rows), np.nan) if priority is None else _floats(priority, rows))
+
+    def remove(self, rows: Any) -> None:
+        rows = np.array(rows, np.int64).reshape(-1)
+        self.items.alive[rows] = 0
+        self.items.count -= len(rows)
+        self.sampler.remove(rows)
+
+    def update(self, rows: Any, priority: Any) -> None:
+        rows = np.array(rows, np.int64).reshape(-1)
+        self.sampler.update(rows, _floats(priority, rows))
+
+    def rows(self, count: int) -> list[int]:
+        return [int(row) for row in self.sampler.draw(count).rows]
+
+    def twin(self, fresh: Sampler) -> Rig:
+        """Another table with the same items, whose sampler goes on from this one's state, as a file would hold it."""
+        state = self.sampler.state()
+        for value in state.values():
+            assert isinstance(value, np.ndarray) or json.dumps(value)
+        state = copy.deepcopy(state)
+        other = Rig.__new__(Rig)
+        other.sampler, other.seed, other.items = fresh, self.seed + 1, Items(self.items.rows)
+        fresh.bind(other.items, np.random.SeedSequence(self.seed + 1))
+        other.items.alive[:] = self.items.alive
+        other.items.count, other.items.top = self.items.count, self.items.top
+        fresh.restore(state)
+        return other
+
+
+def _floats(priority: Any, rows: Any) -> Any:
+    return np.broadcast_to(np.array(priority, np.float64), rows.shape).copy()
+
+
+def surprise(counts: Any, chances: Any) -> float:
+    """Pearson's chi-square as standard deviations of a normal one (Wilson and Hilferty 1931)."""
+    expected = np.asarray(chances, np.float64) / np.sum(chances) * np.sum(counts)
+    assert expected.min() >= 10, "too few draws to judge by"
+    freedom = len(expected) - 1
+    squares = float(((counts - expected) ** 2 / expected).sum())
+    return ((squares / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+
+
+def tally(rig: Rig, rows: int, draws: int, count: int) -> Any:
+    """How often each row is drawn."""
+    return np.bincount(np.concatenate([rig.sampler.draw(count).rows for _ in range(draws)]), minlength=rows)
+
+
+def sums_are_exact(tree: Any) -> None:
+    nodes, leaves = tree._nodes, tree._leaves
+    parents = np.arange(1, leaves)
+    assert (nodes[parents] == nodes[2 * parents] + nodes[2 * parents + 1]).all()
+
+
+def minima_are_exact(tree: Any) -> None:
+    nodes, leaves = tree._nodes, tree._leaves
+    parents = np.arange(1, leaves)
+    assert (nodes[parents] == np.minimum(nodes[2 * parents], nodes[2 * parents + 1])).all()

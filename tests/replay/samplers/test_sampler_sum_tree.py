@@ -1,0 +1,121 @@
+"""Trees of sums and minima: every parent is that of its children, and no mass leads to a row without any."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampler_rig import minima_are_exact, sums_are_exact
+
+from async_loader.replay.samplers.tree import MinTree, SumTree
+
+values = st.sampled_from([0.0, 0.0, 5e-324, 1e-300, 1e-16, 0.1, 1 / 3, 1.0, 1e16, 1e200]) | st.floats(0, 1e200)
+BELOW_ONE = np.nextafter(1.0, 0.0)
+
+
+def tree_of(masses):
+    tree = SumTree(len(masses))
+    tree.set(np.arange(len(masses)), np.array(masses, np.float64))
+    return tree
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 3, 7, 8, 33]),
+    changes=st.lists(st.lists(st.tuples(st.integers(0, 99), values), max_size=12), max_size=8),
+)
+def test_every_parent_is_exactly_that_of_its_children(rows, changes):
+    sums, minima, expected = SumTree(rows), MinTree(rows), np.zeros(rows)
+    for change in changes:
+        at, mass = np.array([row % rows for row, _ in change], np.int64), np.array([m for _, m in change], np.float64)
+        sums.set(at, mass)
+        minima.set(at, np.where(mass > 0, mass, np.inf))
+        for row, m in zip(at, mass, strict=True):  # of a row that is named twice the last counts
+            expected[row] = m
+        sums_are_exact(sums)
+        minima_are_exact(minima)
+        assert (sums.leaves[:rows] == expected).all()
+        assert minima.root == min((m for m in expected if m > 0), default=np.inf)
+    again = tree_of(expected)  # nothing drifts: the tree depends on its leaves only
+    assert (again._nodes == sums._nodes).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(masses=st.lists(values, min_size=1, max_size=40), parts=st.lists(st.floats(0, BELOW_ONE), max_size=20))
+def test_no_mass_leads_to_a_row_without_any(masses, parts):
+    tree = tree_of(masses)
+    if tree.root == 0:
+        return
+    total = tree.root
+    edges = np.concatenate((np.cumsum(masses), [total, np.nextafter(total, np.inf), total * 2]))
+    asked = np.concatenate((np.array(parts) * total, edges, np.nextafter(edges, 0.0), [0.0, 5e-324]))
+    rows, found = tree.find(asked.copy())
+    assert rows.min() >= 0
+    assert rows.max() < len(masses)
+    assert (found > 0).all()
+    assert (found == np.array(masses)[rows]).all()
+
+
+@pytest.mark.parametrize("dead", ["first", "last", "ends", "every other", "all but one", "upper half"])
+@pytest.mark.parametrize("scale", [1e-300, 0.1, 1 / 3, 1e200])
+def test_seams_beside_dead_rows_hold(dead, scale):
+    rows = 1_000
+    masses = np.random.default_rng(7).random(rows) * scale
+    masses[
+        {
+            "first": slice(0, 1),
+            "last": slice(rows - 1, rows),
+            "ends": np.r_[0:9, rows - 9 : rows],
+            "every other": slice(0, rows, 2),
+            "all but one": np.r_[0:500, 501:rows],
+            "upper half": slice(rows // 2, rows),
+        }[dead]
+    ] = 0
+    tree = tree_of(masses)
+    edges = np.cumsum(masses)
+    around = [edges]
+    for towards in (0.0, np.inf):
+        near = edges
+        for _ in range(3):
+            near = np.nextafter(near, towards)
+            around.append(near)
+    for count in (1, 7, 256):
+        around.append((np.arange(count) + BELOW_ONE) * (tree.root / count))
+    rows_, found = tree.find(np.abs(np.concatenate(around)))
+    assert (found > 0).all()
+    assert (masses[rows_] == found).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(weights=st.lists(st.integers(0, 2**20), min_size=1, max_size=64), parts=st.lists(st.integers(0, 2**30), min_size=1))
+def test_the_row_is_that_of_the_exact_prefix_sum(weights, parts):
+    total = sum(weights)
+    if not total:
+        return
+    asked = [part % total for part in parts]
+    rows, _ = tree_of(weights).find(np.array(asked, np.float64))  # integers: sums are exact
+    edges = np.cumsum(weights)
+    assert (rows == np.searchsorted(edges, asked, side="right")).all()
+
+
+def test_rounding_moves_a_seam_by_no_more_than_rounding():
+    masses = np.random.default_rng(3).random(4_096) ** 8
+    tree = tree_of(masses)
+    exact = [Fraction(0)]
+    for mass in masses:
+        exact.append(exact[-1] + Fraction(float(mass)))
+    asked = np.random.default_rng(4).random(500) * tree.root
+    slack = Fraction(float(tree.root)) / 2**45
+    for mass, row in zip(asked, tree.find(asked.copy())[0], strict=True):
+        assert exact[row] - slack <= Fraction(float(mass)) <= exact[row + 1] + slack
+
+
+def test_a_tree_that_has_seen_a_huge_mass_forgets_it():
+    tree = tree_of([1e-3] * 100)
+    before = tree._nodes.copy()
+    tree.set(np.array([7]), np.array([1e200]))
+    tree.set(np.array([7]), np.array([1e-3]))
+    assert (tree._nodes == before).all()
