@@ -5,66 +5,34 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import CannotSend, ConfigError, SchemaError
-from async_loader.lifecycle import Patience
+from async_loader.errors import CannotSend, ConfigError
 from async_loader.replay import checkpoint
-from async_loader.replay.arguments import floats_of, ids_of, named, one_of, positive, size_of
+from async_loader.replay.arguments import one_of, positive, size_of
+from async_loader.replay.as_source import AsSource
+from async_loader.replay.by_id import ById
 from async_loader.replay.drawing import Drawer
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.limiter import RateLimiter
 from async_loader.replay.owner import Owner
-from async_loader.replay.reader import ReplayReader
 from async_loader.replay.remote.handle import WriterHandle
 from async_loader.replay.rows import TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Sampler, Uniform
-from async_loader.replay.source import ReplaySource
+from async_loader.replay.stats import ReplayStats
 from async_loader.replay.storage import StorageLayout
 from async_loader.replay.views import Transitions
 from async_loader.replay.waiting import Waiting
 from async_loader.replay.writer import StreamWriter, VectorWriter, fresh_stream
 from async_loader.schema import Schema
-from async_loader.source import Applied, Rows
 
 Ids = npt.NDArray[np.int64]
-_SETTLED = ("terminated", "truncated", "done")
-"""Fields that are not updated: what follows from them has happened."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayStats:
-    """A table in numbers, at one moment.
-
-    Attributes
-    ----------
-    size, capacity : int
-        Items that can be drawn; steps that are kept.
-    inserted, sampled, deleted : int
-        Items, since the table was made; deleted counts those that made room too.
-    nbytes : int
-        Shared memory of a full table.
-    streams : int
-        Streams that were ever written to.
-    waiting : tuple of Waiting
-        Who waits for the table, and for what.
-    """
-
-    size: int
-    capacity: int
-    inserted: int
-    sampled: int
-    deleted: int
-    nbytes: int
-    streams: int
-    waiting: tuple[Waiting, ...]
-
-
-class ReplayBuffer:
+class ReplayBuffer(AsSource, ById):
     """The newest ``capacity`` steps, in shared memory. Also a Source for the loader.
 
     Any number of threads of the process that made it may add and sample; processes that get a `writer_handle` may add, and
@@ -355,156 +323,6 @@ class ReplayBuffer:
             When the limiter lets nothing out.
         """
         return self._out.batch(self._owner.sampler, batch_size, view, timeout_s)
-
-    # -- the Source protocol ---------------------------------------------------------------------------------------------
-
-    def source(
-        self,
-        *,
-        view: Transitions | None = None,
-        sampler: Sampler | None = None,
-        min_size: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> ReplaySource:
-        """This buffer as a source of its own, for a loader.
-
-        Parameters
-        ----------
-        view : Transitions, optional
-            As in `sample`.
-        sampler : Sampler, optional
-            One of its own beside the table's; it is told of every item from now on.
-        min_size : int
-            Items that its batches wait for. (The buffer itself, as a source, waits for one.)
-        rank, world_size : int
-            Of a group of learners that each have a source of this table: each draws on its own, uniformly unless
-            ``sampler`` says otherwise; prioritized ranks share the table's priorities.
-
-        Raises
-        ------
-        ConfigError
-            For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the capacity.
-        """
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-        if view is not None and view.overlapping:
-            raise ConfigError("overlapping=True is for sample(): a loader's batches are contiguous, leave it out")
-        owner = self._owner
-        if sampler is None and world_size > 1 and type(owner.sampler) is Uniform:
-            sampler = Uniform()
-        if sampler is not None:
-            self._attach(sampler, rank)
-        return ReplaySource(owner, self._out, self._in, view, sampler or owner.sampler, min_size)
-
-    def _attach(self, sampler: Sampler, rank: int) -> None:
-        owner = self._owner
-        if not owner.ready:
-            raise ConfigError("a sampler beside the table's needs a table: give a schema, or add a step first")
-        with owner.lock:
-            (seed,) = owner.seeds.spawn(1)
-            sampler.bind(owner.table.items, np.random.SeedSequence([rank, *seed.generate_state(4).tolist()]))
-            owner.table.attach(sampler)
-            owner.prioritized |= sampler.prioritized
-
-    def plan(self, batch_size: int, patience: Patience) -> Rows:
-        """``batch_size`` items of the table's sampler. Waits through ``patience`` until there is one, and for the limiter."""
-        return self._as_source().plan(batch_size, patience)
-
-    def reader(self) -> ReplayReader | None:
-        """A new reader of the rows, for this or any other process.
-
-        ``None`` while the schema is unknown, that is before the first step of a buffer that was given none. Once a
-        ``plan`` has returned there is a reader: ask again then, and start worker processes with that one.
-        """
-        return self._as_source().reader()
-
-    def feedback(self, index: Ids, priority: npt.NDArray[np.float64]) -> Applied:
-        """As `update_priorities`."""
-        return self.update_priorities(index, priority)
-
-    def waiting_for(self) -> str | None:
-        """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""
-        return self._as_source().waiting_for()
-
-    def note_ahead(self, batch_size: int, batches: int) -> None:
-        """A loader will plan so many batches before the first of them is used: warn if the limiter never lets it."""
-        self._as_source().note_ahead(batch_size, batches)
-
-    def _as_source(self) -> ReplaySource:
-        return ReplaySource(self._owner, self._out, self._in, None, self._owner.sampler, 1)
-
-    # -- by id -----------------------------------------------------------------------------------------------------------
-
-    def update_priorities(self, index: Any, priority: Any) -> Applied:
-        """New priorities of items, by id.
-
-        Parameters
-        ----------
-        index : int64 array or tensor [rows]
-            Ids, as in a batch's ``index``. What became of the steps in the meantime does not matter: an id is never reused.
-        priority : float array or tensor [rows]
-            Finite, not negative. Of an id that is named twice the last counts.
-
-        Returns
-        -------
-        Applied
-            How many were still there (``applied``) and how many were not (``stale``).
-
-        Raises
-        ------
-        Unsupported
-            If the table has no prioritized sampler or remover.
-        ConfigError
-            Names a priority that is not allowed, before any is changed.
-        """
-        return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
-
-    def update(self, index: Any, /, **fields: Any) -> Applied:
-        """Overwrite fields of steps, by id: a reward that arrives late, a value that was computed anew.
-
-        Parameters
-        ----------
-        index : int64 array or tensor [rows]
-        **fields
-            Arrays or tensors ``[rows, ...]``; names of top-level fields.
-
-        Returns
-        -------
-        Applied
-
-        Raises
-        ------
-        SchemaError
-            For a field that is not there or does not fit; and for `terminated`, `truncated` and `done`, as what follows from
-            those has happened.
-        """
-        ids = ids_of(index)
-        owner = self._owner
-        if not owner.ready:
-            return Applied(0, len(ids))
-        columns: dict[int, npt.NDArray[Any]] = {}
-        known = {field.name: i for i, field in enumerate(owner.stage.schema.fields)}
-        for name, value in named(fields):
-            if name not in known or name in _SETTLED:
-                raise SchemaError(f"field {name!r} cannot be updated: {', '.join(n for n in known if n not in _SETTLED)} can")
-            column = owner.stage.fits[known[name]].column(value)
-            if len(column) != len(ids):
-                raise SchemaError(f"field {name!r} has {len(column)} rows for {len(ids)} ids: one for each")
-            columns[known[name]] = column
-        with owner.lock:
-            return owner.own().patch(ids, columns)
-
-    def delete(self, index: Any) -> Applied:
-        """Take items out, by id: they are not drawn any more. Their neighbours' stacks and returns still show them."""
-        ids = ids_of(index)
-        owner = self._owner
-        if not owner.ready:
-            return Applied(0, len(ids))
-        with owner.lock:
-            applied = owner.own().delete(ids)
-            owner.waiters.ring()
-            return applied
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 

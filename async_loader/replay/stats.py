@@ -1,0 +1,35 @@
+"""A table in numbers. Counts nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from async_loader.replay.waiting import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStats:
+    """A table in numbers, at one moment.
+
+    Attributes
+    ----------
+    size, capacity : int
+        Items that can be drawn; steps that are kept.
+    inserted, sampled, deleted : int
+        Items, since the table was made; deleted counts those that made room too.
+    nbytes : int
+        Shared memory of a full table.
+    streams : int
+        Streams that were ever written to.
+    waiting : tuple of Waiting
+        Who waits for the table, and for what.
+    """
+
+    size: int
+    capacity: int
+    inserted: int
+    sampled: int
+    deleted: int
+    nbytes: int
+    streams: int
+    waiting: tuple[Waiting, ...]
