@@ -68,10 +68,22 @@ def storable(schema: Schema) -> Schema:
     strange = [key for key in root.keys if not isinstance(key, str)]
     if strange:
         raise SchemaError(f"a step has the key {strange[0]!r}: fields are named by strings")
+    if listed := _list_in(root):
+        raise SchemaError(f"field {listed!r} is a list: np.asarray for an array, a tuple or a dict for several fields")
     taken = [name for name in TAKEN if name in root.keys]
     if taken:
         raise SchemaError(f"a step has the field {taken[0]!r}: {', '.join(TAKEN)} are reserved names, choose another")
     return schema
+
+
+def _list_in(structure: tree.Structure, name: str = "") -> str | None:
+    """The name of the first list in a structure: nobody means three fields by ``[1, 2, 3]``."""
+    if structure is None:
+        return None
+    if structure.kind is list:
+        return name
+    below = (_list_in(child, f"{name}.{key}".strip(".")) for key, child in zip(structure.keys, structure.children, strict=True))
+    return next(filter(None, below), None)
 
 
 def schema_of_columns(batch: Mapping[str, Any]) -> Schema:

@@ -249,6 +249,8 @@ def test_steps_that_are_no_steps_are_refused() -> None:
         (lambda b: b.extend(x=np.float32(1)), "add\\(\\) for one step"),
         (lambda b: b.extend(x=np.zeros(3), y=np.zeros(4)), "unequal length.*'x': 3, 'y': 4"),
         (lambda b: b.add(x="text"), "field 'x' is str"),
+        (lambda b: b.add(x=[1, 2, 3]), "field 'x' is a list: np.asarray"),
+        (lambda b: b.add(x={"y": [1.0]}), "field 'x.y' is a list"),
         (lambda b: b.add(x=None), "field 'x' is NoneType"),
     ]:
         buffer = ReplayBuffer(10)
