@@ -431,7 +431,7 @@ Pair = namedtuple("Pair", "left right")
 
 
 def test_nested_schemas_come_back(tmp_path):
-    step = {"obs": {"image": np.zeros((4, 4), np.uint8), "pair": Pair(np.zeros(2), np.int16(3))}, "list": [1.0, (2, True)]}
+    step = {"obs": {"image": np.zeros((4, 4), np.uint8), "pair": Pair(np.zeros(2), np.int16(3))}, "tuple": (1.0, (2, True))}
     buffer = ReplayBuffer(20, seed=0)
     for _ in range(5):
         buffer.add(step)
@@ -441,7 +441,7 @@ def test_nested_schemas_come_back(tmp_path):
     assert loaded.add(step) == 5
     batch = loaded.sample(3)
     assert batch["obs"]["pair"]._fields == ("left", "right")
-    assert type(batch["list"][1]) is tuple
+    assert type(batch["tuple"][1]) is tuple
 
 
 def test_large_fields_and_complex_ones_come_back(tmp_path):

@@ -20,15 +20,18 @@ class MaxEver:
 
     def see(self, priority: Priorities) -> None:
         """These were given; NaN is none."""
-        known = priority[priority == priority]
-        if len(known):
-            top = float(known.max())
-            self.largest = top if self.largest is None else max(self.largest, top)
+        if len(priority):
+            top = priority.item() if len(priority) == 1 else float(np.fmax.reduce(priority))  # fmax passes over NaN
+            if top == top and (self.largest is None or top > self.largest):
+                self.largest = top
 
     def fill(self, priority: Priorities) -> Priorities:
-        """``priority``, and the largest of all in place of NaN."""
+        """``priority``, and the largest of all, these included, in place of NaN."""
         self.see(priority)
-        return np.where(np.isnan(priority), 1.0 if self.largest is None else self.largest, priority)
+        new = 1.0 if self.largest is None else self.largest
+        if len(priority) == 1:  # adding one at a time is the usual case, and each call into numpy takes a microsecond
+            return np.array((new,)) if priority[0] != priority[0] else priority
+        return np.where(np.isnan(priority), new, priority)
 
     def state(self) -> Any:
         return self.largest

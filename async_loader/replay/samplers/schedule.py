@@ -24,8 +24,8 @@ class Linear:
     draws: int
 
     def __post_init__(self) -> None:
-        number("start", self.start)
-        number("end", self.end)
+        for name in ("start", "end"):  # plain floats: the repr is to be evaluated, and saved
+            object.__setattr__(self, name, number(name, getattr(self, name)))
         if isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1:
             raise ConfigError(f"draws={self.draws!r}: a schedule takes a whole number of draws, 1 or more")
 

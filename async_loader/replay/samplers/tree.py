@@ -45,7 +45,7 @@ class SumTree(_Tree):
         self._k.add_up(self._nodes, self._leaves, rows, values, self._room(len(rows)))
 
     def find(self, masses: Values) -> tuple[Rows, Values]:
-        """Rows in which masses from 0 to the total fall, and their values. 256 of a million: about 35 us."""
+        """Rows in which masses from 0 to the total fall, and their values. 256 of a million: about 17 us."""
         rows, values = np.empty(len(masses), np.int64), np.empty(len(masses))
         self._k.descend(self._nodes, self._leaves, masses, rows, values)
         return rows, values

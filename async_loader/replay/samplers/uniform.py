@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from async_loader.errors import ConfigError
 from async_loader.replay.samplers.binding import Binding
@@ -12,6 +13,7 @@ from async_loader.replay.samplers.numbers import Numbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
 
 _SPARSE = 4  # below one item in so many rows, drawing rows and looking takes longer than a list of rows
+_DENSE = 2  # only from here on is the list let go of: a count that moves about one bound would have it made at every draw
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -19,7 +21,7 @@ class Uniform(Binding):
     """Every item with the same probability, independently.
 
     Cost: about 3 us for 256; O(1) an item, amortised. Rows are drawn until they hold an item, which most do. Where fewer
-    than a quarter do, they are drawn from a list of rows that did, which is made anew when half of it does not.
+    than a quarter do, they are drawn from a list of rows that did, which is pruned when half of it does not.
 
     Parameters
     ----------
@@ -44,7 +46,11 @@ class Uniform(Binding):
         self._items, self._numbers = items, Numbers(seed)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        if self._list is not None:
+        if self._list is None:
+            return
+        if self._items.count * _DENSE >= self._items.top:
+            self._list = None
+        else:
             self._list.add(rows)
 
     def draw(self, count: int) -> Draw:
@@ -66,22 +72,30 @@ class Uniform(Binding):
 
     def _fill(self, rows: Rows, filled: int) -> int:
         items, numbers = self._items, self._numbers.ahead(len(rows) - filled)
-        listed, candidates = _NO_ROWS, items.top
-        if items.count * _SPARSE >= items.top:
-            self._list = None
-        else:
-            if self._list is None or self._list.count > 2 * items.count:
-                self._list = _RowList(items)
-            listed, candidates = self._list.rows, self._list.count
-        filled, used = self._k.any_items(numbers, items.alive, listed, candidates, rows, filled)
+        listed = self._listed()
+        candidates = items.top if listed is None else listed.count
+        among = _NO_ROWS if listed is None else listed.rows
+        filled, used = self._k.any_items(numbers, items.alive, among, candidates, rows, filled)
         self._numbers.drop(used)
         return filled
+
+    def _listed(self) -> _RowList | None:
+        """The list, in so far as there is to be one."""
+        items = self._items
+        if self._list is None:
+            if items.count * _SPARSE >= items.top:
+                return None
+            self._list = _RowList(items, np.flatnonzero(items.alive[: items.top]))
+        elif self._list.count > 2 * items.count:
+            self._list.prune(items.alive)
+        return self._list
 
     def _different(self, count: int) -> Rows:
         """The first ``count`` different ones of an endless uniform sequence."""
         items = self._items
         if count * 2 > items.count:  # most of them: waiting for the last by chance would take long
-            there = np.flatnonzero(items.alive[: items.top])
+            listed = self._listed()
+            there = np.flatnonzero(items.alive[: items.top]) if listed is None else listed.items(items.alive)
             return there[np.argsort(self._numbers.take(len(there)), kind="stable")[:count]]
         rows: Rows = np.empty(0, np.int64)
         while len(rows) < count:
@@ -106,13 +120,26 @@ class Uniform(Binding):
 class _RowList:
     """Rows that hold an item, or did when they were listed; each once."""
 
-    def __init__(self, items: Items, rows: Rows | None = None) -> None:
-        there = np.flatnonzero(items.alive[: items.top]) if rows is None else rows
-        self.count = len(there)
+    def __init__(self, items: Items, rows: Rows) -> None:
+        self.count = len(rows)
         self.rows = np.empty(max(64, 2 * self.count), np.int64)
-        self.rows[: self.count] = there
+        self.rows[: self.count] = rows
         self._within = np.zeros(items.rows, np.uint8)
-        self._within[there] = 1
+        self._within[rows] = 1
+
+    def items(self, alive: npt.NDArray[np.uint8]) -> Rows:
+        """Those of the rows that hold an item."""
+        rows = self.rows[: self.count]
+        held: Rows = rows[alive[rows] != 0]
+        return held
+
+    def prune(self, alive: npt.NDArray[np.uint8]) -> None:
+        """Forget the others. O(listed), not O(rows)."""
+        kept = self.items(alive)
+        self._within[self.rows[: self.count]] = 0
+        self._within[kept] = 1
+        self.count = len(kept)
+        self.rows[: self.count] = kept
 
     def add(self, rows: Rows) -> None:
         new = rows[self._within[rows] == 0]

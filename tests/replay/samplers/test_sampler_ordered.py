@@ -23,7 +23,7 @@ def test_the_oldest_and_the_newest_come_first():
     assert fifo.rows(9) == [5, 9, 1, 3]
     assert repr(fifo.sampler) == "Fifo()"
     assert repr(lifo.sampler) == "Lifo()"
-    assert not (Fifo.repeats or Fifo.weighted or Fifo.prioritized or Lifo.repeats or Lifo.weighted or Lifo.prioritized)
+    assert not any(getattr(kind, what) for kind in (Fifo, Lifo) for what in ("repeats", "weighted", "prioritized"))
 
 
 @settings(max_examples=50, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))

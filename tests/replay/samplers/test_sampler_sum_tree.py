@@ -59,21 +59,25 @@ def test_no_mass_leads_to_a_row_without_any(masses, parts):
     assert (found == np.array(masses)[rows]).all()
 
 
-@pytest.mark.parametrize("dead", ["first", "last", "ends", "every other", "all but one", "upper half"])
-@pytest.mark.parametrize("scale", [1e-300, 0.1, 1 / 3, 1e200])
-def test_seams_beside_dead_rows_hold(dead, scale):
-    rows = 1_000
+DEAD = {
+    "first": slice(0, 1),
+    "last": slice(999, 1_000),
+    "ends": np.r_[0:9, 991:1_000],
+    "every other": slice(0, 1_000, 2),
+    "all but one": np.r_[0:500, 501:1_000],
+    "upper half": slice(500, 1_000),
+}
+
+
+@pytest.mark.parametrize("dead", DEAD)
+def test_seams_beside_dead_rows_hold(dead):
+    for scale in (1e-300, 0.1, 1 / 3, 1e200):
+        seams_hold(1_000, scale, DEAD[dead])
+
+
+def seams_hold(rows, scale, dead):
     masses = np.random.default_rng(7).random(rows) * scale
-    masses[
-        {
-            "first": slice(0, 1),
-            "last": slice(rows - 1, rows),
-            "ends": np.r_[0:9, rows - 9 : rows],
-            "every other": slice(0, rows, 2),
-            "all but one": np.r_[0:500, 501:rows],
-            "upper half": slice(rows // 2, rows),
-        }[dead]
-    ] = 0
+    masses[dead] = 0
     tree = tree_of(masses)
     edges = np.cumsum(masses)
     around = [edges]

@@ -41,6 +41,18 @@ def test_pairs_without_replacement_are_equally_likely(held):
     assert surprise(counts[~np.eye(held, dtype=bool)], np.ones(held * (held - 1))) < BARELY
 
 
+def test_a_list_is_let_go_of_when_most_rows_hold_items():
+    rig = Rig(Uniform(), 64)
+    rig.insert(np.arange(64))
+    rig.remove(np.arange(5, 64))
+    rig.rows(3)
+    assert rig.sampler._list is not None
+    assert rig.sampler.chances() is None
+    rig.insert(np.arange(5, 40))
+    assert rig.sampler._list is None
+    assert rig.sampler.chances() is not None
+
+
 def test_items_that_came_after_the_list_was_made_are_as_likely():
     rig = Rig(Uniform(), 400, seed=4)
     rig.insert(np.arange(400))
@@ -63,23 +75,24 @@ def test_without_replacement_a_draw_of_more_than_there_is_returns_fewer():
     assert sorted(rig.rows(3)) == [3, 9, 12]
 
 
-def test_few_items_among_many_rows_cost_nothing_per_row(monkeypatch):
-    """Counted, not timed: how often all rows are looked through, however the count moves about the boundary."""
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("held", [3, 500, 1_024, 2_048])
+def test_few_items_among_many_rows_cost_nothing_per_row(monkeypatch, replacement, held):
+    """Counted, not timed: how often all rows are looked through, also where the count moves about a bound."""
     looked: list[int] = []
     real = np.flatnonzero
-    rig = Rig(Uniform(), 4_096)
+    rig = Rig(Uniform(replacement), 4_096)
     rig.insert(np.arange(4_096))
-    rig.remove(np.arange(1_024, 4_096))
-    rig.rows(8)
+    rig.remove(np.arange(held, 4_096))
     monkeypatch.setattr(np, "flatnonzero", lambda a: (looked.append(len(a)), real(a))[1])
-    rng = np.random.default_rng(0)
-    for _ in range(500):
-        row = int(rng.integers(1_024))
-        rig.remove([row])
+    there, rng = list(range(held)), np.random.default_rng(0)
+    for row in rng.permutation(np.arange(held, 4_096))[:500].tolist():
+        rig.remove([there.pop(0)])
         rig.rows(8)
         rig.insert([row])
-        rig.rows(8)
-    assert sum(looked) < 500 * 40
+        there.append(row)
+        assert set(rig.rows(8)) <= set(there)
+    assert len(looked) <= 2
 
 
 @settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,139 @@
+"""A sampler that is restored draws what the saved one would have drawn, its state having been in a file in between."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from sampler_rig import Rig
+
+from async_loader.errors import ConfigError
+from async_loader.replay.samplers import Fifo, Items, Lifo, Linear, MaxHeap, MinHeap, Prioritized, RankPrioritized, Uniform
+
+MADE = {
+    "uniform": lambda: Uniform(),
+    "different": lambda: Uniform(replacement=False),
+    "prioritized": lambda: Prioritized(0.123456789, Linear(0.4, 1.0, 30)),
+    "independent": lambda: Prioritized(1.0, 0.5, 0.0, stratified=False, normalize="buffer", new="max_now"),
+    "by given": lambda: Prioritized(0, 1, 1.23456789e-7, normalize="none", new="given"),
+    "rank": lambda: RankPrioritized(0.700000001, Linear(0.1, 0.9, 25), normalize="none", resort_every=70),
+    "rank by default": lambda: RankPrioritized(),
+    "fifo": Fifo,
+    "lifo": Lifo,
+    "lowest": MinHeap,
+    "highest": MaxHeap,
+}
+
+
+def filed(state):
+    """What a checkpoint makes of a state: JSON, and an npy file for each array."""
+    arrays, values = {}, {}
+    for name, value in state.items():
+        if isinstance(value, np.ndarray):
+            arrays[name] = io.BytesIO()
+            np.save(arrays[name], value, allow_pickle=False)
+        else:
+            values[name] = value
+    loaded = {name: np.load(io.BytesIO(file.getvalue()), allow_pickle=False) for name, file in arrays.items()}
+    return {**json.loads(json.dumps(values, allow_nan=False)), **loaded}
+
+
+def restored(rig, sampler):
+    other = Rig(sampler, rig.items.rows, seed=rig.seed + 1)
+    other.items.alive[:] = rig.items.alive
+    other.items.count, other.items.top = rig.items.count, rig.items.top
+    sampler.restore(filed(rig.sampler.state()))
+    return other
+
+
+def churn(rigs, rng, turns):
+    """The same random calls to each; what they draw has to be the same."""
+    rows = rigs[0].items.rows
+    for _ in range(turns):
+        alive = rigs[0].items.alive
+        gone = rng.permutation(np.flatnonzero(alive))[: rng.integers(0, 9)]
+        new = rng.permutation(np.flatnonzero(alive == 0))[: rng.integers(0, 9)]
+        priority = rng.integers(0, 4, len(new)).astype(float)  # few values: ties
+        if getattr(rigs[0].sampler, "new", None) != "given":
+            priority[rng.random(len(new)) < 0.3] = np.nan
+        for rig in rigs:
+            rig.remove(gone)
+            rig.insert(new, priority)
+        there = np.flatnonzero(rigs[0].items.alive)
+        if not len(there):
+            continue
+        changed, to = rng.choice(there, 6), rng.integers(0, 4, 6)
+        count = int(rng.integers(1, rows))
+        draws = []
+        for rig in rigs:
+            if rig.sampler.prioritized:
+                rig.update(changed, to)
+            draws.append(rig.sampler.draw(count))
+        for draw in draws[1:]:
+            assert draw.rows.tolist() == draws[0].rows.tolist()
+            assert (draw.weight is None) == (draws[0].weight is None)
+            assert draw.weight is None or draw.weight.tobytes() == draws[0].weight.tobytes()
+
+
+@pytest.mark.parametrize("held", [0, 4, 48])
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_a_restored_sampler_goes_on_as_the_saved_one(make, held):
+    rng = np.random.default_rng(held)
+    rig = Rig(make(), 48, seed=2)
+    rig.insert(np.arange(held), rng.integers(0, 3, held))
+    for turns in (0, 1, 12, 40):  # in the middle of a schedule, and after its end
+        churn([rig], rng, turns)
+        churn([rig, restored(rig, make())], rng, 12)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_few_items_among_many_rows_go_on_too(make):
+    rng = np.random.default_rng(1)
+    rig = Rig(make(), 600, seed=2)
+    rig.insert(np.arange(600), rng.random(600))
+    rig.rows(8)
+    rig.remove(rng.permutation(600)[:560])
+    rig.rows(8)
+    other = restored(rig, make())
+    for _ in range(5):
+        for one in (rig, other):
+            one.remove(np.flatnonzero(one.items.alive)[:3])
+        assert rig.rows(20) == other.rows(20)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_a_repr_can_be_evaluated_to_an_equal_sampler(make):
+    sampler = make()
+    same = eval(repr(sampler))
+    assert type(same) is type(sampler)
+    assert repr(same) == repr(sampler)
+    for name in ("alpha", "eps", "beta", "stratified", "normalize", "new", "resort_every", "replacement"):
+        assert getattr(same, name, None) == getattr(sampler, name, None)
+
+
+def test_settings_that_come_out_of_numpy_show_as_plain_numbers():
+    half = np.float64(0.5)
+    for sampler in (Prioritized(half, half, half), RankPrioritized(half, half), Prioritized(beta=Linear(half, half, 3))):
+        assert "np." not in repr(sampler)
+        assert repr(eval(repr(sampler))) == repr(sampler)
+
+
+@pytest.mark.parametrize("wrong", [1, 0, 1.0, None])
+def test_what_only_equals_true_or_false_is_refused(wrong):
+    with pytest.raises(ConfigError, match="stratified="):
+        Prioritized(stratified=wrong)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_a_second_bind_that_is_refused_changes_nothing(make):
+    rig = Rig(make(), 16)
+    rig.insert([1, 2, 3], [1.0, 2.0, 3.0])
+    before = filed(rig.sampler.state())
+    with pytest.raises(ConfigError, match="another table"):
+        rig.sampler.bind(Items(99), np.random.SeedSequence(8))
+    after = filed(rig.sampler.state())
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert np.array_equal(value, after[name]), name
