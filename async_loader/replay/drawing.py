@@ -50,13 +50,13 @@ class Drawer:
             reader = readers.pop()
         except IndexError:
             reader = ReplayReader(owner.table.storage, recipe)
-        into = self._at_once(reader, sampler, batch_size) if recipe.single and type(sampler) is Uniform else None
+        into = self._at_once(reader, sampler, batch_size) if reader.at_once(batch_size) else None
         if into is None:
             into = self._in_turn(reader, sampler, batch_size, timeout_s)
         readers.append(reader)
         return _assembled(recipe, into.fields)
 
-    def _at_once(self, reader: ReplayReader, sampler: Uniform, count: int) -> Window | None:
+    def _at_once(self, reader: ReplayReader, sampler: Sampler, count: int) -> Window | None:
         """Draw and read under one lock, where that is quick and nothing is to be waited for or counted; else ``None``."""
         owner = self._owner
         if owner.limiter is not None or owner.max_times_sampled:
@@ -64,12 +64,16 @@ class Drawer:
         with owner.lock:
             owner.check_open()
             owner.catch_up()
-            numbers = sampler.chances()
+            if self.why_not(sampler, count) is not None:
+                return None
+            numbers = sampler.chances() if type(sampler) is Uniform else None
             into = None if numbers is None else reader.any(count, numbers)
-            if into is not None:
-                owner.table.sampled += count
-                if owner.waiters.anybody:
-                    owner.waiters.ring()
+            if into is None:
+                drawn = sampler.draw(count)
+                into = reader.these(drawn.rows, drawn.weight)
+            owner.table.sampled += count
+            if owner.waiters.anybody:
+                owner.waiters.ring()
         return into
 
     def _in_turn(self, reader: ReplayReader, sampler: Sampler, count: int, timeout_s: float | None) -> Window:

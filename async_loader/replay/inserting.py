@@ -140,7 +140,7 @@ class Inserter:
             )
         if not owner.ready:
             return Applied(0, len(ids))
-        if np.isnan(priority).any():
+        if (priority != priority).any():
             first = int(np.flatnonzero(np.isnan(priority))[0])
             raise ConfigError(f"priority {first} of {len(priority)} is NaN: priorities are finite, 0 or more")
         self.checked(priority)

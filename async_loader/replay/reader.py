@@ -19,6 +19,7 @@ from async_loader.source import Seed, Window
 
 Ids = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.floating[Any]]
+Arrays = list[npt.NDArray[Any]]
 
 # Up to here copying takes less than some hundred microseconds, and keeps the GIL. See compiled.kernel.
 _SHORT_BYTES = 1 << 20
@@ -123,9 +124,7 @@ class ReplayReader:
         if plan.large:
             into = self.fresh(len(ids))
             return into, self.fill(ids, into, weight)
-        root = np.empty(plan.nbytes, np.uint8)
-        plan.fields[:, 3] = plan.starts + address_of(root)
-        arrays = [np.ndarray(shape, dtype, root, start) for shape, dtype, start in plan.arrays]
+        arrays = plan.fresh()
         arrays[self._index] = ids
         into = Window(arrays)
         return into, self._read(ids, plan.fields, into, weight)
@@ -133,19 +132,30 @@ class ReplayReader:
     def any(self, count: int, numbers: Numbers) -> Window | None:
         """Draw and read items in one go, all equally likely. Under the table's lock; for a batch of small single rows.
 
-        Cost: about 30 us for 256, where drawing, finding ids and reading with a second look take 40. ``None`` if this
-        batch is none of that kind.
+        Cost: about 30 us for 256, where drawing, finding ids and reading with a second look take 40. ``None`` if the
+        numbers did not suffice.
         """
         plan = self._plans.get(count) or self._plan(count)
-        if plan.large or count > self._short:
-            return None
-        root = np.empty(plan.nbytes, np.uint8)
-        plan.fields[:, 3] = plan.starts + address_of(root)
-        arrays = [np.ndarray(shape, dtype, root, start) for shape, dtype, start in plan.arrays]
+        arrays = plan.fresh()
         ahead = numbers.ahead(2 * count)
         used = self._kernels.read_any(self._storage.geometry, ahead, plan.fields, arrays[self._index], plan.rows)
         numbers.drop(used)
         return Window(arrays) if used else None
+
+    def these(self, rows: Ids, weight: Weights | None) -> Window:
+        """Read the items in ``rows``, as `any`."""
+        plan = self._plans.get(len(rows)) or self._plan(len(rows))
+        arrays = plan.fresh()
+        self._kernels.read_rows(self._storage.geometry, rows, plan.fields, arrays[self._index])
+        if weight is not None:
+            arrays[self._index + 1] = weight
+        return Window(arrays)
+
+    def at_once(self, count: int) -> bool:
+        """Whether `any` and `these` can: for short batches of small single rows."""
+        if not self.recipe.single or count > self._short:
+            return False
+        return not (self._plans.get(count) or self._plan(count)).large
 
     def fill(self, ids: Ids, into: Window, weight: Weights | None = None) -> Ids:
         """Read what is there; the positions of what is not, whose rows hold anything."""
@@ -241,6 +251,12 @@ class _Plan(NamedTuple):
     starts: Ids
     fields: Ids
     rows: Ids
+
+    def fresh(self) -> Arrays:
+        """New arrays in one block, which ``fields`` points into."""
+        root = np.empty(self.nbytes, np.uint8)
+        self.fields[:, 3] = self.starts + address_of(root)
+        return [np.ndarray(shape, dtype, root, start) for shape, dtype, start in self.arrays]
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

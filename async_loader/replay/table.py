@@ -280,17 +280,18 @@ class Table:
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """New priorities, for items; a step that is not an item yet keeps it until it is one."""
-        rows = self.find(ids)
-        there = rows >= 0
-        rows, priority = rows[there], priority[there]
-        alive = self.items.alive[rows] != 0
-        if len(self.given):
-            self.given[rows] = priority
+        rows = np.empty(len(ids), np.int64)
+        there = int(self._k.find(self.g, ids, rows))
+        if there < len(ids):
+            known = rows >= 0
+            rows, priority = rows[known], priority[known]
+        if self._k.note_priorities(self.g, rows, priority) < there:
+            alive = self.items.alive[rows] != 0
+            rows, priority = rows[alive], priority[alive]
         for one in self._told:
             if one.prioritized:
-                one.update(rows[alive], priority[alive])
-        self.dirty[rows] |= r.STATE_CHANGED
-        return Applied(len(rows), len(ids) - len(rows))
+                one.update(rows, priority)
+        return Applied(there, len(ids) - there)
 
     def patch(self, ids: Ids, columns: dict[int, npt.NDArray[Any]]) -> Applied:
         """Overwrite fields (by number) of the steps that are still there. Of an id that is named twice the last counts."""

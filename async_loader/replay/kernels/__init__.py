@@ -20,10 +20,11 @@ from async_loader.replay.kernels.reading import (
     read,
     read_any,
     read_many,
+    read_rows,
     returns,
     walk,
 )
-from async_loader.replay.kernels.writing import end_stream, overwrite, remove, turn_version, unripen, write
+from async_loader.replay.kernels.writing import end_stream, note_priorities, overwrite, remove, turn_version, unripen, write
 
 __all__ = [
     "abandon",
@@ -34,10 +35,12 @@ __all__ = [
     "find",
     "grant",
     "names_of",
+    "note_priorities",
     "overwrite",
     "read",
     "read_any",
     "read_many",
+    "read_rows",
     "remove",
     "returns",
     "room_ahead",

@@ -261,11 +261,27 @@ def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
             rows[i] = row
             for line in range(0, g[STRIDE], 64):
                 prefetch(g[BASE] + row * g[STRIDE] + line)
-        for i in range(start, stop):
-            ids[i] = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
-            for f in range(len(fields)):
-                copy(fields[f, 3] + i * fields[f, 4], fields[f, 0] + rows[i] * fields[f, 1], fields[f, 2])
+        _copy_rows(g, rows, start, stop, fields, ids)
     return used
+
+
+@kernel(inline=True)
+def _copy_rows(g: Any, rows: Any, start: int, stop: int, fields: Any, ids: Any) -> None:
+    for i in range(start, stop):
+        ids[i] = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
+        for f in range(len(fields)):
+            copy(fields[f, 3] + i * fields[f, 4], fields[f, 0] + rows[i] * fields[f, 1], fields[f, 2])
+
+
+@kernel(keeps_gil=True)
+def read_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
+    """As `read_any`, for rows that are drawn."""
+    for start in range(0, len(ids), _BLOCK):
+        stop = min(start + _BLOCK, len(ids))
+        for i in range(start, stop):
+            for line in range(0, g[STRIDE], 64):
+                prefetch(g[BASE] + rows[i] * g[STRIDE] + line)
+        _copy_rows(g, rows, start, stop, fields, ids)
 
 
 @kernel(keeps_gil=True)

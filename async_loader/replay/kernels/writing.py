@@ -309,6 +309,18 @@ def remove(g: Any, rows: Any, changes: Any) -> None:
 
 
 @kernel(keeps_gil=True)
+def note_priorities(g: Any, rows: Any, priority: Any) -> int:
+    """Note new priorities of steps; how many of those are items."""
+    alive = 0
+    for i in range(len(rows)):
+        if g[GIVEN]:
+            poke_float(g[GIVEN] + 8 * rows[i], priority[i])
+        _note(g, rows[i], STATE_CHANGED)
+        alive += peek8(g[ALIVE] + rows[i]) != 0
+    return alive
+
+
+@kernel(keeps_gil=True)
 def turn_version(g: Any, rows: Any) -> None:
     """Before and after rows are patched in place. See NOTE [row lock]."""
     before_stores()

@@ -42,11 +42,9 @@ class MaxEver:
 
 def check(priority: Priorities, *, given: bool = False) -> None:
     """Raise ConfigError for a priority that is negative or too large or, with ``given``, is not there."""
-    with np.errstate(invalid="ignore"):
-        good = (priority >= 0) & (priority <= LARGEST)
-    if not given:
-        good |= np.isnan(priority)
-    if not good.all():
-        first = int(np.flatnonzero(~good)[0])
+    from async_loader.replay.samplers import tree_kernels  # late: see compiled.py
+
+    first = tree_kernels.first_refused(priority, LARGEST, not given)
+    if first >= 0:
         what = "is not given (new='given' wants one for each)" if np.isnan(priority[first]) else f"is {priority[first]}"
         raise ConfigError(f"priority {first} of {len(priority)} {what}: priorities are numbers from 0 to {LARGEST:g}")

@@ -79,9 +79,9 @@ class Prioritized(Binding):
         self._draws = 0
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        from async_loader.replay.samplers import chance  # late: see compiled.py
+        from async_loader.replay.samplers import chance, tree_kernels  # late: see compiled.py
 
-        self._k = chance
+        self._k, self._trees = chance, tree_kernels
         self._items, self._numbers = items, Numbers(seed)
         self._masses = SumTree(items.rows)
         self._least = MinTree(items.rows) if self.normalize == "buffer" else None
@@ -138,16 +138,15 @@ class Prioritized(Binding):
         total = self._masses.root
         if not total > 0:
             return Draw(self._any(count), np.ones(count, np.float32))
-        numbers = self._numbers.take(count)
-        masses = (np.arange(count) + numbers) * (total / count) if self.stratified else numbers * total
-        rows, mass = self._masses.find(masses)
-        if self.normalize == "batch":
-            base = mass.min()
-        elif self._least is not None:
+        rows, mass = self._masses.draw(self._numbers.take(count), stratified=self.stratified)
+        base = 0.0  # the least of the batch
+        if self._least is not None:
             base = self._least.root
-        else:
+        elif self.normalize == "none":
             base = total / self._items.count
-        return Draw(rows, ((base / mass) ** beta).astype(np.float32))
+        weight = np.empty(count, np.float32)
+        self._trees.weigh(mass, base, beta, weight)
+        return Draw(rows, weight)
 
     def _any(self, count: int) -> Rows:
         """Every item with the same probability. O(rows) only where fewer than a quarter of them hold an item."""

@@ -50,6 +50,12 @@ class SumTree(_Tree):
         self._k.descend(self._nodes, self._leaves, masses, rows, values)
         return rows, values
 
+    def draw(self, numbers: Values, *, stratified: bool) -> tuple[Rows, Values]:
+        """As many rows as numbers in [0, 1), in proportion to their values, and those. 256 of a million: about 20 us."""
+        rows, values = np.empty(len(numbers), np.int64), np.empty(len(numbers))
+        self._k.choose(self._nodes, self._leaves, numbers, stratified, rows, values)
+        return rows, values
+
 
 class MinTree(_Tree):
     """The smallest of values; infinity where there is none."""

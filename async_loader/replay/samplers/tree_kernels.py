@@ -43,9 +43,9 @@ def bound(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
             tree[nodes[i]] = min(tree[2 * nodes[i]], tree[2 * nodes[i] + 1])
 
 
-@kernel(keeps_gil=True)
-def descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None:
-    """The leaves in which ``masses`` of the total fall, and their values. The total must be above 0.
+@kernel(inline=True)
+def _descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None:
+    """The leaves in which ``masses`` of the total fall, and their values, which may take the place of the masses.
 
     A leaf of 0 is never reached: rounding may carry a mass past the last leaf of a subtree, but not into one without mass.
     Left or right is arithmetic, since branches would be guessed wrong half the time, and indices are unsigned, since signed
@@ -65,3 +65,39 @@ def descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None
     for i in range(len(rows)):
         values[i] = tree[np.uint64(rows[i])]
         rows[i] -= leaves
+
+
+@kernel(keeps_gil=True)
+def descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None:
+    """See `SumTree.find`. The total must be above 0."""
+    _descend(tree, leaves, masses, rows, values)
+
+
+@kernel(keeps_gil=True)
+def choose(tree: Any, leaves: int, numbers: Any, stratified: bool, rows: Any, mass: Any) -> None:
+    """Draw rows in proportion to their leaves, one from each of equal parts or independently; and what those leaves hold."""
+    total, count = tree[1], len(rows)
+    for i in range(count):
+        mass[i] = (i + numbers[i]) * (total / count) if stratified else numbers[i] * total
+    _descend(tree, leaves, mass, rows, mass)
+
+
+@kernel(keeps_gil=True)
+def weigh(mass: Any, base: float, beta: float, weight: Any) -> None:
+    """``(base / mass) ** beta``; a base of 0 is the least mass."""
+    if base <= 0.0:
+        base = mass[0]
+        for i in range(1, len(mass)):
+            base = min(base, mass[i])
+    for i in range(len(mass)):
+        weight[i] = (base / mass[i]) ** beta
+
+
+@kernel(keeps_gil=True)
+def first_refused(priority: Any, largest: float, may_lack: bool) -> int:
+    """The first priority that is not a number from 0 to ``largest`` (nor, with ``may_lack``, NaN); -1 if all are."""
+    for i in range(len(priority)):
+        p = priority[i]
+        if not (p >= 0.0 and p <= largest) and not (may_lack and p != p):
+            return i
+    return -1
