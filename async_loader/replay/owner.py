@@ -113,6 +113,7 @@ class Owner:
                 "only the process that made a replay buffer adds to it: add from there, or through a writer_handle()"
             )
         self.check_open()
+        self.table.finish()
         self.catch_up()
         return self.table
 

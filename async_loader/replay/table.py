@@ -170,25 +170,33 @@ class Table:
         self.settle()
 
     def settle(self) -> None:
-        """Tell everyone of the items that kernels made and ended."""
+        """Tell everyone of the items that kernels made and ended.
+
+        Ctrl-C may come between a kernel and this, or in the middle: the changes stay until all were told, and samplers do not
+        mind hearing of one twice.
+        """
         born, died = self._changes[:2].tolist()
         self.items.count, self.items.top = self.g[r.COUNT : r.TOP + 1].tolist()
         if born:
-            self._changes[0] = 0
-            self.inserted += born
             rows = self._born[:born]
             if self._most:
                 self.times[rows] = 0
             for one in self._told:
                 one.insert(rows, self._given(rows))
         if died:
-            self._changes[1] = 0
-            self.deleted += died
             rows = self._died[:died]
             for one in self._told:
                 one.remove(rows)
             if self.free is not None:
                 self.free.put(rows)
+        self._changes[:2] = 0
+        self.inserted += born
+        self.deleted += died
+
+    def finish(self) -> None:
+        """Tell what an interrupted call has left to tell."""
+        if self._changes[0] or self._changes[1]:
+            self.settle()
 
     # -- rows that other processes fill ------------------------------------------------------------------------------------
 

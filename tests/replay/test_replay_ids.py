@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader import Field, Fifo, MinHeap, Prioritized, ReplayBuffer, Uniform
+from async_loader import Field, Fifo, Lifo, MinHeap, Prioritized, ReplayBuffer, Uniform
 from async_loader.errors import ConfigError, OutOfMemory, SchemaError, Unsupported
 from async_loader.source import Applied
 
@@ -256,3 +256,44 @@ def test_any_number_of_threads_update_delete_and_draw() -> None:
     for thread in looking:
         thread.join()
     assert not torn
+
+
+@pytest.mark.parametrize("when", ["before anyone", "after one", "after all"])
+@pytest.mark.parametrize("remover", ["Fifo", "Lifo"])
+def test_ctrl_c_in_the_middle_of_an_add_leaves_a_whole_table(when: str, remover: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = ReplayBuffer(4, {"x": np.int64}, sampler=Fifo(), remover=Lifo() if remover == "Lifo" else Fifo())
+    table = buffer._owner.table
+    for n in range(6):
+        buffer.add(x=n)
+    told, calls = table._told[-1], []
+    insert = told.insert
+
+    def interrupted(rows: Any, priority: Any) -> None:
+        calls.append(1)
+        if when != "before anyone":
+            insert(rows, priority)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    if when == "after all":
+        tell = told.remove
+
+        def late(rows: Any) -> None:
+            tell(rows)
+            calls.append(1)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(told, "remove", late)
+    else:
+        monkeypatch.setattr(told, "insert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        buffer.add(x=6)
+    monkeypatch.undo()
+    for n in range(7, 12):
+        buffer.add(x=n)
+    assert len(buffer) == 4
+    expected = [0, 1, 2, 11] if remover == "Lifo" else [8, 9, 10, 11]
+    assert buffer.sample(4)["x"].tolist() == expected
+    stats = buffer.stats()
+    assert stats.inserted - stats.deleted == 4

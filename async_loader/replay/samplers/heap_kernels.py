@@ -66,6 +66,8 @@ def take_out(heap: Any, places: Any, keys: Any, ages: Any, size: int, rows: Any)
     """Take rows out, wherever they are; the new size."""
     for i in range(len(rows)):
         place = places[rows[i]]
+        if place < 0:
+            continue
         places[rows[i]] = -1
         size -= 1
         if place != size:

@@ -9,12 +9,15 @@ import numpy as np
 from async_loader.replay.compiled import kernel
 
 END = -1
+FREE = -2  # not in the list
 
 
 @kernel(keeps_gil=True)
 def append(before: Any, after: Any, ends: Any, rows: Any) -> None:
-    """Put rows at the young end, in their order. ``ends``: the oldest and the youngest row."""
+    """Put rows at the young end, in their order, but for those that are there. ``ends``: the oldest and the youngest row."""
     for row in rows:
+        if before[row] != FREE:
+            continue
         before[row], after[row] = ends[1], END
         if ends[1] == END:
             ends[0] = row
@@ -27,6 +30,8 @@ def append(before: Any, after: Any, ends: Any, rows: Any) -> None:
 def unlink(before: Any, after: Any, ends: Any, rows: Any) -> None:
     """Take rows out, wherever they are."""
     for row in rows:
+        if before[row] == FREE:
+            continue
         if before[row] == END:
             ends[0] = after[row]
         else:
@@ -35,6 +40,7 @@ def unlink(before: Any, after: Any, ends: Any, rows: Any) -> None:
             ends[1] = before[row]
         else:
             before[after[row]] = before[row]
+        before[row] = FREE
 
 
 @kernel(keeps_gil=True)
@@ -51,4 +57,4 @@ def walk(links: Any, start: int, out: Any) -> int:
 
 def fresh(rows: int) -> tuple[Any, Any, Any]:
     """``before``, ``after``, ``ends`` of an empty list."""
-    return np.full(rows, END, np.int64), np.full(rows, END, np.int64), np.full(2, END, np.int64)
+    return np.full(rows, FREE, np.int64), np.full(rows, END, np.int64), np.full(2, END, np.int64)

@@ -75,10 +75,13 @@ class Sampler(Protocol):
         """Called once, before anything else; what needs memory per row takes it now."""
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        """New items, in the order of their arrival. NaN: the caller gave no priority."""
+        """New items, in the order of their arrival. NaN: the caller gave no priority.
+
+        After an interrupted call (Ctrl-C) this may name items that it has named before.
+        """
 
     def remove(self, rows: Rows) -> None:
-        """Items that are no more; each was inserted."""
+        """Items that are no more. After an interrupted call this may name some that were removed."""
 
     def update(self, rows: Rows, priority: Priorities) -> None:
         """New priorities of items that are there; of a row that is named more than once the last counts."""
