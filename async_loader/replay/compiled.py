@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+_KEPT = 4
 
 
 def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]:
@@ -69,9 +71,18 @@ def _home() -> str | None:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     for folder in (Path(wanted),) if wanted else (here / "__pycache__", cache):
         try:
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            if not (folder / name).exists():
+                (folder / name).mkdir(parents=True, exist_ok=True)
+                _prune(folder)
             with tempfile.TemporaryFile(dir=folder / name):
                 return str(folder / name)
         except (OSError, RuntimeError):  # read-only; no home
             continue
     return None
+
+
+def _prune(folder: Path) -> None:
+    """Remove what earlier states of the sources have left, but for the newest few: other processes may run those."""
+    found = sorted(folder.glob("async_loader-*"), key=lambda path: path.stat().st_mtime)
+    for old in found[:-_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
