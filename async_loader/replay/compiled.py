@@ -64,8 +64,9 @@ def _home() -> str | None:
     """
     here = Path(__file__).parent
     sources = hashlib.sha256()
-    for path in sorted(here.rglob("*.py")):
-        sources.update(path.read_bytes())
+    for folder in (here, *sorted(below for below in here.iterdir() if below.is_dir() and below.name != "__pycache__")):
+        for path in sorted(folder.glob("*.py")):
+            sources.update(path.read_bytes())
     name = f"async_loader-{sources.hexdigest()[:16]}"
     wanted = os.environ.get("NUMBA_CACHE_DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -74,6 +75,7 @@ def _home() -> str | None:
             if not (folder / name).exists():
                 (folder / name).mkdir(parents=True, exist_ok=True)
                 _prune(folder)
+            os.utime(folder / name)
             with tempfile.TemporaryFile(dir=folder / name):
                 return str(folder / name)
         except (OSError, RuntimeError):  # read-only; no home
