@@ -147,10 +147,10 @@ class Run:
 def test_any_sampler_goes_with_any_remover(sampler, remover, most):
     run = Run(sampler, remover, most, seed=SAMPLERS.index(sampler) + 10 * REMOVERS.index(remover))
     calls = [run.add, run.sample, run.prioritize, run.delete]
-    for _ in range(250):
-        calls[run.rng.choice(4, p=[0.6, 0.2, 0.15, 0.05])]()
-        run.check()
-    run.buffer.close()
+    with run.buffer:
+        for _ in range(250):
+            calls[run.rng.choice(4, p=[0.6, 0.2, 0.15, 0.05])]()
+            run.check()
 
 
 @pytest.mark.parametrize("sampler", [Prioritized, RankPrioritized, MinHeap, MaxHeap])
