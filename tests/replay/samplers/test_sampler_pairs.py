@@ -78,6 +78,12 @@ class Run:
             self.capacity, schema, sampler=self.sampler, remover=remover(), max_times_sampled=most, seed=seed
         )
         self.model = Model(self.capacity, remover, most)
+        self.obs: dict[int, int] = {}
+        rows = self.buffer._owner.table.storage.layout.rows
+        many = rows - 20  # a table has rows to spare: they are taken again only when all have been
+        for id_ in self.buffer.extend(obs=np.arange(many)).tolist():
+            self.obs[id_] = id_
+            self.model.add(id_, None)
 
     def priorities(self, count):
         return [PRIORITIES[i] for i in self.rng.integers(0, len(PRIORITIES), count)]
@@ -86,7 +92,6 @@ class Run:
         given = self.prioritized and self.rng.random() < 0.6
         priority = self.priorities(1)[0] if given else None
         id_ = self.buffer.add(obs=np.int64(self.model.clock), **({"priority": priority} if given else {}))
-        self.obs = getattr(self, "obs", {})
         self.obs[id_] = self.model.clock
         self.model.add(id_, priority)
 
@@ -118,7 +123,9 @@ class Run:
     def prioritize(self):
         if not self.prioritized or not self.model.times:
             return
-        ids = self.rng.choice(list(self.model.times), 5).tolist()
+        rows = self.buffer._owner.table.storage.layout.rows
+        before = [id_ - rows for id_ in self.model.there if id_ >= rows] or [0]  # had the rows, if taken in order
+        ids = [*self.rng.choice(before, 2).tolist(), *self.rng.choice(list(self.model.times)[-24:], 3).tolist()]
         priorities = self.priorities(5)
         self.buffer.update_priorities(np.array(ids), np.array(priorities))
         for id_, priority in zip(ids, priorities, strict=True):
@@ -127,7 +134,7 @@ class Run:
 
     def delete(self):
         if self.model.times:
-            ids = self.rng.choice(list(self.model.times), 2)
+            ids = self.rng.choice(list(self.model.times)[-24:], 2)
             self.buffer.delete(ids)
             for id_ in ids.tolist():
                 self.model.there.pop(id_, None)
@@ -138,6 +145,9 @@ class Run:
         assert len(self.buffer) == table.items.count == len(self.model.there) <= self.capacity
         if isinstance(self.sampler, Prioritized):
             sums_are_exact(self.sampler._masses)
+            rows = np.flatnonzero(table.items.alive)
+            priority = np.array([self.model.there[id_][0] for id_ in table.ids[rows].tolist()])
+            assert self.sampler._masses.leaves[rows] == pytest.approx((priority + 1e-6) ** 0.6)
             assert not self.sampler._masses.leaves[np.flatnonzero(table.items.alive == 0)].any()
 
 
@@ -151,6 +161,8 @@ def test_any_sampler_goes_with_any_remover(sampler, remover, most):
         for _ in range(250):
             calls[run.rng.choice(4, p=[0.6, 0.2, 0.15, 0.05])]()
             run.check()
+        table = run.buffer._owner.table
+        assert max(run.model.times) > table.storage.layout.rows + 20, "no row was taken again"
 
 
 @pytest.mark.parametrize("sampler", [Prioritized, RankPrioritized, MinHeap, MaxHeap])
@@ -159,7 +171,10 @@ def test_priorities_of_batches_in_flight_never_land_on_what_took_their_rows(samp
     buffer = ReplayBuffer(64, {"obs": ((), "int64")}, sampler=sampler(), seed=3)
     buffer.extend(obs=np.arange(64), priority=np.full(64, 1.0))
     flying = [buffer.sample(16)["index"] for _ in range(5)]
-    buffer.extend(obs=np.arange(64, 264), priority=np.full(200, 7.0))
+    table = buffer._owner.table
+    old, rows = table.find(np.arange(64)), table.storage.layout.rows
+    buffer.extend(obs=np.arange(rows), priority=np.full(rows, 7.0))
+    assert table.items.alive[old].all(), "their rows were to be taken again"
     one = buffer._owner.sampler
     before = {name: np.copy(value) for name, value in one.state().items() if isinstance(value, np.ndarray)}
     for ids in flying:
@@ -168,7 +183,7 @@ def test_priorities_of_batches_in_flight_never_land_on_what_took_their_rows(samp
     after = one.state()
     for name, value in before.items():
         assert np.array_equal(value, after[name]), name
-    assert (buffer._owner.table.given[buffer._owner.table.items.alive != 0] == 7.0).all()
+    assert (table.given[table.items.alive != 0] == 7.0).all()
     buffer.close()
 
 
