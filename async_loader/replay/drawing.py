@@ -156,11 +156,19 @@ class Drawer:
             If they never can be.
         """
         owner = self._owner
-        owner.catch_up()
+        owner.keep_up()
+        reason = self._why_not(sampler, count, min_size)
+        if reason is not None and owner.writers is not None:
+            owner.catch_up()
+            reason = self._why_not(sampler, count, min_size)
+        if reason is not None:
+            self._check_ever(sampler, count)
+        return reason
+
+    def _why_not(self, sampler: Sampler, count: int, min_size: int) -> str | None:
+        owner = self._owner
         limits = owner.limits
         if limits is not None and not limits.may_sample(count):
-            if not limits.can_ever_sample(count):
-                raise ConfigError(limits.why_not_sample(count))
             return limits.why_not_sample(count)
         if not owner.ready:
             return _short(0, min_size)
@@ -170,9 +178,16 @@ class Drawer:
             return None if held >= min_size else _short(held, min_size)
         if most == 0 and sampler.repeats and not owner.max_times_sampled:
             return _short(held, min_size)
-        if not sampler.repeats and count > (owner.capacity or 0):
-            raise ConfigError(f"{sampler!r} draws no item twice, and {count} are more than the capacity of {owner.capacity}")
         return _short(held, max(count, min_size))
+
+    def _check_ever(self, sampler: Sampler, count: int) -> None:
+        """Raise ConfigError if so many can never be drawn."""
+        owner = self._owner
+        limits = owner.limits
+        if limits is not None and not limits.may_sample(count) and not limits.can_ever_sample(count):
+            raise ConfigError(limits.why_not_sample(count))
+        if owner.ready and not sampler.repeats and count > (owner.capacity or 0):
+            raise ConfigError(f"{sampler!r} draws no item twice, and {count} are more than the capacity of {owner.capacity}")
 
     def now(self, sampler: Sampler, count: int) -> Drawn:
         """As `ids`, under the lock, when nothing stands in the way."""

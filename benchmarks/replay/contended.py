@@ -100,6 +100,9 @@ def processes(seconds: float) -> Figures:
 def _write(handles: list[Any], which: Any, go: Any, ready: Any, count: Any) -> None:
     writers = [handle.open() for handle in handles]
     steps = _steps()
+    for writer in writers:  # what is compiled, or loaded, at the first step
+        writer.append(steps[0])
+        writer.flush(START_LIMIT_S)
     ready.release()
     while go.wait():
         writer = writers[which.value]

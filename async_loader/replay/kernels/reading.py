@@ -247,27 +247,28 @@ def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
     Returns how many of ``numbers`` were used, 0 if they did not suffice.
     """
     used = 0
-    for start in range(0, len(ids), _BLOCK):
-        stop = min(start + _BLOCK, len(ids))
-        for i in range(start, stop):
-            row = -1
-            while row < 0:
-                if used == len(numbers):
-                    return 0
-                row = int(numbers[used] * g[TOP])
-                used += 1
-                if peek8(g[ALIVE] + row) == 0:
-                    row = -1
-            rows[i] = row
+    for i in range(len(ids)):
+        row = -1
+        while row < 0:
+            if used == len(numbers):
+                return 0
+            row = int(numbers[used] * g[TOP])
+            used += 1
+            if peek8(g[ALIVE] + row) == 0:
+                row = -1
+        rows[i] = row
+        if len(ids) <= _SHORT:
             for line in range(0, g[STRIDE], 64):
                 prefetch(g[BASE] + row * g[STRIDE] + line)
-        _copy_rows(g, rows, start, stop, fields, ids)
+    _copy_rows(g, rows, len(ids) > _SHORT, fields, ids)
     return used
 
 
 @kernel(inline=True)
-def _copy_rows(g: Any, rows: Any, start: int, stop: int, fields: Any, ids: Any) -> None:
-    for i in range(start, stop):
+def _copy_rows(g: Any, rows: Any, fetch: bool, fields: Any, ids: Any) -> None:
+    for i in range(len(ids)):
+        if fetch:
+            _fetch(g, rows, i)  # the row of an id below `rows` is that id
         ids[i] = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
         for f in range(len(fields)):
             copy(fields[f, 3] + i * fields[f, 4], fields[f, 0] + rows[i] * fields[f, 1], fields[f, 2])
@@ -276,12 +277,7 @@ def _copy_rows(g: Any, rows: Any, start: int, stop: int, fields: Any, ids: Any) 
 @kernel(keeps_gil=True)
 def read_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
     """As `read_any`, for rows that are drawn."""
-    for start in range(0, len(ids), _BLOCK):
-        stop = min(start + _BLOCK, len(ids))
-        for i in range(start, stop):
-            for line in range(0, g[STRIDE], 64):
-                prefetch(g[BASE] + rows[i] * g[STRIDE] + line)
-        _copy_rows(g, rows, start, stop, fields, ids)
+    _copy_rows(g, rows, True, fields, ids)
 
 
 @kernel(keeps_gil=True)
