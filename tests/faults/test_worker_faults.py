@@ -113,13 +113,17 @@ def test_workers_that_crash_again_and_again_do_not_hang_the_loader():
 
 def test_what_a_worker_had_finished_before_it_died_is_not_lost(told):
     """It dies with a part that it has not read yet: the kernel reports that ahead of the results that are still there."""
-    with load(Batches({4: functools.partial(stop_then, told.path, last_words)}, last=6), chunk_size=4, prefetch=4) as loader:
-        pid = told.pid()
-        (stopped,) = (h for h in loader._pipeline.crew.handles if h.pid == pid)
-        until(lambda: len(stopped.assigned) == 2)
+    jobs = {0: functools.partial(stop_then, told.path, plain), 4: functools.partial(stop_then, told.path, last_words)}
+    with load(Batches(jobs, last=6), chunk_size=4, prefetch=4) as loader:
+        stopped = {told.pid(), told.pid()}  # both, so that neither takes all that is left
+        handles = loader._pipeline.crew.handles
+        until(lambda: [len(h.assigned) for h in handles] == [2, 2])
+        (dying,) = (h for h in handles if next(iter(h.assigned.values())).job.seq == 1)
         with loader._pipeline.crew._lock:  # the crew reads nothing until it is all over
-            resume(pid)
-            until(lambda: stopped.dead)
+            resume(dying.pid)
+            until(lambda: dying.dead)
+        (other,) = stopped - {dying.pid}
+        resume(other)
         got, died = [], []
         while len(got) + len(died) < 6:
             try:
