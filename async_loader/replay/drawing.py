@@ -19,6 +19,7 @@ from async_loader.replay.views import Recipe, Transitions
 from async_loader.source import Window
 
 Ids = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
 Drawn = tuple[Ids, npt.NDArray[np.float32] | None]
 _REDRAWS = 8
 
@@ -50,13 +51,13 @@ class Drawer:
             reader = readers.pop()
         except IndexError:
             reader = ReplayReader(owner.table.storage, recipe)
-        into = self._at_once(reader, sampler, batch_size) if reader.at_once(batch_size) else None
-        if into is None:
-            into = self._in_turn(reader, sampler, batch_size, timeout_s)
+        arrays = self._at_once(reader, sampler, batch_size) if reader.at_once(batch_size) else None
+        if arrays is None:
+            arrays = self._in_turn(reader, sampler, batch_size, timeout_s).fields
         readers.append(reader)
-        return _assembled(recipe, into.fields)
+        return _assembled(recipe, arrays)
 
-    def _at_once(self, reader: ReplayReader, sampler: Sampler, count: int) -> Window | None:
+    def _at_once(self, reader: ReplayReader, sampler: Sampler, count: int) -> Sequence[Array] | None:
         """Draw and read under one lock, where that is quick and nothing is to be waited for or counted; else ``None``."""
         owner = self._owner
         if owner.limiter is not None or owner.max_times_sampled:
@@ -67,14 +68,14 @@ class Drawer:
             if self.why_not(sampler, count) is not None:
                 return None
             numbers = sampler.chances() if type(sampler) is Uniform else None
-            into = None if numbers is None else reader.any(count, numbers)
-            if into is None:
+            arrays = None if numbers is None else reader.any(count, numbers)
+            if arrays is None:
                 drawn = sampler.draw(count)
-                into = reader.these(drawn.rows, drawn.weight)
+                arrays = reader.these(drawn.rows, drawn.weight)
             owner.table.sampled += count
             if owner.waiters.anybody:
                 owner.waiters.ring()
-        return into
+        return arrays
 
     def _in_turn(self, reader: ReplayReader, sampler: Sampler, count: int, timeout_s: float | None) -> Window:
         """Draw under the lock, read without it, and look again."""

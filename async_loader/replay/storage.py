@@ -16,6 +16,7 @@ middle of a row, and whoever drew the oldest has that many additions of time to 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from async_loader.errors import ConfigError
 from async_loader.replay import rows
 from async_loader.schema import PackedRow, Schema
+from async_loader.shm.mapping import HugePages
 from async_loader.shm.memory import human
 from async_loader.shm.segment import Segment
 
@@ -134,6 +136,8 @@ class Storage:
         What kernels need to know; see rows.py. Its owner fills in the rest.
     cells : list of arrays [rows, *shape]
         Every field of all rows.
+    ready : int
+        Rows for which `make_ready` has been called.
     """
 
     def __init__(self, segment: Segment, layout: StorageLayout) -> None:
@@ -146,6 +150,8 @@ class Storage:
         self.geometry[rows.STRIDE] = layout.stride
         self.geometry[rows.ROWS] = layout.rows
         self.pid = os.getpid()
+        self._huge = HugePages(self.base, layout.nbytes)
+        self.ready = 0
 
     @classmethod
     def create(cls, layout: StorageLayout) -> Storage:
@@ -158,6 +164,16 @@ class Storage:
         """
         purpose = f"replay buffer of {layout.capacity} steps of {layout.schema.nbytes} bytes"
         return cls(Segment.create(layout.nbytes, purpose, commit=False), layout)
+
+    def make_ready(self, rows: int) -> None:
+        """Before the first ``rows`` rows are written for the first time: huge pages under them, and a little further."""
+        layout = self.layout
+        regions = {(0, layout.stride), *((offset, stride) for offset, stride in layout.places if stride != layout.stride)}
+        ends = [
+            (self._huge.under(offset + self.ready * stride, offset + rows * stride) - offset) // stride
+            for offset, stride in regions
+        ]
+        self.ready = min(ends) if self._huge.wanted and min(ends) < layout.rows else sys.maxsize
 
     @property
     def cells(self) -> list[npt.NDArray[Any]]:

@@ -152,6 +152,7 @@ class Table:
         burst, start = self.storage.layout.burst, 0
         while start < count:
             stop = min(count, start + (burst if not self.granted else self._free_ahead(burst)))
+            self._ready(2 * (stop - start))
             self._k.write(self.g, fields, start, stop, final, streams, flags, given, ids, self._changes)
             self.settle()
             start = stop
@@ -161,11 +162,19 @@ class Table:
             if not free.ready():
                 self.remove(self.remover.draw(1).rows)
             priority = float(given[i]) if len(given) else np.nan
+            self._ready(1)
             ids[i] = self._k.overwrite(self.g, fields, i, free.take(), int(streams[i]), int(flags[i]), priority, self._changes)
             self.settle()
 
+    def _ready(self, more: int) -> None:
+        """Before so many rows are written that perhaps never were."""
+        used = int(self.g[r.CURSOR]) if self.granted else self.items.top
+        if used + more > self.storage.ready:
+            self.storage.make_ready(used + more)
+
     def end_stream(self, stream: int, flags: int, final: Ids) -> None:
         """End a stream's episode; ``final`` describes the source of the final observation, empty if there is none."""
+        self._ready(1)
         self._k.end_stream(self.g, stream, flags, final, self._changes)
         self.settle()
 
@@ -202,6 +211,7 @@ class Table:
 
     def grant(self, most: int) -> tuple[int, int]:
         """Set up to ``most`` rows aside, which lie one behind the other: the first id, and how many there are."""
+        self._ready(most)
         first = self._k.grant(self.g, most, self._changes)
         count = int(self._changes[2])
         self.settle()

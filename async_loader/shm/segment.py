@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import OutOfMemory
+from async_loader.shm import mapping
 from async_loader.shm.memory import available_bytes, human
 
 
@@ -34,7 +35,7 @@ class Segment:
     def __init__(self, fd: int, nbytes: int) -> None:
         self._fd = fd
         self.nbytes = nbytes
-        self._map = mmap.mmap(fd, nbytes)
+        self._map = mapping.aligned(fd, nbytes) or mmap.mmap(fd, nbytes)
 
     @classmethod
     def create(cls, nbytes: int, purpose: str, *, commit: bool = True) -> Segment:
@@ -79,7 +80,7 @@ class Segment:
 
     def view(self, offset: int = 0, count: int | None = None) -> memoryview:
         """The same bytes for writing with slices."""
-        return memoryview(self._map)[offset : None if count is None else offset + count]
+        return memoryview(self._map).cast("B")[offset : None if count is None else offset + count]
 
     def fileno(self) -> int:
         return self._fd
@@ -89,8 +90,10 @@ class Segment:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
-            with contextlib.suppress(BufferError):
-                self._map.close()
+            mapped, self._map = self._map, None
+            if isinstance(mapped, mmap.mmap):
+                with contextlib.suppress(BufferError):
+                    mapped.close()
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:

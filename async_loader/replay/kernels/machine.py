@@ -114,7 +114,7 @@ def prefetch(typingctx: Any, address: Any) -> Any:
 
 
 def _access(bits: int) -> tuple[Any, Any]:
-    """A load and a store of that many bits at any address, as part of a copy."""
+    """A load and a store of that many bits at any address."""
     item = ir.IntType(bits)
 
     @intrinsic
@@ -138,9 +138,26 @@ def _access(bits: int) -> tuple[Any, Any]:
 
 
 peek64, poke64 = _access(64)
-_peek32, _poke32 = _access(32)
 peek8, poke8 = _access(8)
 
+
+def _mover(count: int) -> Any:
+    """A copy of that many bytes from any address to any other."""
+    item = ir.VectorType(ir.IntType(8), count)
+
+    @intrinsic
+    def move(typingctx: Any, target: Any, source: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            to, start = (builder.inttoptr(address, item.as_pointer()) for address in arguments)
+            builder.store(builder.load(start, align=1), to, align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return move
+
+
+_move32, _move16, _move8, _move4 = (_mover(count) for count in (32, 16, 8, 4))
 _CALL_FROM = 256
 
 
@@ -149,15 +166,22 @@ def copy(target: int, source: int, count: int) -> None:
     """Small fields are copied in place: a call of memcpy costs as much as all the fields of a small row."""
     if count > _CALL_FROM:
         _memcpy(target, source, count)
-    elif count >= 8:
+    elif count >= 32:
         done = 0
-        while done + 8 <= count:
-            poke64(target + done, peek64(source + done))
-            done += 8
+        while done + 32 <= count:
+            _move32(target + done, source + done)
+            done += 32
         if done < count:
-            poke64(target + count - 8, peek64(source + count - 8))
-    elif count == 4:
-        _poke32(target, _peek32(source))
+            _move32(target + count - 32, source + count - 32)
+    elif count >= 16:
+        _move16(target, source)
+        _move16(target + count - 16, source + count - 16)
+    elif count >= 8:
+        _move8(target, source)
+        _move8(target + count - 8, source + count - 8)
+    elif count >= 4:
+        _move4(target, source)
+        _move4(target + count - 4, source + count - 4)
     else:
         for i in range(count):
             poke8(target + i, peek8(source + i))

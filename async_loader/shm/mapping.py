@@ -1,0 +1,100 @@
+"""Shared mappings whose address is a multiple of 2 MiB, so that the kernel can put huge pages under them.
+
+Rows that are drawn at random out of hundreds of megabytes cost a page walk each as long as they lie in pages of 4 KiB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import sys
+import time
+import weakref
+from typing import Any
+
+HUGE = 2 << 20
+"""Bytes of a huge page, and what `aligned` aligns to."""
+
+_COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1: at once, and whatever the machine's setting for shared memory is
+_PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
+_FAILED = ctypes.c_void_p(-1).value
+_SLOW_S, _SLOW = 0.02, 3  # a page is zeroed in a millisecond or so; where memory has to be moved about it is not worth it
+
+
+def aligned(fd: int, nbytes: int) -> Any:
+    """The file mapped shared, readable and writable, as a buffer that unmaps itself with the last view of it.
+
+    ``None`` where that is not to be had, and where it would be of no use: `mmap` does it then.
+    """
+    if nbytes < HUGE or not sys.platform.startswith("linux"):
+        return None
+    libc = _libc()
+    start = libc.mmap(None, nbytes + HUGE, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+    if start == _FAILED:
+        return None
+    begin = -(-start // HUGE) * HUGE
+    whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    mapped = libc.mmap(begin, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+    if mapped == _FAILED:
+        libc.munmap(start, nbytes + HUGE)
+        return None
+    for first, last in ((start, begin), (begin + whole, start + nbytes + HUGE)):
+        if last > first:
+            libc.munmap(first, last - first)
+    buffer = (ctypes.c_ubyte * nbytes).from_address(begin)
+    weakref.finalize(buffer, libc.munmap, begin, whole).atexit = False
+    return buffer
+
+
+class HugePages:
+    """Puts huge pages under a mapping, part by part, before it is written for the first time. Gives up where they cost time.
+
+    Parameters
+    ----------
+    address : int
+        Of the mapping. Where it is no multiple of 2 MiB nothing is ever done.
+    nbytes : int
+    """
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self._address = address
+        self._wanted = 0 if address % HUGE else nbytes // HUGE
+        self._done = bytearray(self._wanted)
+        self._slow = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there may be something left to do."""
+        return self._wanted > 0
+
+    def under(self, begin: int, end: int) -> int:
+        """See to the bytes from ``begin`` to ``end``, and to what shares a huge page with them; where that ends."""
+        last = -(-end // HUGE)
+        for i in range(begin // HUGE, min(self._wanted, last)):
+            if self._done[i]:
+                continue
+            self._done[i] = 1
+            started = time.monotonic()
+            done = collapse(self._address + i * HUGE)
+            self._slow += time.monotonic() - started > _SLOW_S
+            if not done or self._slow >= _SLOW:
+                self._wanted = 0
+                break
+        return last * HUGE
+
+
+def collapse(address: int) -> bool:
+    """Put one huge page under these 2 MiB, with what is in them; whether the kernel did."""
+    ctypes.string_at(address, 1)  # it refuses a range that holds nothing at all
+    return not _libc().madvise(address, HUGE, _COLLAPSE)
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
