@@ -15,6 +15,7 @@ All of these keep their places in all versions; what is reserved is sent as 0 an
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import google_crc32c
 import msgspec
@@ -74,7 +75,7 @@ def encode(header: Header) -> bytes:
     return front + _CRC.pack(_crc32c(front))
 
 
-def decode(frame: bytes) -> Header:
+def decode(frame: Any) -> Header:
     """O(1).
 
     Raises
@@ -82,8 +83,10 @@ def decode(frame: bytes) -> Header:
     Malformed
         With the code that answers it: MALFORMED, VERSION, or UNSUPPORTED for types and flags of later versions.
     """
-    if len(frame) != BYTES:
-        raise Malformed(f"the first frame holds {len(frame)} bytes, a header {BYTES}: is the peer of another protocol?")
+    size = len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
+    if size != BYTES:
+        raise Malformed(f"the first frame holds {size} bytes, a header {BYTES}: is the peer of another protocol?")
+    frame = bytes(frame)
     magic, version, oldest, kind, flags, session, sequence, number, schema, rows, frames, _, body, crc = _WHOLE.unpack(frame)
     if magic != MAGIC:
         raise Malformed(f"a message begins with {magic!r}, not with {MAGIC!r}: is the peer of another protocol?")

@@ -63,7 +63,7 @@ def encode(message: Message) -> list[Buffer]:
         rows = 0
         if message.data is not None:
             frames.append(message.data)
-            _check_part(body, frames[1:])
+        _check_part(body, frames[1:])
     else:
         frames, rows = body.pack(), body.count
     flags = message.flags | codes.SHARED if isinstance(body, SlotBatch) else message.flags
@@ -88,10 +88,7 @@ def decode(frames: Sequence[Any], limits: Limits = bounds.DEFAULT) -> Message:
     """
     if not frames:
         raise Malformed("a message without frames: the first one is a header")
-    front = memoryview(frames[0])
-    if front.nbytes != header.BYTES:
-        raise Malformed(f"the first frame holds {front.nbytes} bytes, a header {header.BYTES}: is the peer of another protocol?")
-    head = header.decode(front.tobytes())
+    head = header.decode(frames[0])
     try:
         return _message(head, frames, limits)
     except Malformed as error:
@@ -116,18 +113,18 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
         body = Insert(head.rows, views)
     elif kind is Type.BATCH and not head.flags & codes.SHARED:
         body = Batch(head.rows, views)
+    elif kind >= Type.INSERT:
+        body = data.unpack(kind, head.rows, views)
     elif kind in data.EMPTY:
         if views:
             raise Malformed(f"{kind.name} has {len(views)} body frames, it takes none")
         body = data.EMPTY[kind]()
-    elif kind in control.DECODERS:
+    else:
         if not views:
             raise Malformed(f"{kind.name} has no body frame, it takes one of msgpack")
         body = control.unpack(kind, views[0])
         _check_part(body, views[1:])
         part = views[1] if len(views) > 1 else None
-    else:
-        body = data.unpack(kind, head.rows, views)
     return Message(
         body, head.session, head.sequence, head.number, head.schema, head.flags, head.version, head.oldest, part
     )  # fmt: skip

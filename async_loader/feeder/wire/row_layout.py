@@ -39,6 +39,10 @@ class RowLayout:
         One per field: bytes from the row's start, ``None`` for a large field.
     small, large : tuple of int
         Which fields share frame 0, and which have frames, in the schema's order.
+    bools : tuple of int
+        Fields whose bytes have to be 0 or 1.
+    frame_bytes : tuple of int
+        Of one row, for each frame.
     packed : numpy.dtype
         The record that one row of frame 0 is; ``f<i>`` is field i.
     """
@@ -50,6 +54,8 @@ class RowLayout:
     offsets: tuple[int | None, ...]
     small: tuple[int, ...]
     large: tuple[int, ...]
+    bools: tuple[int, ...]
+    frame_bytes: tuple[int, ...]
     packed: np.dtype[np.void]
 
     @classmethod
@@ -73,25 +79,27 @@ class RowLayout:
         names = [name for name, _, _ in columns] + [f"f{i}" for i in small]
         formats = [form for _, form, _ in columns] + [(fields[i].dtype, fields[i].shape) for i in small]
         starts = [start for _, _, start in columns] + [places[i] for i in small]
-        packed = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": stride})
-        return cls(fields, number, headed, stride, offsets, small, large, packed)
+        packed = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": stride}, align=True)
+        bools = tuple(i for i, field in enumerate(fields) if field.dtype.kind == "b")
+        frame_bytes = (stride, *(fields[i].nbytes for i in large))
+        return cls(fields, number, headed, stride, offsets, small, large, bools, frame_bytes, packed)
 
     @property
     def row_bytes(self) -> int:
         """Of one row, over all frames."""
-        return self.stride + sum(self.fields[i].nbytes for i in self.large)
+        return sum(self.frame_bytes)
 
     def sizes(self, rows: int) -> list[int]:
         """Bytes of each frame of ``rows`` rows."""
-        return [rows * self.stride, *(rows * self.fields[i].nbytes for i in self.large)]
+        return [rows * size for size in self.frame_bytes]
 
     def check(self, frames: Sequence[memoryview], rows: int) -> None:
         """Raises Malformed unless these are the frames of so many rows."""
-        if len(frames) != 1 + len(self.large):
-            raise Malformed(f"rows came in {len(frames)} frames, their schema takes {1 + len(self.large)}")
-        for i, (frame, size) in enumerate(zip(frames, self.sizes(rows), strict=True)):
-            if frame.nbytes != size:
-                raise Malformed(f"frame {i} of {rows} rows holds {frame.nbytes} bytes, their schema takes {size}")
+        if len(frames) != len(self.frame_bytes):
+            raise Malformed(f"rows came in {len(frames)} frames, their schema takes {len(self.frame_bytes)}")
+        for i, size in enumerate(self.frame_bytes):
+            if frames[i].nbytes != rows * size:
+                raise Malformed(f"frame {i} of {rows} rows holds {frames[i].nbytes} bytes, their schema takes {rows * size}")
 
     def rows_within(self, message_bytes: int = bounds.MESSAGE_BYTES) -> int:
         """How many rows fit into one message.

@@ -135,29 +135,26 @@ def _read(body: Framed, layout: RowLayout) -> tuple[NDArray[np.void], list[Colum
         raise Malformed("a message of rows has none: send 1 or more")
     frames = [memoryview(frame) for frame in body.frames]
     layout.check(frames, rows)
-    packed = _array(frames[0], layout.packed, rows) if layout.stride else np.zeros(rows, layout.packed)
+    packed = _array(frames[0], layout.packed) if layout.stride else np.zeros(rows, layout.packed)
     columns: list[Column] = [packed[f"f{i}"] if offset is not None else packed for i, offset in enumerate(layout.offsets)]
     for frame, i in zip(frames[1:], layout.large, strict=True):
         field = layout.fields[i]
-        columns[i] = _array(frame, field.dtype, -1).reshape(rows, *field.shape)
-    for field, column in zip(layout.fields, columns, strict=True):
-        if field.dtype.kind == "b" and (column.view(np.uint8) > 1).any():
-            raise Malformed(f"field {field} holds bytes that are neither 0 nor 1")
+        columns[i] = _array(frame, field.dtype).reshape(rows, *field.shape)
+    for i in layout.bools:
+        if (columns[i].view(np.uint8) > 1).any():
+            raise Malformed(f"field {layout.fields[i]} holds bytes that are neither 0 nor 1")
     return packed, columns
 
 
-def _array(frame: memoryview, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    values = np.frombuffer(frame, dtype, count)
-    address = values.__array_interface__["data"][0]
-    unit = 8 if dtype.names else min(8, dtype.alignment)
-    return values if address % unit == 0 else values.copy()
+def _array(frame: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+    values = np.frombuffer(frame, dtype)
+    return values if values.flags.aligned else values.copy()
 
 
 def _check_heads(flags: NDArray[np.uint32], priorities: NDArray[np.float64]) -> None:
     seen = int(np.bitwise_or.reduce(flags))
     if seen & ~codes.ROW_FLAGS:
         raise Malformed(f"a row has flags {seen & ~codes.ROW_FLAGS:#x}: there are 1 terminated, 2 truncated, 4 final")
-    fine = (priorities >= 0) & (priorities < np.inf) | np.isnan(priorities)
-    if not fine.all():
-        bad = int(np.argmin(fine))
-        raise Malformed(f"row {bad} has priority {priorities[bad]}: it is finite and not negative, or NaN")
+    least, most = np.fmin.reduce(priorities), np.fmax.reduce(priorities)  # of those that are not NaN
+    if least < 0 or most == np.inf:
+        raise Malformed(f"a row has priority {least if least < 0 else most}: it is finite and not negative, or NaN")
