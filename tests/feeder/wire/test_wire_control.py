@@ -41,7 +41,12 @@ def test_a_message_comes_back_as_it_was(name):
     frames = raw(message)
     back = wire.decode(frames)
     assert raw(back) == frames
-    assert (back.session, back.sequence, back.number, back.schema) == (message.session, message.sequence, 1, message.schema)
+    assert (back.session, back.sequence, back.number, back.schema) == (
+        message.session,
+        message.sequence,
+        message.number,
+        message.schema,
+    )
     if isinstance(message.body, Control):
         assert back.body == message.body
 

@@ -80,7 +80,7 @@ def examples() -> dict[str, wire.Message]:
     schemas = {"INSERT": small.schema_id, "WRITER": small.schema_id, "BATCH": pixels.schema_id, "READER": pixels.schema_id}
     data = {"WEIGHTS": np.eye(2, dtype=np.float32).tobytes(), "PUBLISH": np.eye(2, dtype=np.float32).tobytes()}
     return {
-        name: wire.Message(body, 0 if name == "HELLO" else 81, at, 1, schemas.get(name, 0), data=data.get(name))
+        name: wire.Message(body, 0 if at == 0 else 81, at, min(at, 1), schemas.get(name, 0), data=data.get(name))
         for at, (name, body) in enumerate(bodies.items())
     }
 
