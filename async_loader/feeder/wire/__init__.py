@@ -12,6 +12,7 @@
 
     bounds  codes  header  scan      what may be, by number; a look at msgpack before it is decoded
     schema_codec ─▶ row_layout       a schema as bytes; the exact sizes of n rows of it
+    weights                          tensors as the bytes that WEIGHTS and PUBLISH carry in parts
 
 NOTE [errors are for all ages]. A side that speaks too new or too old a version, a type or a flag that must be understood, is
 answered with an ERROR. So that it can read that, an ERROR is the one message that is decoded whatever version and flags its
@@ -65,6 +66,7 @@ from async_loader.feeder.wire.message import Message, decode, encode, refuse
 from async_loader.feeder.wire.row_layout import RowLayout
 from async_loader.feeder.wire.rows import Batch, Insert, Steps, batch, insert, read_batch, read_insert
 from async_loader.feeder.wire.schema_codec import SchemaSpec, check_id, schema_id, schema_of, spec_of
+from async_loader.feeder.wire.weights import bytes_of, specs_of, tensors_of
 
 __all__ = [
     "ACK_NOW",
@@ -116,6 +118,7 @@ __all__ = [
     "Writer",
     "agree",
     "batch",
+    "bytes_of",
     "check_id",
     "decode",
     "encode",
@@ -126,5 +129,7 @@ __all__ = [
     "schema_id",
     "schema_of",
     "spec_of",
+    "specs_of",
+    "tensors_of",
     "worth_retrying",
 ]

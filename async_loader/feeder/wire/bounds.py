@@ -38,7 +38,7 @@ Shape = Annotated[tuple[Dimension, ...], Meta(max_length=DIMENSIONS)]
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a receiver takes, in bytes: a control body, all body frames of any message, all that is not yet acknowledged."""
 
-    control_bytes: U32 = CONTROL_BYTES
+    control_bytes: Annotated[int, Meta(ge=1024, le=CONTROL_BYTES)] = CONTROL_BYTES
     message_bytes: U64 = MESSAGE_BYTES
     in_flight_bytes: U64 = IN_FLIGHT_BYTES
 

@@ -150,6 +150,9 @@ class TensorSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
     def __post_init__(self) -> None:
         if self.dtype not in codes.DTYPES:
             raise ValueError(f"tensor {self.name!r} has dtype code {self.dtype}, known are 1 to {max(codes.DTYPES)}")
+        # numpy multiplies dimensions also when one of them is 0.
+        if math.prod(max(1, n) for n in self.shape) * 16 >= 2**63:
+            raise ValueError(f"tensor {self.name!r} has shape {self.shape}: no array can be that large")
 
     @property
     def nbytes(self) -> int:
@@ -172,6 +175,8 @@ class Weights(Control, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.offset and self.specs:
             raise ValueError(f"a part at offset {self.offset} names {len(self.specs)} tensors: the first part does")
+        if len({spec.name for spec in self.specs}) < len(self.specs):
+            raise ValueError(f"{len(self.specs)} tensors share names: give every tensor a name of its own")
         total = sum(spec.nbytes for spec in self.specs)
         if not self.offset and total != self.total_bytes:
             raise ValueError(f"the tensors have {total} bytes, total_bytes is {self.total_bytes}")
@@ -228,7 +233,7 @@ def pack(body: Control) -> bytes:
     return data
 
 
-def unpack(kind: Type, frame: memoryview) -> Control:
+def unpack(kind: Type, frame: memoryview, most: int = bounds.CONTROL_BYTES) -> Control:
     """The message that a body frame holds.
 
     Raises
@@ -236,14 +241,14 @@ def unpack(kind: Type, frame: memoryview) -> Control:
     Malformed
         Names the field that is wrong.
     """
-    _bounded(kind, frame.nbytes)
+    _bounded(kind, frame.nbytes, most)
     data = frame.tobytes()
     scan.check(data)
     return _decode(kind, data)
 
 
 def _decode(kind: Type, data: bytes) -> Control:
-    _bounded(kind, len(data))
+    _bounded(kind, len(data), bounds.CONTROL_BYTES)
     try:
         body: Control = DECODERS[kind].decode(data)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
@@ -251,7 +256,7 @@ def _decode(kind: Type, data: bytes) -> Control:
     return body
 
 
-def _bounded(kind: Type, size: int) -> None:
-    if size > bounds.CONTROL_BYTES:
-        text = f"{kind.name} has a body of {size} bytes, {bounds.CONTROL_BYTES} are allowed: send less at a time"
+def _bounded(kind: Type, size: int, most: int) -> None:
+    if size > most:
+        text = f"{kind.name} has a body of {size} bytes, {most} are allowed: send less at a time"
         raise Malformed(text, ErrorCode.TOO_LARGE)

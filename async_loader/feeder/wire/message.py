@@ -122,7 +122,7 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
     else:
         if not views:
             raise Malformed(f"{kind.name} has no body frame, it takes one of msgpack")
-        body = control.unpack(kind, views[0])
+        body = control.unpack(kind, views[0], limits.control_bytes)
         _check_part(body, views[1:])
         part = views[1] if len(views) > 1 else None
     return Message(

@@ -1,4 +1,4 @@
-"""A client as one would write it in another language: from docs/wire.md, with a TCP socket and ``struct``. Knows no ZeroMQ library."""
+"""A client as in another language: from docs/wire.md, with a TCP socket and ``struct``. Knows no ZeroMQ library."""
 
 from __future__ import annotations
 

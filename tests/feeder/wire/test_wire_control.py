@@ -41,12 +41,8 @@ def test_a_message_comes_back_as_it_was(name):
     frames = raw(message)
     back = wire.decode(frames)
     assert raw(back) == frames
-    assert (back.session, back.sequence, back.number, back.schema) == (
-        message.session,
-        message.sequence,
-        message.number,
-        message.schema,
-    )
+    for said in ("session", "sequence", "number", "schema"):
+        assert getattr(back, said) == getattr(message, said)
     if isinstance(message.body, Control):
         assert back.body == message.body
 
@@ -120,6 +116,8 @@ def test_nil_may_be_left_out():
         ("WEIGHTS", {"specs": [["w", 99, [2, 2]]]}),
         ("WEIGHTS", {"specs": [["w", 11, [2**33, 2**31]]]}),
         ("WEIGHTS", {"specs": [["w", 11, [2**31 - 1] * 3]], "total_bytes": 0}),
+        ("WEIGHTS", {"specs": [["w", 11, [2**31 - 1, 0, 2**31 - 1, 2**31 - 1]]], "total_bytes": 0}),
+        ("WEIGHTS", {"specs": [["w", 11, [2]], ["w", 11, [2]]]}),
     ],
     ids=str,
 )
@@ -232,6 +230,32 @@ def test_weights_travel_in_parts():
     read = [wire.decode(raw(part)) for part in parts]
     assert b"".join(part.data for part in read) == whole
     assert [part.body.offset for part in read] == [0, 16, 32]
+
+
+def test_tensors_come_back_as_they_were():
+    tensors = {
+        "odd": np.arange(3, dtype=np.uint8),
+        "turned": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        "scalar": np.array(1.5),
+        "none": np.empty((0, 4), np.float16),
+        "z": np.array([1j]),
+    }
+    specs, whole = wire.specs_of(tensors), wire.bytes_of(tensors)
+    message = wire.Message(wire.Publish(name="p", version=1, total_bytes=len(whole), specs=specs), data=whole)
+    read = wire.decode(raw(message))
+    after = wire.tensors_of(read.body.specs, read.data)
+    assert list(after) == list(tensors)
+    for name, value in tensors.items():
+        assert after[name].dtype == value.dtype
+        assert after[name].flags.aligned
+        np.testing.assert_array_equal(after[name], value)
+    with pytest.raises(Malformed, match="read on from there"):
+        wire.tensors_of(specs, whole[:-1])
+
+
+def test_a_receiver_may_take_less_than_the_format_allows():
+    with pytest.raises(Malformed, match="1024 are allowed"):
+        wire.decode(raw(wire.Message(wire.StatusReply(status={"x": "y" * 1024}))), wire.Limits(control_bytes=1024))
 
 
 def test_an_error_of_a_code_that_came_later_is_read():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import google_crc32c
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_rig import examples, raw, reheaded
 
@@ -26,6 +30,7 @@ def patched(frame: bytes, at: int, value: int) -> bytes:
     return bytes(front) + struct.pack("<I", google_crc32c.value(bytes(front)))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(list(wire.Type)), st.integers(0, 15), u64, u64, u32, u32, u32, u16, u64)
 def test_a_header_comes_back_as_it_was(kind, flags, session, sequence, number, schema, rows, frames, size):
     one = Header(1, 1, kind, flags, session, sequence, number, schema, rows, frames, size)
@@ -151,3 +156,35 @@ def test_what_is_worth_another_try():
         wire.ErrorCode[name]
         for name in ["UNKNOWN_SESSION", "UNKNOWN_WRITER", "UNKNOWN_READER", "GAP", "LIMIT", "DRAINING", "TIMEOUT"]
     }
+
+
+WIRE = Path(wire.__file__).parent
+WITHOUT = {
+    "socket",
+    "ssl",
+    "select",
+    "selectors",
+    "time",
+    "datetime",
+    "threading",
+    "asyncio",
+    "multiprocessing",
+    "subprocess",
+    "os",
+}
+WITHOUT |= {"pickle", "marshal", "shelve", "cloudpickle", "torch", "zmq", "numba", "importlib", "io"}
+
+
+def test_the_wire_has_no_socket_no_clock_no_thread_and_unpickles_nothing():
+    for path in WIRE.glob("*.py"):
+        code = ast.parse(path.read_text())
+        found = {node.module for node in ast.walk(code) if isinstance(node, ast.ImportFrom)}
+        found |= {name.name for node in ast.walk(code) if isinstance(node, ast.Import) for name in node.names}
+        assert not {name.split(".")[0] for name in found} & WITHOUT, path.name
+        called = {node.func.id for node in ast.walk(code) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        assert not called & {"eval", "exec", "compile", "open", "__import__", "namedtuple"}, path.name
+
+
+def test_the_wire_loads_neither_torch_nor_zeromq_nor_compiled_kernels():
+    code = "import sys, async_loader.feeder.wire; assert not {'torch', 'zmq', 'numba'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import zmq
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_rig import PIXELS, SMALL, array, examples, raw, reheaded, schemas, steps, three_steps
 
@@ -25,6 +25,7 @@ def sent(layout: wire.RowLayout, rows: wire.Steps) -> list[bytes]:
     return raw(wire.Message(wire.insert(layout, rows), 1, 2, 3, layout.schema_id))
 
 
+@settings(deadline=None)
 @given(schemas(), st.integers(1, 5), st.integers(0, 7), st.integers(0, 9))
 def test_rows_come_back_as_they_were(schema, rows, flags, seed):
     layout = wire.RowLayout.of(schema, headed=True)
@@ -38,6 +39,7 @@ def test_rows_come_back_as_they_were(schema, rows, flags, seed):
     assert same(after.priorities, before.priorities)
 
 
+@settings(deadline=None)
 @given(schemas(), st.integers(1, 5), st.integers(0, 9))
 def test_batches_come_back_as_they_were(schema, rows, seed):
     layout = wire.RowLayout.of(schema, headed=False)

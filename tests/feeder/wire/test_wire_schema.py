@@ -8,7 +8,7 @@ from collections import namedtuple
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from wire_rig import PIXELS, SMALL, schemas
 
 from async_loader import Field, Schema, tree
@@ -30,6 +30,7 @@ def field(name="x", dtype=F4, shape=(), stack=1, successor=None, padding=0):
     return [name, dtype, list(shape), stack, successor, padding]
 
 
+@settings(deadline=None)
 @given(schemas())
 def test_a_schema_comes_back_as_it_was(schema):
     data = schema_codec.encode(schema)
@@ -144,6 +145,7 @@ def test_rows_of_another_schema_are_refused_with_the_one_agreed_on():
     assert (caught.value.code, caught.value.expected) == (wire.ErrorCode.SCHEMA, 6)
 
 
+@settings(deadline=None)
 @given(schemas())
 def test_a_layout_is_that_of_packed_rows_behind_a_head(schema):
     for headed, head in ((True, 16), (False, 0)):
