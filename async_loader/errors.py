@@ -95,3 +95,26 @@ class WorkerDied(AsyncLoaderError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (str(self), self.pid, self.exitcode))
+
+
+class Malformed(AsyncLoaderError, ValueError):
+    """A message that is not as the feeder's wire format says, or says more than this side understands.
+
+    Attributes
+    ----------
+    code : int
+        Of `async_loader.feeder.wire.codes.ErrorCode`: what to answer.
+    type, session, sequence, number : int
+        Of the message, as far as its header could be read; 0 otherwise.
+    expected : int | None
+        What the answer names beside the text: for an unknown version the newest that is understood here.
+    """
+
+    def __init__(self, message: str, code: int = 2, expected: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.expected = expected
+        self.type = self.session = self.sequence = self.number = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.code, self.expected))

@@ -38,6 +38,8 @@ TORCH = {"tensors", *_DELIVERY, *_START, "demo", "compat", "testing", "doctor"}
 TORCH_AT_ONCE = {"demo", "compat"}
 ELSEWHERE = {
     "zmq": {"feeder"},
+    "msgspec": {"feeder"},
+    "google_crc32c": {"feeder"},
     "ray": {"scale"},
     "gymnasium": {"demo"},
     "matplotlib": {"demo"},

@@ -1,0 +1,1 @@
+"""The feeder: a standalone process that owns replay tables; actors push steps in, learners pull batches out."""

@@ -1,0 +1,135 @@
+"""What feeder and clients say to each other, as frames. Has no socket, no clock and no thread, and unpickles nothing.
+
+::
+
+    frames ──decode──▶ Message(body, session, sequence, ...) ──encode──▶ frames
+                          │
+         control.py       │ HELLO WELCOME OPEN_WRITER ... ERROR END    one msgpack map
+         data.py          │ ACK GAP PULL PRIORITIES RETURN ...         fixed structs, arrays of numbers
+         rows.py          │ INSERT BATCH                               packed rows, large fields: read_insert(body, layout)
+                          ▼
+    [ header 64 B | body frame 0 | body frame 1 ... ]    header.py says how many and how long; docs/wire.md says all of it
+
+    bounds  codes  header  scan      what may be, by number; a look at msgpack before it is decoded
+    schema_codec ─▶ row_layout       a schema as bytes; the exact sizes of n rows of it
+    weights                          tensors as the bytes that WEIGHTS and PUBLISH carry in parts
+
+NOTE [errors are for all ages]. A side that speaks too new or too old a version, a type or a flag that must be understood, is
+answered with an ERROR. So that it can read that, an ERROR is the one message that is decoded whatever version and flags its
+header has, and its body never changes. It is never answered with an ERROR.
+
+NOTE [two steps]. An INSERT is decoded without its rows, which takes microseconds whatever its size: whether it is a duplicate, a
+gap or of a fenced writer stands in the header. Only then are the rows worth reading.
+"""
+
+from __future__ import annotations
+
+from async_loader.errors import Malformed
+from async_loader.feeder.wire.bounds import Limits
+from async_loader.feeder.wire.codes import ACK_NOW, FINAL, SHARED, TERMINATED, TRUNCATED, ErrorCode, Type, worth_retrying
+from async_loader.feeder.wire.control import (
+    CloseWriter,
+    Control,
+    End,
+    Error,
+    Hello,
+    Latest,
+    OpenReader,
+    OpenWriter,
+    Publish,
+    Reader,
+    StatusReply,
+    TensorSpec,
+    View,
+    Weights,
+    Welcome,
+    Writer,
+)
+from async_loader.feeder.wire.data import (
+    Ack,
+    Applied,
+    CloseReader,
+    Data,
+    Done,
+    Drain,
+    Gap,
+    Ping,
+    Pong,
+    Priorities,
+    Pull,
+    Return,
+    SlotBatch,
+    Status,
+)
+from async_loader.feeder.wire.header import NEWEST, OLDEST, agree
+from async_loader.feeder.wire.message import Message, decode, encode, refuse
+from async_loader.feeder.wire.row_layout import RowLayout
+from async_loader.feeder.wire.rows import Batch, Insert, Steps, batch, insert, read_batch, read_insert
+from async_loader.feeder.wire.schema_codec import SchemaSpec, check_id, schema_id, schema_of, spec_of
+from async_loader.feeder.wire.weights import bytes_of, specs_of, tensors_of
+
+__all__ = [
+    "ACK_NOW",
+    "FINAL",
+    "NEWEST",
+    "OLDEST",
+    "SHARED",
+    "TERMINATED",
+    "TRUNCATED",
+    "Ack",
+    "Applied",
+    "Batch",
+    "CloseReader",
+    "CloseWriter",
+    "Control",
+    "Data",
+    "Done",
+    "Drain",
+    "End",
+    "Error",
+    "ErrorCode",
+    "Gap",
+    "Hello",
+    "Insert",
+    "Latest",
+    "Limits",
+    "Malformed",
+    "Message",
+    "OpenReader",
+    "OpenWriter",
+    "Ping",
+    "Pong",
+    "Priorities",
+    "Publish",
+    "Pull",
+    "Reader",
+    "Return",
+    "RowLayout",
+    "SchemaSpec",
+    "SlotBatch",
+    "Status",
+    "StatusReply",
+    "Steps",
+    "TensorSpec",
+    "Type",
+    "View",
+    "Weights",
+    "Welcome",
+    "Writer",
+    "agree",
+    "batch",
+    "bytes_of",
+    "check_id",
+    "decode",
+    "encode",
+    "insert",
+    "read_batch",
+    "read_insert",
+    "refuse",
+    "schema_id",
+    "schema_of",
+    "spec_of",
+    "specs_of",
+    "tensors_of",
+    "worth_retrying",
+]

@@ -1,0 +1,107 @@
+"""What the wire says by number: kinds of messages, flags, dtypes, errors. Numbers are never given a second meaning."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from async_loader.errors import SchemaError
+
+
+class Type(IntEnum):
+    """Kinds of messages. Below 32: control; from 32: insert; from 48: pull. PING, PONG and ERROR go on any of them."""
+
+    HELLO = 1
+    WELCOME = 2
+    OPEN_WRITER = 3
+    WRITER = 4
+    CLOSE_WRITER = 5
+    OPEN_READER = 6
+    READER = 7
+    CLOSE_READER = 8
+    STATUS = 9
+    STATUS_REPLY = 10
+    DRAIN = 11
+    DONE = 12
+    LATEST = 13
+    WEIGHTS = 14
+    PUBLISH = 15
+    PING = 16
+    PONG = 17
+    ERROR = 18
+    END = 19
+    INSERT = 32
+    ACK = 33
+    GAP = 34
+    PULL = 48
+    BATCH = 49
+    PRIORITIES = 50
+    APPLIED = 51
+    RETURN = 52
+
+
+MUST_UNDERSTAND = 0xF0
+"""The half of a header's flags that may not be ignored."""
+ACK_NOW = 0x01
+"""INSERT: the writer waits for this one, do not save the ACK up. Who does not know it may ignore it."""
+SHARED = 0x10
+"""BATCH: the rows are not in the message but in a slot of shared memory."""
+KNOWN = {Type.BATCH: SHARED}
+"""Flags of the upper half that each kind of message may carry."""
+
+TERMINATED, TRUNCATED, FINAL = 1, 2, 4
+"""Flags of an inserted row, as a table has them. FINAL: no step, but the observation after the last one."""
+ROW_FLAGS = TERMINATED | TRUNCATED | FINAL
+
+
+class ErrorCode(IntEnum):
+    """What went wrong. `worth_retrying` says which of them may pass by themselves."""
+
+    VERSION = 1
+    MALFORMED = 2
+    TOO_LARGE = 3
+    UNKNOWN_SESSION = 4
+    UNKNOWN_TABLE = 5
+    SCHEMA = 6
+    FENCED = 7
+    GAP = 8
+    UNAUTHORIZED = 9
+    LIMIT = 10
+    DRAINING = 11
+    UNSUPPORTED = 12
+    TIMEOUT = 13
+    INTERNAL = 14
+    UNKNOWN_WRITER = 15
+    UNKNOWN_READER = 16
+
+
+RETRY = {
+    ErrorCode.UNKNOWN_SESSION: "after a new HELLO: the server forgot the session, or is another one",
+    ErrorCode.UNKNOWN_WRITER: "after a new OPEN_WRITER with the same producer and epoch",
+    ErrorCode.UNKNOWN_READER: "after a new OPEN_READER",
+    ErrorCode.GAP: "from the sequence that is expected",
+    ErrorCode.LIMIT: "later, when others have left or in-flight bytes are acknowledged",
+    ErrorCode.DRAINING: "later, or at another server: this one takes nothing new",
+    ErrorCode.TIMEOUT: "at once: nothing was lost",
+}
+"""When the same request is worth sending again. For all other codes it will fail the same way."""
+
+
+def worth_retrying(code: int) -> bool:
+    return code in RETRY
+
+
+_NAMES = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")
+DTYPES: dict[int, np.dtype[Any]] = {code: np.dtype(f"<{name}") for code, name in enumerate(_NAMES, 1)}
+"""Codes of dtypes; all little-endian. Never ``np.dtype(text)``: that takes objects and records too."""
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """Raises SchemaError for a dtype that has none."""
+    try:
+        return _CODES[dtype]
+    except KeyError:
+        raise SchemaError(f"dtype {dtype} cannot travel: use one of {', '.join(map(str, _CODES))}, little-endian") from None

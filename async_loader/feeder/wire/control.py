@@ -1,0 +1,262 @@
+"""What control messages say: one msgpack map each, of named fields. Holds no numbers of sessions; those are in the header.
+
+A field with a default may be left out; one that is not named here is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from async_loader.errors import Malformed
+from async_loader.feeder.wire import bounds, codes, scan
+from async_loader.feeder.wire.bounds import U8, U16, U32, U64, Count, Id, Limits, Name, Seconds, Shape, Text
+from async_loader.feeder.wire.codes import ErrorCode, Type
+from async_loader.feeder.wire.schema_codec import SchemaSpec
+
+Transport = Literal["tcp", "shm"]
+
+
+class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Root of the control messages; ``TYPE`` is how the header calls each."""
+
+    TYPE: ClassVar[Type]
+
+
+class Hello(Control, frozen=True, kw_only=True):
+    """The first message of a client, in the oldest version that it understands. ``client`` is drawn once per process."""
+
+    TYPE = Type.HELLO
+    client: Id
+    pid: U32
+    host: Name
+    oldest: U8
+    newest: U8
+    user_agent: Text = ""
+    token: Annotated[bytes, Meta(max_length=256)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.oldest > self.newest:
+            raise ValueError(f"oldest version {self.oldest} is newer than the newest, {self.newest}")
+
+
+class Welcome(Control, frozen=True, kw_only=True):
+    """The server's answer; the header has the session. Silence of ``silence_s`` ends it, on either side."""
+
+    TYPE = Type.WELCOME
+    version: U8
+    incarnation: Id
+    heartbeat_s: Seconds
+    silence_s: Seconds
+    insert_endpoint: Text
+    pull_endpoint: Text
+    memory_endpoint: Text | None
+    limits: Limits
+    tables: Annotated[tuple[Name, ...], Meta(max_length=bounds.FIELDS)]
+
+
+class OpenWriter(Control, frozen=True, kw_only=True):
+    """``producer`` is drawn once and kept; who opens it with a higher ``epoch`` fences the earlier ones off."""
+
+    TYPE = Type.OPEN_WRITER
+    table: Name
+    producer: Id
+    epoch: U32
+    schema: SchemaSpec | None = None
+
+
+class Writer(Control, frozen=True, kw_only=True):
+    """Watermarks are counts: INSERTs below ``applied`` are in the table, those below ``durable`` outlive the server."""
+
+    TYPE = Type.WRITER
+    schema: SchemaSpec
+    applied: U64
+    durable: U64
+    window_bytes: U64
+    window_rows: U64
+    resumed: bool
+
+
+class CloseWriter(Control, frozen=True, kw_only=True):
+    """``last`` is how many INSERTs there were; the answer is an ACK once all are applied."""
+
+    TYPE = Type.CLOSE_WRITER
+    last: U64
+
+
+class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Transitions over ``n`` steps, discounted by ``gamma``."""
+
+    n: Count
+    gamma: Annotated[float, Meta(ge=0, le=1)]
+
+
+class OpenReader(Control, frozen=True, kw_only=True):
+    TYPE = Type.OPEN_READER
+    table: Name
+    batch_size: Count
+    view: View | None = None
+    rank: U32 = 0
+    world_size: Count = 1
+    seed: U64 | None = None
+    transport: Transport = "tcp"
+    timeout_s: Seconds | None = None
+    prefetch: Count = 4
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank {self.rank} is not below world_size {self.world_size}")
+
+
+class Reader(Control, frozen=True, kw_only=True):
+    """``schema`` is that of a batch's rows, with index and weight; ``leased`` rows must be given back (RETURN)."""
+
+    TYPE = Type.READER
+    schema: SchemaSpec
+    leased: bool
+    transport: Transport
+
+
+class StatusReply(Control, frozen=True, kw_only=True):
+    TYPE = Type.STATUS_REPLY
+    status: dict[str, Any]
+
+
+class Latest(Control, frozen=True, kw_only=True):
+    """Asks for weights newer than ``newer_than``, or for more of ``version``: at most ``most`` bytes from ``offset``.
+
+    ``timeout_s`` is how long the answer may be withheld until there are newer ones; without it the answer comes at once.
+    """
+
+    TYPE = Type.LATEST
+    name: Name
+    newer_than: U64 | None = None
+    version: U64 | None = None
+    offset: U64 = 0
+    most: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    timeout_s: Seconds | None = None
+
+
+class TensorSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """One tensor of weights: name, dtype code, shape."""
+
+    name: Name
+    dtype: U8
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        if self.dtype not in codes.DTYPES:
+            raise ValueError(f"tensor {self.name!r} has dtype code {self.dtype}, known are 1 to {max(codes.DTYPES)}")
+        # numpy multiplies dimensions also when one of them is 0.
+        if math.prod(max(1, n) for n in self.shape) * 16 >= 2**63:
+            raise ValueError(f"tensor {self.name!r} has shape {self.shape}: no array can be that large")
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * codes.DTYPES[self.dtype].itemsize
+
+
+class Weights(Control, frozen=True, kw_only=True):
+    """A part of the weights, with a data frame; without one: nothing is newer than ``version``.
+
+    The first part (offset 0) names all tensors, which lie one after the other, C order, no gaps; later parts name none.
+    """
+
+    TYPE = Type.WEIGHTS
+    name: Name
+    version: U64 | None
+    total_bytes: U64 = 0
+    offset: U64 = 0
+    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=bounds.FIELDS)] = ()
+
+    def __post_init__(self) -> None:
+        if self.offset and self.specs:
+            raise ValueError(f"a part at offset {self.offset} names {len(self.specs)} tensors: the first part does")
+        if len({spec.name for spec in self.specs}) < len(self.specs):
+            raise ValueError(f"{len(self.specs)} tensors share names: give every tensor a name of its own")
+        total = sum(spec.nbytes for spec in self.specs)
+        if not self.offset and total != self.total_bytes:
+            raise ValueError(f"the tensors have {total} bytes, total_bytes is {self.total_bytes}")
+
+
+class Publish(Weights, frozen=True, kw_only=True):
+    """A part of weights from the learner, as in WEIGHTS; the answer is DONE."""
+
+    TYPE = Type.PUBLISH
+    version: U64
+
+
+class Error(Control, frozen=True, kw_only=True):
+    """Never changes: every version reads it. ``code`` may be one that came later."""
+
+    TYPE = Type.ERROR
+    code: U16
+    text: Text
+    retryable: bool
+    expected: U64 | None = None
+
+    @classmethod
+    def of(cls, code: ErrorCode, text: str, expected: int | None = None) -> Error:
+        return cls(code=code, text=text[:512], retryable=codes.worth_retrying(code), expected=expected)
+
+
+class End(Control, frozen=True, kw_only=True):
+    """Nothing more comes, and nothing went wrong. ``count`` is how many messages came before."""
+
+    TYPE = Type.END
+    reason: Text
+    count: U64
+
+
+KINDS: tuple[type[Control], ...] = (
+    Hello, Welcome, OpenWriter, Writer, CloseWriter, OpenReader, Reader, StatusReply, Latest, Weights, Publish, Error, End,
+)  # fmt: skip
+DECODERS = {kind.TYPE: msgspec.msgpack.Decoder(kind) for kind in KINDS}
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(body: Control) -> bytes:
+    """The body frame. What a peer would refuse is refused here already.
+
+    Raises
+    ------
+    Malformed
+    """
+    try:
+        data = _encoder.encode(body)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Malformed(f"{body.TYPE.name} cannot be sent: {error}") from None
+    _decode(body.TYPE, data)
+    return data
+
+
+def unpack(kind: Type, frame: memoryview, most: int = bounds.CONTROL_BYTES) -> Control:
+    """The message that a body frame holds.
+
+    Raises
+    ------
+    Malformed
+        Names the field that is wrong.
+    """
+    _bounded(kind, frame.nbytes, most)
+    data = frame.tobytes()
+    scan.check(data)
+    return _decode(kind, data)
+
+
+def _decode(kind: Type, data: bytes) -> Control:
+    _bounded(kind, len(data), bounds.CONTROL_BYTES)
+    try:
+        body: Control = DECODERS[kind].decode(data)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise Malformed(f"{kind.name}: {error}") from None
+    return body
+
+
+def _bounded(kind: Type, size: int, most: int) -> None:
+    if size > most:
+        text = f"{kind.name} has a body of {size} bytes, {most} are allowed: send less at a time"
+        raise Malformed(text, ErrorCode.TOO_LARGE)

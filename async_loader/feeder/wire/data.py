@@ -1,0 +1,235 @@
+"""Bodies of the data planes: fixed structs and arrays of numbers, no msgpack. What rows mean is left to `rows`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from async_loader.errors import Malformed
+from async_loader.feeder.wire.codes import Type
+
+Buffer = Any
+"""bytes, bytearray, memoryview, a numpy array, a zmq.Frame: Python has no name for it before 3.12."""
+
+_ACK = struct.Struct("<4Q")
+_APPLIED = struct.Struct("<2Q")
+_GRANTED = struct.Struct("<Q")
+_SLOT = struct.Struct("<3I4x")
+
+
+class Data(msgspec.Struct, frozen=True, eq=False):
+    """Root of the bodies without msgpack."""
+
+    TYPE: ClassVar[Type]
+
+    @property
+    def count(self) -> int:
+        """What the header's ``rows`` says."""
+        return 0
+
+    def pack(self) -> list[Buffer]:
+        return []
+
+
+class Empty(Data, frozen=True):
+    """Root of the messages that are headers only."""
+
+
+class Ping(Empty, frozen=True):
+    TYPE = Type.PING
+
+
+class Pong(Empty, frozen=True):
+    TYPE = Type.PONG
+
+
+class Done(Empty, frozen=True):
+    TYPE = Type.DONE
+
+
+class CloseReader(Empty, frozen=True):
+    TYPE = Type.CLOSE_READER
+
+
+class Status(Empty, frozen=True):
+    TYPE = Type.STATUS
+
+
+class Drain(Empty, frozen=True):
+    TYPE = Type.DRAIN
+
+
+class Ack(Data, frozen=True):
+    """Watermarks of a writer, cumulative: every INSERT with a sequence below ``applied`` is in the table, below ``durable``
+    outlives the server. The window is how much may be under way beyond ``applied``.
+    """
+
+    TYPE = Type.ACK
+    applied: int
+    durable: int
+    window_bytes: int
+    window_rows: int
+
+    def pack(self) -> list[Buffer]:
+        return [_ACK.pack(self.applied, self.durable, self.window_bytes, self.window_rows)]
+
+
+class Gap(Ack, frozen=True):
+    """An ACK that says too: what came was not ``applied``, the sequence that is expected. Send again from there."""
+
+    TYPE = Type.GAP
+
+
+class Applied(Data, frozen=True):
+    """Of how many priorities the items were still there, and of how many not."""
+
+    TYPE = Type.APPLIED
+    applied: int
+    stale: int
+
+    def pack(self) -> list[Buffer]:
+        return [_APPLIED.pack(self.applied, self.stale)]
+
+
+class Pull(Data, frozen=True):
+    """How many batches may be sent, counted from the reader's opening, so that twice does no harm; and slots that are free."""
+
+    TYPE = Type.PULL
+    granted: int
+    returned: NDArray[np.uint32]
+
+    @property
+    def count(self) -> int:
+        return len(self.returned)
+
+    def pack(self) -> list[Buffer]:
+        return [_GRANTED.pack(self.granted) + numbers(self.returned, "<u4", "slots").tobytes()]
+
+
+class SlotBatch(Data, frozen=True):
+    """A batch that lies in a slot of shared memory. The header carries the flag SHARED."""
+
+    TYPE = Type.BATCH
+    slot: int
+    generation: int
+    rows: int
+
+    @property
+    def count(self) -> int:
+        return self.rows
+
+    def pack(self) -> list[Buffer]:
+        return [_SLOT.pack(self.slot, self.generation, self.rows)]
+
+
+class Priorities(Data, frozen=True):
+    """New priorities, finite and not negative, of the rows with these ids."""
+
+    TYPE = Type.PRIORITIES
+    ids: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+    def pack(self) -> list[Buffer]:
+        ids, values = numbers(self.ids, "<i8", "ids"), numbers(self.values, "<f8", "priorities")
+        if len(ids) != len(values):
+            raise Malformed(f"{len(ids)} ids came with {len(values)} priorities: give one for each")
+        _finite(values)
+        return [ids, values]
+
+
+class Return(Data, frozen=True):
+    """Leases that are given back."""
+
+    TYPE = Type.RETURN
+    leases: NDArray[np.uint64]
+
+    @property
+    def count(self) -> int:
+        return len(self.leases)
+
+    def pack(self) -> list[Buffer]:
+        return [numbers(self.leases, "<u8", "leases")]
+
+
+EMPTY: dict[Type, type[Empty]] = {kind.TYPE: kind for kind in (Ping, Pong, Done, CloseReader, Status, Drain)}
+
+
+def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
+    """The body of any message without msgpack but INSERT and BATCH over tcp. Arrays are views where alignment allows.
+
+    Raises
+    ------
+    Malformed
+    """
+    if kind is Type.PULL:
+        return _pull(rows, _only(kind, frames))
+    if kind is Type.PRIORITIES:
+        if len(frames) != 2:
+            raise Malformed(f"PRIORITIES came in {len(frames)} frames: there is one of ids and one of priorities")
+        ids = vector(frames[0], np.dtype("<i8"), rows, "ids")
+        values = vector(frames[1], np.dtype("<f8"), rows, "priorities")
+        _finite(values)
+        return Priorities(ids, values)
+    if kind is Type.RETURN:
+        return Return(vector(_only(kind, frames), np.dtype("<u8"), rows, "leases"))
+    if kind is Type.BATCH:
+        slot, generation, said = _fixed(_SLOT, kind, frames)
+        if said != rows:
+            raise Malformed(f"BATCH has {rows} rows in its header and {said} in its slot")
+        return SlotBatch(slot, generation, said)
+    if kind is Type.APPLIED:
+        return Applied(*_fixed(_APPLIED, kind, frames))
+    return (Gap if kind is Type.GAP else Ack)(*_fixed(_ACK, kind, frames))
+
+
+def vector(frame: memoryview, dtype: np.dtype[Any], n: int, what: str) -> NDArray[Any]:
+    """``n`` numbers; a view on the frame if it is aligned, else a copy."""
+    if frame.nbytes != n * dtype.itemsize:
+        raise Malformed(f"{n} {what} came in {frame.nbytes} bytes, they take {n * dtype.itemsize}")
+    if not n:
+        return np.empty(0, dtype)
+    values = np.frombuffer(frame, dtype)
+    return values if values.flags.aligned else values.copy()
+
+
+def numbers(values: NDArray[Any], dtype: str, what: str) -> NDArray[Any]:
+    """For sending: one dimension, contiguous, of exactly this dtype."""
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype != np.dtype(dtype) or not values.flags.c_contiguous:
+        raise Malformed(f"{what} are no contiguous array [n] of {np.dtype(dtype)}: convert them with numpy.ascontiguousarray")
+    return values
+
+
+def _finite(values: NDArray[np.float64]) -> None:
+    fine = (values >= 0) & (values < np.inf)
+    if not fine.all():
+        bad = int(np.argmin(fine))
+        raise Malformed(f"priority {bad} is {values[bad]}: priorities are finite and not negative")
+
+
+def _pull(rows: int, frame: memoryview) -> Pull:
+    if frame.nbytes < _GRANTED.size:
+        raise Malformed(f"PULL has a body of {frame.nbytes} bytes, it takes {_GRANTED.size} and 4 for each slot")
+    (granted,) = _GRANTED.unpack_from(frame)
+    return Pull(granted, vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots"))
+
+
+def _only(kind: Type, frames: Sequence[memoryview]) -> memoryview:
+    if len(frames) != 1:
+        raise Malformed(f"{kind.name} has {len(frames)} body frames, it takes 1")
+    return frames[0]
+
+
+def _fixed(form: struct.Struct, kind: Type, frames: Sequence[memoryview]) -> tuple[int, ...]:
+    frame = _only(kind, frames)
+    if frame.nbytes != form.size:
+        raise Malformed(f"{kind.name} has a body of {frame.nbytes} bytes, it takes {form.size}")
+    return form.unpack(frame)

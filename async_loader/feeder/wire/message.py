@@ -1,0 +1,158 @@
+"""Frames in, messages out, and back. Holds no state: what a message means in its place is the session's business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from async_loader.errors import Malformed
+from async_loader.feeder.wire import bounds, codes, control, data, header
+from async_loader.feeder.wire.bounds import Limits
+from async_loader.feeder.wire.codes import ErrorCode, Type
+from async_loader.feeder.wire.control import Control, Error, Publish, Weights
+from async_loader.feeder.wire.data import Buffer, Data, SlotBatch
+from async_loader.feeder.wire.header import Header
+from async_loader.feeder.wire.rows import Batch, Insert
+
+
+class Message(msgspec.Struct, frozen=True, eq=False):
+    """One message, whole.
+
+    Attributes
+    ----------
+    body : Control or Data
+        Its class says what kind of message it is.
+    session, sequence, number, schema, flags, version, oldest : int
+        As in `Header`.
+    data : buffer, optional
+        The bytes that come with WEIGHTS and PUBLISH.
+    """
+
+    body: Control | Data
+    session: int = 0
+    sequence: int = 0
+    number: int = 0
+    schema: int = 0
+    flags: int = 0
+    version: int = header.NEWEST
+    oldest: int = header.OLDEST
+    data: Any = None
+
+    @property
+    def type(self) -> Type:
+        return self.body.TYPE
+
+    def reply(self, body: Control | Data, *, schema: int = 0, data: Any = None) -> Message:
+        """An answer: of the same session, sequence and number, in the same version."""
+        return Message(body, self.session, self.sequence, self.number, schema, 0, self.version, self.oldest, data)
+
+
+def encode(message: Message) -> list[Buffer]:
+    """The frames to send, header first. Large arrays are the message's own: leave them alone until they are sent.
+
+    Raises
+    ------
+    Malformed
+        For what a receiver with the usual limits would refuse.
+    """
+    body = message.body
+    if isinstance(body, Control):
+        frames: list[Buffer] = [control.pack(body)]
+        rows = 0
+        if message.data is not None:
+            frames.append(message.data)
+        _check_part(body, frames[1:])
+    else:
+        frames, rows = body.pack(), body.count
+    flags = message.flags | codes.SHARED if isinstance(body, SlotBatch) else message.flags
+    size = sum(len(f) if isinstance(f, bytes) else memoryview(f).nbytes for f in frames)
+    head = Header(
+        message.version, message.oldest, body.TYPE, flags, message.session, message.sequence,
+        message.number, message.schema, rows, len(frames), size,
+    )  # fmt: skip
+    return [header.encode(head), *frames]
+
+
+def decode(frames: Sequence[Any], limits: Limits = bounds.DEFAULT) -> Message:
+    """The message that these frames are: the header's, then the body's, of any buffer type (bytes, memoryview, zmq.Frame).
+
+    What INSERT and BATCH hold is read in a second step, since it takes the layout that was agreed on: `rows.read_insert`,
+    `rows.read_batch`. Costs O(frames) until then, but for control messages O(bytes).
+
+    Raises
+    ------
+    Malformed
+        Whatever the frames hold; `refuse` makes the answer of it. Nothing else, if the frames are buffers.
+    """
+    if not frames:
+        raise Malformed("a message without frames: the first one is a header")
+    head = header.decode(frames[0])
+    try:
+        return _message(head, frames, limits)
+    except Malformed as error:
+        error.type, error.session, error.sequence, error.number = head.type, head.session, head.sequence, head.number
+        raise
+
+
+def refuse(error: Malformed) -> Message | None:
+    """The ERROR that answers what could not be read; ``None`` where that was an ERROR itself, or two peers would never end."""
+    if error.type == Type.ERROR:
+        return None
+    body = Error.of(ErrorCode(error.code), str(error), error.expected)
+    return Message(body, error.session, error.sequence, error.number, version=header.OLDEST)
+
+
+def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
+    views = _bodies(head, frames, limits)
+    kind = head.type
+    part = None
+    body: Control | Data
+    if kind is Type.INSERT:
+        body = Insert(head.rows, views)
+    elif kind is Type.BATCH and not head.flags & codes.SHARED:
+        body = Batch(head.rows, views)
+    elif kind >= Type.INSERT:
+        body = data.unpack(kind, head.rows, views)
+    elif kind in data.EMPTY:
+        if views:
+            raise Malformed(f"{kind.name} has {len(views)} body frames, it takes none")
+        body = data.EMPTY[kind]()
+    else:
+        if not views:
+            raise Malformed(f"{kind.name} has no body frame, it takes one of msgpack")
+        body = control.unpack(kind, views[0], limits.control_bytes)
+        _check_part(body, views[1:])
+        part = views[1] if len(views) > 1 else None
+    return Message(
+        body, head.session, head.sequence, head.number, head.schema, head.flags, head.version, head.oldest, part
+    )  # fmt: skip
+
+
+def _bodies(head: Header, frames: Sequence[Any], limits: Limits) -> list[memoryview]:
+    """The body frames, after their number and size were held against the header and the limits."""
+    if len(frames) - 1 != head.frames or head.frames > bounds.FRAMES:
+        text = f"{head.type.name} came in {len(frames) - 1} body frames and says {head.frames}, {bounds.FRAMES} are allowed"
+        raise Malformed(f"{text}: was a frame lost, or added?")
+    views = [memoryview(frame) for frame in frames[1:]]
+    size = sum([view.nbytes for view in views])
+    if size != head.body_bytes:
+        raise Malformed(f"{head.type.name} came with {size} body bytes and says {head.body_bytes}: was a frame cut?")
+    if size > limits.message_bytes:
+        text = f"{head.type.name} has {size} body bytes, {limits.message_bytes} are allowed: send less at a time"
+        raise Malformed(text, ErrorCode.TOO_LARGE)
+    return [view if view.ndim == 1 and view.format == "B" else view.cast("B") for view in views]
+
+
+def _check_part(body: Control, parts: Sequence[Any]) -> None:
+    """Whether WEIGHTS and PUBLISH come with the data frame that they speak of, and all others with none."""
+    carries = isinstance(body, Publish) or (isinstance(body, Weights) and bool(body.total_bytes))
+    if len(parts) != carries:
+        raise Malformed(f"{body.TYPE.name} has {len(parts)} data frames, it takes {int(carries)}")
+    if carries:
+        assert isinstance(body, Weights)
+        size = memoryview(parts[0]).nbytes
+        if not 0 < size <= body.total_bytes - body.offset:
+            text = f"{size} bytes at offset {body.offset} of weights that have {body.total_bytes}"
+            raise Malformed(f"{body.TYPE.name} holds {text}: send a part that is not empty and ends within")

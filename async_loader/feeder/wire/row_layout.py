@@ -1,0 +1,116 @@
+"""Where the fields of n rows lie in the frames of a message: pure arithmetic, in Python's integers. Holds no data.
+
+Small fields (below 1024 bytes) share frame 0, packed row by row; each large one has a frame of its own, C order::
+
+    frame 0   n x [ head of 16 bytes, INSERT only | small fields as PackedRow places them ]
+    frame 1.. n x the first large field, n x the second, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from async_loader.errors import Malformed
+from async_loader.feeder.wire import bounds
+from async_loader.feeder.wire.codes import ErrorCode
+from async_loader.feeder.wire.schema_codec import schema_id
+from async_loader.schema import Field, PackedRow, Schema
+
+LARGE_BYTES = 1024
+HEAD_BYTES = 16
+"""Of an inserted row: stream u32, flags u32, priority f64."""
+_HEAD = (("stream", "<u4", 0), ("flags", "<u4", 4), ("priority", "<f8", 8))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowLayout:
+    """How rows of a schema travel.
+
+    Attributes
+    ----------
+    schema_id : int
+        For the header of each message.
+    stride : int
+        Bytes of one row in frame 0; 0 if there is nothing in it.
+    offsets : tuple of (int or None)
+        One per field: bytes from the row's start, ``None`` for a large field.
+    small, large : tuple of int
+        Which fields share frame 0, and which have frames, in the schema's order.
+    bools : tuple of int
+        Fields whose bytes have to be 0 or 1.
+    frame_bytes : tuple of int
+        Of one row, for each frame.
+    packed : numpy.dtype
+        The record that one row of frame 0 is; ``f<i>`` is field i.
+    """
+
+    fields: tuple[Field, ...]
+    schema_id: int
+    headed: bool
+    stride: int
+    offsets: tuple[int | None, ...]
+    small: tuple[int, ...]
+    large: tuple[int, ...]
+    bools: tuple[int, ...]
+    frame_bytes: tuple[int, ...]
+    packed: np.dtype[np.void]
+
+    @classmethod
+    def of(cls, schema: Schema, *, headed: bool) -> RowLayout:
+        """``headed``: rows that are inserted have heads, rows of a batch have none. Once per writer or reader.
+
+        Raises
+        ------
+        SchemaError
+            For a schema that cannot travel.
+        """
+        fields, number = schema.fields, schema_id(schema)
+        small = tuple(i for i, field in enumerate(fields) if field.nbytes < LARGE_BYTES)
+        large = tuple(i for i, field in enumerate(fields) if field.nbytes >= LARGE_BYTES)
+        row = PackedRow.of(fields[i] for i in small)
+        head = HEAD_BYTES if headed else 0
+        stride = head + (row.stride if small else 0)
+        places = dict(zip(small, (head + offset for offset in row.offsets), strict=True))
+        offsets = tuple(places.get(i) for i in range(len(fields)))
+        columns = [*_HEAD] if headed else []
+        names = [name for name, _, _ in columns] + [f"f{i}" for i in small]
+        formats = [form for _, form, _ in columns] + [(fields[i].dtype, fields[i].shape) for i in small]
+        starts = [start for _, _, start in columns] + [places[i] for i in small]
+        packed = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": stride}, align=True)
+        bools = tuple(i for i, field in enumerate(fields) if field.dtype.kind == "b")
+        frame_bytes = (stride, *(fields[i].nbytes for i in large))
+        return cls(fields, number, headed, stride, offsets, small, large, bools, frame_bytes, packed)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row, over all frames."""
+        return sum(self.frame_bytes)
+
+    def sizes(self, rows: int) -> list[int]:
+        """Bytes of each frame of ``rows`` rows."""
+        return [rows * size for size in self.frame_bytes]
+
+    def check(self, frames: Sequence[memoryview], rows: int) -> None:
+        """Raises Malformed unless these are the frames of so many rows."""
+        if len(frames) != len(self.frame_bytes):
+            raise Malformed(f"rows came in {len(frames)} frames, their schema takes {len(self.frame_bytes)}")
+        for i, size in enumerate(self.frame_bytes):
+            if frames[i].nbytes != rows * size:
+                raise Malformed(f"frame {i} of {rows} rows holds {frames[i].nbytes} bytes, their schema takes {rows * size}")
+
+    def rows_within(self, message_bytes: int = bounds.MESSAGE_BYTES) -> int:
+        """How many rows fit into one message.
+
+        Raises
+        ------
+        Malformed
+            With code TOO_LARGE, if not even one does.
+        """
+        rows = min(message_bytes // max(1, self.row_bytes), 2**32 - 1)
+        if not rows:
+            text = f"a row takes {self.row_bytes} bytes, a message {message_bytes}: raise message_bytes"
+            raise Malformed(text, ErrorCode.TOO_LARGE)
+        return rows

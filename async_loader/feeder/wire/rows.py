@@ -1,0 +1,160 @@
+"""Rows in messages: INSERT and BATCH over tcp. Arrays in, frames out, and back; copies only what is small or misaligned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from async_loader.errors import Malformed, SchemaError
+from async_loader.feeder.wire import codes
+from async_loader.feeder.wire.codes import Type
+from async_loader.feeder.wire.data import Buffer, Data
+from async_loader.feeder.wire.row_layout import RowLayout
+
+Column = NDArray[Any]
+
+
+class Framed(Data, frozen=True):
+    """Root of the bodies made of rows. Which schema they are of is known to the receiver: see `insert` and `batch`."""
+
+    rows: int
+    frames: Sequence[Buffer]
+
+    @property
+    def count(self) -> int:
+        return self.rows
+
+    def pack(self) -> list[Buffer]:
+        return list(self.frames)
+
+
+class Insert(Framed, frozen=True):
+    """Steps of a writer, not looked into: a server tells a duplicate by the header. `read_insert` gives the arrays."""
+
+    TYPE = Type.INSERT
+
+
+class Batch(Framed, frozen=True):
+    """A batch, not looked into. `read_batch` gives the arrays."""
+
+    TYPE = Type.BATCH
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """What an INSERT holds, [rows] each.
+
+    Attributes
+    ----------
+    streams : uint32
+        Which stream of the writer each row continues.
+    flags : uint32
+        TERMINATED, TRUNCATED, FINAL. Of a FINAL row only fields with ``next`` mean something.
+    priorities : float64
+        NaN: the table's own.
+    columns : list of arrays [rows, *shape]
+        One per field, in the schema's order.
+    """
+
+    streams: NDArray[np.uint32]
+    flags: NDArray[np.uint32]
+    priorities: NDArray[np.float64]
+    columns: list[Column]
+
+
+def insert(layout: RowLayout, steps: Steps) -> Insert:
+    """Ready to be sent. Small fields are copied; large ones are the caller's arrays, to be left alone until they are sent.
+
+    Raises
+    ------
+    SchemaError
+        Names the column that does not fit.
+    """
+    rows = len(steps.streams)
+    packed, frames = _framed(layout, steps.columns, rows)
+    for name, values in (("stream", steps.streams), ("flags", steps.flags), ("priority", steps.priorities)):
+        if values.shape != (rows,) or values.dtype != layout.packed[name]:
+            raise SchemaError(f"{name} is {values.dtype}{list(values.shape)}, {layout.packed[name]}[{rows}] is sent")
+        packed[name] = values
+    try:
+        _check_heads(packed["flags"], packed["priority"])
+    except Malformed as error:
+        raise SchemaError(str(error)) from None
+    return Insert(rows, frames)
+
+
+def batch(layout: RowLayout, columns: Sequence[Column]) -> Batch:
+    """As `insert`, for a reader."""
+    rows = len(columns[0]) if columns else 0
+    return Batch(rows, _framed(layout, columns, rows)[1])
+
+
+def read_insert(body: Insert, layout: RowLayout) -> Steps:
+    """Views on the frames, where they are aligned (frames of bytes give arrays that cannot be written).
+
+    Raises
+    ------
+    Malformed
+    """
+    packed, columns = _read(body, layout)
+    flags, priorities = packed["flags"], packed["priority"]
+    _check_heads(flags, priorities)
+    return Steps(packed["stream"], flags, priorities, columns)
+
+
+def read_batch(body: Batch, layout: RowLayout) -> list[Column]:
+    """One array [rows, *shape] per field, in the schema's order; as `read_insert`."""
+    return _read(body, layout)[1]
+
+
+def _framed(layout: RowLayout, columns: Sequence[Column], rows: int) -> tuple[NDArray[np.void], list[Buffer]]:
+    if not 1 <= rows < 2**32:
+        raise SchemaError(f"a message holds 1 row or more, not {rows}")
+    if len(columns) != len(layout.fields):
+        raise SchemaError(f"{len(columns)} columns came for {len(layout.fields)} fields")
+    for field, column in zip(layout.fields, columns, strict=True):
+        if column.dtype != field.dtype or column.shape != (rows, *field.shape):
+            raise SchemaError(f"a column is {column.dtype}{list(column.shape)} where the schema has {rows} rows of {field}")
+    packed = np.zeros(rows, layout.packed)  # zeros: what lies between fields would be memory of ours
+    for i in layout.small:
+        packed[f"f{i}"] = columns[i]
+    for i in layout.large:
+        # ZeroMQ sends the bytes as they lie, without a word about their order.
+        if not columns[i].flags.c_contiguous:
+            raise SchemaError(f"the column of {layout.fields[i]} is not C-contiguous: pass numpy.ascontiguousarray of it")
+    return packed, [packed.view(np.uint8), *(columns[i] for i in layout.large)]
+
+
+def _read(body: Framed, layout: RowLayout) -> tuple[NDArray[np.void], list[Column]]:
+    rows = body.rows
+    if rows < 1:
+        raise Malformed("a message of rows has none: send 1 or more")
+    frames = [memoryview(frame) for frame in body.frames]
+    layout.check(frames, rows)
+    packed = _array(frames[0], layout.packed) if layout.stride else np.zeros(rows, layout.packed)
+    columns: list[Column] = [packed[f"f{i}"] if offset is not None else packed for i, offset in enumerate(layout.offsets)]
+    for frame, i in zip(frames[1:], layout.large, strict=True):
+        field = layout.fields[i]
+        columns[i] = _array(frame, field.dtype).reshape(rows, *field.shape)
+    for i in layout.bools:
+        if (columns[i].view(np.uint8) > 1).any():
+            raise Malformed(f"field {layout.fields[i]} holds bytes that are neither 0 nor 1")
+    return packed, columns
+
+
+def _array(frame: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+    values = np.frombuffer(frame, dtype)
+    return values if values.flags.aligned else values.copy()
+
+
+def _check_heads(flags: NDArray[np.uint32], priorities: NDArray[np.float64]) -> None:
+    seen = int(np.bitwise_or.reduce(flags))
+    if seen & ~codes.ROW_FLAGS:
+        raise Malformed(f"a row has flags {seen & ~codes.ROW_FLAGS:#x}: there are 1 terminated, 2 truncated, 4 final")
+    least, most = np.fmin.reduce(priorities), np.fmax.reduce(priorities)  # of those that are not NaN
+    if least < 0 or most == np.inf:
+        raise Malformed(f"a row has priority {least if least < 0 else most}: it is finite and not negative, or NaN")

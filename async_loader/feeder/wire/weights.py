@@ -1,0 +1,52 @@
+"""Weights as bytes: tensors one after the other, C order, no gaps. Knows nothing of parts and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from async_loader.errors import Malformed
+from async_loader.feeder.wire import codes
+from async_loader.feeder.wire.control import TensorSpec
+from async_loader.feeder.wire.data import Buffer
+
+
+def specs_of(tensors: Mapping[str, NDArray[Any]]) -> tuple[TensorSpec, ...]:
+    """What the first part of WEIGHTS or PUBLISH names.
+
+    Raises
+    ------
+    SchemaError
+        For a dtype that cannot travel. (bfloat16 is none of numpy's: send its bits as uint16.)
+    """
+    return tuple(TensorSpec(name, codes.dtype_code(value.dtype), value.shape) for name, value in tensors.items())
+
+
+def bytes_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """A copy of all tensors, to be cut into parts."""
+    return b"".join(value.tobytes(order="C") for value in tensors.values())
+
+
+def tensors_of(specs: Iterable[TensorSpec], whole: Buffer) -> dict[str, NDArray[Any]]:
+    """Views on the whole, copies of what is not aligned in it.
+
+    Raises
+    ------
+    Malformed
+        Unless they fill it.
+    """
+    specs, view, at = tuple(specs), memoryview(whole), 0
+    total = sum(spec.nbytes for spec in specs)
+    if view.nbytes != total:
+        raise Malformed(f"the tensors have {total} bytes, {view.nbytes} came: read on from there")
+    found = {}
+    for spec in specs:
+        dtype = codes.DTYPES[spec.dtype]
+        part = view[at : at + spec.nbytes]
+        value = np.frombuffer(part, dtype) if spec.nbytes else np.empty(0, dtype)
+        found[spec.name] = (value if value.flags.aligned else value.copy()).reshape(spec.shape)
+        at += spec.nbytes
+    return found

@@ -1,0 +1,280 @@
+"""Rows and other arrays: views of what came, checked before they are made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_rig import PIXELS, SMALL, array, examples, raw, reheaded, schemas, steps, three_steps
+
+from async_loader import Field, Schema
+from async_loader.errors import Malformed, SchemaError
+from async_loader.feeder import wire
+
+LAYOUT = wire.RowLayout.of(SMALL, headed=True)
+IMAGES = wire.RowLayout.of(PIXELS, headed=True)
+
+
+def same(left: np.ndarray, right: np.ndarray) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def sent(layout: wire.RowLayout, rows: wire.Steps) -> list[bytes]:
+    return raw(wire.Message(wire.insert(layout, rows), 1, 2, 3, layout.schema_id))
+
+
+@settings(deadline=None)
+@given(schemas(), st.integers(1, 5), st.integers(0, 7), st.integers(0, 9))
+def test_rows_come_back_as_they_were(schema, rows, flags, seed):
+    layout = wire.RowLayout.of(schema, headed=True)
+    before = steps(schema, rows, seed, flags)
+    message = wire.decode(sent(layout, before))
+    after = wire.read_insert(message.body, layout)
+    assert message.body.rows == rows
+    assert all(map(same, after.columns, before.columns))
+    assert same(after.streams, before.streams)
+    assert same(after.flags, before.flags)
+    assert same(after.priorities, before.priorities)
+
+
+@settings(deadline=None)
+@given(schemas(), st.integers(1, 5), st.integers(0, 9))
+def test_batches_come_back_as_they_were(schema, rows, seed):
+    layout = wire.RowLayout.of(schema, headed=False)
+    before = steps(schema, rows, seed).columns
+    after = wire.read_batch(wire.decode(raw(wire.Message(wire.batch(layout, before)))).body, layout)
+    assert all(map(same, after, before))
+
+
+def test_rows_lie_where_the_page_says():
+    frame = sent(LAYOUT, three_steps())[1]
+    assert len(frame) == 3 * 40
+    row = frame[40:80]
+    assert np.frombuffer(row, "<u4", 2).tolist() == [0, wire.TRUNCATED]
+    assert np.frombuffer(row, "<f8", 1, 8)[0] == 2
+    assert np.frombuffer(row, "<i8", 1, 16)[0] == -8
+    assert np.frombuffer(row, "<f4", 3, 24).tolist() == [1.5, 2, 1]
+
+
+@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, zmq.Frame], ids=lambda wrap: wrap.__name__)
+def test_arrays_are_views_on_any_kind_of_buffer(wrap):
+    frames = [wrap(frame) for frame in sent(IMAGES, steps(PIXELS, 3))]
+    after = wire.read_insert(wire.decode(frames).body, IMAGES)
+    for column, at in zip(after.columns, (2, 1, 1), strict=True):
+        assert np.shares_memory(column, np.frombuffer(frames[at], np.uint8))
+
+
+@pytest.mark.parametrize("shift", range(1, 16))
+def test_what_is_not_aligned_is_copied(shift):
+    before = steps(SMALL, 3)
+    frames = sent(LAYOUT, before)
+    memory = np.zeros(256, np.uint8)
+    start = -memory.ctypes.data % 16 + shift
+    memory[start : start + 120] = np.frombuffer(frames[1], np.uint8)
+    after = wire.read_insert(wire.decode([frames[0], memory[start : start + 120]]).body, LAYOUT)
+    assert all(column.flags.aligned for column in after.columns)
+    assert all(map(same, after.columns, before.columns))
+    assert np.shares_memory(after.columns[0], memory) == (shift % 8 == 0)
+
+
+def test_gaps_between_fields_are_zeros():
+    schema = Schema.of({"a": "f8", "b": "u1"})
+    layout = wire.RowLayout.of(schema, headed=False)
+    frame = raw(wire.Message(wire.batch(layout, [np.ones(2), np.full(2, 255, np.uint8)])))[1]
+    assert [frame[at : at + 7] for at in (9, 25)] == [bytes(7)] * 2
+
+
+@pytest.mark.parametrize(
+    "turn", [np.asfortranarray, lambda pixels: np.stack([pixels, pixels], -1)[..., 0]], ids=["fortran", "strided"]
+)
+def test_a_large_column_that_is_not_contiguous_is_refused(turn):
+    rows = steps(PIXELS, 3)
+    rows.columns[0] = turn(rows.columns[0])
+    with pytest.raises(SchemaError, match=r"obs\.pixels .*not C-contiguous: pass numpy.ascontiguousarray"):
+        wire.insert(IMAGES, rows)
+
+
+def test_a_small_column_may_be_a_view():
+    rows = three_steps()
+    rows.columns[0] = np.asfortranarray(rows.columns[0])
+    assert sent(LAYOUT, rows) == sent(LAYOUT, three_steps())
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        lambda c: c[:2],
+        lambda c: [*c, c[0]],
+        lambda c: [c[0].astype("f8"), *c[1:]],
+        lambda c: [c[0][:2], *c[1:]],
+        lambda c: [c[0][:, :1], *c[1:]],
+        lambda c: [c[0], c[1].astype(">i8"), c[2]],
+    ],
+)
+def test_columns_that_do_not_fit_the_schema_are_refused(columns):
+    rows = three_steps()
+    with pytest.raises(SchemaError, match="column"):
+        wire.insert(LAYOUT, wire.Steps(rows.streams, rows.flags, rows.priorities, columns(rows.columns)))
+
+
+def test_no_rows_are_no_message():
+    with pytest.raises(SchemaError, match="1 row or more"):
+        wire.insert(LAYOUT, steps(SMALL, 0))
+    message = wire.decode(reheaded([sent(LAYOUT, three_steps())[0], b""], rows=0, body_bytes=0))
+    with pytest.raises(Malformed, match="has none"):
+        wire.read_insert(message.body, LAYOUT)
+
+
+@pytest.mark.parametrize("flags", [8, 16, 1 << 31, 0xFFFFFFFF])
+def test_a_flag_of_rows_that_nobody_knows_is_malformed(flags):
+    frames = sent(LAYOUT, three_steps())
+    body = bytearray(frames[1])
+    body[44:48] = flags.to_bytes(4, "little")
+    with pytest.raises(Malformed, match="a row has flags"):
+        wire.read_insert(wire.decode([frames[0], body]).body, LAYOUT)
+    with pytest.raises(SchemaError, match="a row has flags"):
+        wire.insert(LAYOUT, steps(SMALL, 2, flags=flags))
+
+
+@pytest.mark.parametrize("priority", [-1.0, np.inf, -np.inf])
+def test_a_priority_is_finite_and_not_negative_or_nan(priority):
+    rows = three_steps()
+    rows.priorities[1] = priority
+    with pytest.raises(SchemaError, match="priority"):
+        wire.insert(LAYOUT, rows)
+    frames = sent(LAYOUT, three_steps())
+    body = bytearray(frames[1])
+    body[48:56] = np.float64(priority).tobytes()
+    with pytest.raises(Malformed, match="priority"):
+        wire.read_insert(wire.decode([frames[0], body]).body, LAYOUT)
+
+
+def test_a_bool_is_0_or_1():
+    frames = sent(IMAGES, steps(PIXELS, 3))
+    offset = IMAGES.offsets[1]
+    body = bytearray(frames[1])
+    body[offset] = 2
+    with pytest.raises(Malformed, match=r"obs\.hit.*neither 0 nor 1"):
+        wire.read_insert(wire.decode([frames[0], body, frames[2]]).body, IMAGES)
+
+
+def test_every_truncation_of_rows_is_refused_also_by_a_header_that_agrees():
+    frames = sent(IMAGES, steps(PIXELS, 3))
+    for at in (1, 2):
+        for size in [*range(0, len(frames[at]), 7), len(frames[at]) + 1]:
+            cut = list(frames)
+            cut[at] = (frames[at] + b"\0")[:size]
+            with pytest.raises(Malformed, match="was a frame cut"):
+                wire.decode(cut)
+            message = wire.decode(reheaded(cut, body_bytes=sum(map(len, cut[1:]))))
+            with pytest.raises(Malformed, match=f"frame {at - 1} of 3 rows holds {size} bytes"):
+                wire.read_insert(message.body, IMAGES)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 2**31, 2**32 - 1])
+def test_a_number_of_rows_that_lies_is_refused(rows):
+    message = wire.decode(reheaded(sent(IMAGES, steps(PIXELS, 3)), rows=rows))
+    with pytest.raises(Malformed, match=f"frame 0 of {rows} rows holds"):
+        wire.read_insert(message.body, IMAGES)
+
+
+def test_frames_that_are_too_many_or_too_few_are_refused():
+    frames = sent(IMAGES, steps(PIXELS, 3))
+    for wrong in (frames[:2], [*frames, b""]):
+        with pytest.raises(Malformed, match="was a frame lost, or added"):
+            wire.decode(wrong)
+        message = wire.decode(reheaded(wrong, frames=len(wrong) - 1, body_bytes=sum(map(len, wrong[1:]))))
+        with pytest.raises(Malformed, match="their schema takes 2"):
+            wire.read_insert(message.body, IMAGES)
+    many = [*frames, *[b""] * 5000]
+    with pytest.raises(Malformed, match="4097 are allowed"):
+        wire.decode(reheaded(many, frames=len(many) - 1))
+
+
+def test_a_message_beyond_the_limits_is_refused():
+    frames = sent(IMAGES, steps(PIXELS, 3))
+    with pytest.raises(Malformed, match="3144 body bytes, 3143 are allowed") as caught:
+        wire.decode(frames, wire.Limits(message_bytes=3143))
+    assert (caught.value.code, caught.value.session, caught.value.sequence) == (wire.ErrorCode.TOO_LARGE, 1, 2)
+    assert wire.decode(frames, wire.Limits(message_bytes=3144)).body.rows == 3
+
+
+# -- the other bodies without msgpack ---------------------------------------------------------------------------------
+
+FIXED = ["ACK", "GAP", "PULL", "BATCH in shared memory", "PRIORITIES", "APPLIED", "RETURN"]
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_numbers_come_back_as_they_were(name):
+    before, after = examples()[name].body, wire.decode(raw(examples()[name])).body
+    assert type(before) is type(after)
+    for field in before.__struct_fields__:
+        np.testing.assert_array_equal(getattr(before, field), getattr(after, field))
+
+
+@pytest.mark.parametrize("name", [*FIXED, "PING", "DONE", "DRAIN"])
+def test_bodies_of_another_length_are_refused(name):
+    frames = raw(examples()[name])
+    for at in range(1, len(frames)):
+        for size in [*range(len(frames[at])), len(frames[at]) + 1, len(frames[at]) + 8]:
+            cut = [*frames[:at], (frames[at] + bytes(8))[:size], *frames[at + 1 :]]
+            with pytest.raises(Malformed):
+                wire.decode(reheaded(cut, body_bytes=sum(map(len, cut[1:]))))
+    for wrong in ([*frames, b""], frames[:-1]):
+        if wrong:
+            with pytest.raises(Malformed):
+                wire.decode(reheaded(wrong, frames=len(wrong) - 1, body_bytes=sum(map(len, wrong[1:]))))
+
+
+@pytest.mark.parametrize("name", ["PULL", "PRIORITIES", "RETURN", "BATCH in shared memory"])
+@pytest.mark.parametrize("rows", [0, 1, 3, 2**32 - 1])
+def test_counts_that_lie_are_refused(name, rows):
+    with pytest.raises(Malformed):
+        wire.decode(reheaded(raw(examples()[name]), rows=rows))
+
+
+@pytest.mark.parametrize("value", [np.nan, -1.0, np.inf])
+def test_priorities_are_finite_and_not_negative(value):
+    ids, values = np.arange(2), np.array([1.0, value])
+    with pytest.raises(Malformed, match="priority 1 is"):
+        wire.encode(wire.Message(wire.Priorities(ids, values)))
+    frames = raw(examples()["PRIORITIES"])
+    with pytest.raises(Malformed, match="priority 1 is"):
+        wire.decode([*frames[:2], values.tobytes()])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        wire.Return(np.arange(4, dtype="i8")),
+        wire.Return(np.arange(8, dtype="u8")[::2]),
+        wire.Return(np.zeros((2, 2), "u8")),
+        wire.Pull(1, [1, 2]),
+        wire.Priorities(np.arange(2), np.ones(3)),
+    ],
+    ids=["dtype", "strided", "matrix", "list", "lengths"],
+)
+def test_arrays_that_would_be_misread_are_not_sent(body):
+    with pytest.raises(Malformed):
+        wire.encode(wire.Message(body))
+
+
+def test_empty_pulls_and_returns_are_fine():
+    assert wire.decode(raw(wire.Message(wire.Pull(2**64 - 1, np.empty(0, "u4"))))).body.granted == 2**64 - 1
+    assert len(wire.decode(raw(wire.Message(wire.Return(np.empty(0, "u8"))))).body.leases) == 0
+
+
+def test_large_columns_are_sent_as_they_lie():
+    rows = steps(PIXELS, 3)
+    assert wire.encode(wire.Message(wire.insert(IMAGES, rows)))[2] is rows.columns[0]
+
+
+def test_a_schema_of_large_fields_only_has_an_empty_first_frame():
+    field = Field("x", (2048,), "u1")
+    layout = wire.RowLayout.of(Schema.of([field]), headed=False)
+    column = array(np.random.default_rng(0), field, 2)
+    frames = raw(wire.Message(wire.batch(layout, [column])))
+    assert [len(frame) for frame in frames] == [64, 0, 4096]
+    assert same(wire.read_batch(wire.decode(frames).body, layout)[0], column)

@@ -1,0 +1,133 @@
+"""One message of each kind, the same each time; and schemas, rows and arrays for hypothesis."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from async_loader import Field, Schema, tree
+from async_loader.feeder import wire
+from async_loader.feeder.wire import codes
+
+SMALL = Schema.of({"obs": Field("", (2,), "f4", next="next_obs"), "action": "i8", "reward": "f4"})
+PIXELS = Schema.of({"obs": {"pixels": Field("", (32, 32), "u1", stack=4, next="next_obs"), "hit": "?"}, "reward": "f4"})
+HELLO = wire.Hello(client=b"0123456789abcdef", pid=4711, host="a-host", oldest=1, newest=1, user_agent="example/1")
+
+
+def array(rng: np.random.Generator, field: Field, rows: int) -> np.ndarray:
+    data = rng.integers(0, 2 if field.dtype.kind == "b" else 256, rows * field.nbytes, np.uint8)
+    return data.view(field.dtype).reshape(rows, *field.shape)
+
+
+def steps(schema: Schema, rows: int, seed: int = 0, flags: int = 0) -> wire.Steps:
+    rng = np.random.default_rng(seed)
+    columns = [array(rng, field, rows) for field in schema.fields]
+    priorities = np.where(np.arange(rows) % 2, np.nan, np.arange(rows) / 4)
+    return wire.Steps(np.arange(rows, dtype=np.uint32) % 3, np.full(rows, flags, np.uint32), priorities, columns)
+
+
+def three_steps() -> wire.Steps:
+    """Of SMALL: two steps and the observation after the last."""
+    columns = [
+        np.array([[0.5, 1], [1.5, 2], [2.5, 3]], np.float32),
+        np.array([7, -8, 0], np.int64),
+        np.array([0.25, 1, 0], np.float32),
+    ]
+    flags = np.array([0, wire.TRUNCATED, wire.FINAL], np.uint32)
+    return wire.Steps(np.zeros(3, np.uint32), flags, np.array([np.nan, 2, np.nan]), columns)
+
+
+def examples() -> dict[str, wire.Message]:
+    """Every kind of message, by name."""
+    small, pixels = wire.RowLayout.of(SMALL, headed=True), wire.RowLayout.of(PIXELS, headed=False)
+    spec = wire.spec_of(SMALL)
+    tensors = (wire.TensorSpec("layer.weight", codes.dtype_code(np.dtype("f4")), (2, 2)),)
+    producer, name = bytes(range(16)), "policy"
+    bodies = {
+        "HELLO": HELLO,
+        "WELCOME": wire.Welcome(
+            version=1, incarnation=bytes(16), heartbeat_s=1.0, silence_s=5.0, insert_endpoint="tcp://10.0.0.1:5001",
+            pull_endpoint="tcp://10.0.0.1:5002", memory_endpoint=None, limits=wire.Limits(), tables=("replay",),
+        ),
+        "OPEN_WRITER": wire.OpenWriter(table="replay", producer=producer, epoch=1, schema=spec),
+        "WRITER": wire.Writer(schema=spec, applied=0, durable=0, window_bytes=1 << 24, window_rows=4096, resumed=False),
+        "CLOSE_WRITER": wire.CloseWriter(last=1),
+        "OPEN_READER": wire.OpenReader(table="replay", batch_size=256, view=wire.View(n=3, gamma=0.99), seed=1),
+        "READER": wire.Reader(schema=wire.spec_of(PIXELS), leased=False, transport="tcp"),
+        "CLOSE_READER": wire.CloseReader(),
+        "STATUS": wire.Status(),
+        "STATUS_REPLY": wire.StatusReply(status={"tables": {"replay": {"rows": 3}}, "up_s": 1.5, "well": True, "x": None}),
+        "DRAIN": wire.Drain(),
+        "DONE": wire.Done(),
+        "LATEST": wire.Latest(name=name, newer_than=6, most=1 << 20, timeout_s=2.0),
+        "WEIGHTS": wire.Weights(name=name, version=7, total_bytes=16, specs=tensors),
+        "WEIGHTS, none newer": wire.Weights(name=name, version=6),
+        "PUBLISH": wire.Publish(name=name, version=7, total_bytes=16, specs=tensors),
+        "PING": wire.Ping(),
+        "PONG": wire.Pong(),
+        "ERROR": wire.Error.of(wire.ErrorCode.FENCED, "epoch 1 is fenced off by epoch 2: stop this writer", 2),
+        "END": wire.End(reason="the table is closed", count=12),
+        "INSERT": wire.insert(small, three_steps()),
+        "ACK": wire.Ack(1, 0, 1 << 24, 4096),
+        "GAP": wire.Gap(1, 0, 1 << 24, 4096),
+        "PULL": wire.Pull(4, np.array([0, 2], np.uint32)),
+        "BATCH": wire.batch(pixels, steps(PIXELS, 2).columns),
+        "BATCH in shared memory": wire.SlotBatch(2, 9, 256),
+        "PRIORITIES": wire.Priorities(np.array([3, 70], np.int64), np.array([0.5, 2.0])),
+        "APPLIED": wire.Applied(1, 1),
+        "RETURN": wire.Return(np.array([11, 12], np.uint64)),
+    }  # fmt: skip
+    schemas = {"INSERT": small.schema_id, "WRITER": small.schema_id, "BATCH": pixels.schema_id, "READER": pixels.schema_id}
+    data = {"WEIGHTS": np.eye(2, dtype=np.float32).tobytes(), "PUBLISH": np.eye(2, dtype=np.float32).tobytes()}
+    return {
+        name: wire.Message(body, 0 if at == 0 else 81, at, min(at, 1), schemas.get(name, 0), data=data.get(name))
+        for at, (name, body) in enumerate(bodies.items())
+    }
+
+
+def raw(message: wire.Message) -> list[bytes]:
+    """Its frames, as bytes."""
+    return [memoryview(frame).tobytes() for frame in wire.encode(message)]
+
+
+def reheaded(frames: list[bytes], /, **changes: int) -> list[bytes]:
+    """With a header that says otherwise, and whose CRC is right."""
+    from msgspec.structs import replace
+
+    from async_loader.feeder.wire import header
+
+    return [header.encode(replace(header.decode(frames[0]), **changes)), *frames[1:]]
+
+
+# -- hypothesis ---------------------------------------------------------------------------------------------------------
+
+dtypes = st.sampled_from(list(codes.DTYPES.values()))
+shapes = st.one_of(st.lists(st.integers(0, 3), max_size=4).map(tuple), st.sampled_from([(1024,), (40, 30), (16, 16, 2)]))
+_keys = st.text(max_size=5)
+
+
+@st.composite
+def structures(draw: st.DrawFn, depth: int = 3) -> tree.Structure:
+    kind = draw(st.sampled_from([None, dict, list, tuple] if depth else [None]))
+    if kind is None:
+        return None
+    if kind is dict:
+        keys: tuple[object, ...] = tuple(draw(st.lists(_keys, max_size=3, unique=True)))
+    else:
+        keys = tuple(range(draw(st.integers(0, 3))))
+    return tree.Node(kind, keys, tuple(draw(structures(depth=depth - 1)) for _ in keys))
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> Schema:
+    structure = draw(structures().filter(lambda found: len(list(tree.names(found))) > 0))
+    return Schema(
+        structure,
+        tuple(
+            Field(
+                f"{name}#{i}", draw(shapes), draw(dtypes), draw(st.integers(1, 4)),
+                draw(st.none() | st.text(min_size=1, max_size=9)), draw(st.sampled_from(["repeat", "zero"])),
+            )
+            for i, name in enumerate(tree.names(structure))
+        ),
+    )  # fmt: skip
