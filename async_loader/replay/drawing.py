@@ -14,7 +14,7 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader
 from async_loader.replay.rows import LOOKAHEAD
-from async_loader.replay.samplers import Sampler, Uniform
+from async_loader.replay.samplers import Sampler, shortcut
 from async_loader.replay.views import Recipe, Transitions
 from async_loader.source import Window
 
@@ -66,8 +66,8 @@ class Drawer:
             owner.catch_up()
             if self.why_not(sampler, count) is not None:
                 return None
-            numbers = sampler.chances() if type(sampler) is Uniform else None
-            into = None if numbers is None else reader.any(count, numbers)
+            quick = shortcut(sampler, "draw_into", "draw")
+            into = None if quick is None else reader.drawn(count, quick)
             if into is None:
                 drawn = sampler.draw(count)
                 into = reader.these(drawn.rows, drawn.weight)

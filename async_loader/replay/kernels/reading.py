@@ -258,26 +258,45 @@ def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
                 row = -1
         rows[i] = row
         if len(ids) <= _SHORT:
-            for line in range(0, g[STRIDE], 64):
-                prefetch(g[BASE] + row * g[STRIDE] + line)
-    _copy_rows(g, rows, len(ids) > _SHORT, fields, ids)
+            fetch_rows(g, rows, i, i + 1)
+    if len(ids) <= _SHORT:
+        copy_rows(g, rows, 0, len(ids), fields, ids)
+    else:
+        _read_rows(g, rows, fields, ids)
     return used
 
 
 @kernel(inline=True)
-def _copy_rows(g: Any, rows: Any, fetch: bool, fields: Any, ids: Any) -> None:
-    for i in range(len(ids)):
-        if fetch:
-            _fetch(g, rows, i)  # the row of an id below `rows` is that id
+def fetch_rows(g: Any, rows: Any, start: int, stop: int) -> None:
+    """Begin to load packed rows."""
+    for i in range(start, stop):
+        for line in range(0, g[STRIDE], 64):
+            prefetch(g[BASE] + rows[i] * g[STRIDE] + line)
+
+
+@kernel(inline=True)
+def copy_rows(g: Any, rows: Any, start: int, stop: int, fields: Any, ids: Any) -> None:
+    """Copy items of one row each, and their ids, in so far as they go from ``start`` to ``stop``. Under the table's lock."""
+    for i in range(start, stop):
         ids[i] = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
         for f in range(len(fields)):
             copy(fields[f, 3] + i * fields[f, 4], fields[f, 0] + rows[i] * fields[f, 1], fields[f, 2])
 
 
+@kernel(inline=True)
+def _read_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
+    """Each block is on its way while the one before it is copied."""
+    fetch_rows(g, rows, 0, min(_BLOCK, len(rows)))
+    for start in range(0, len(rows), _BLOCK):
+        stop = min(start + _BLOCK, len(rows))
+        fetch_rows(g, rows, stop, min(stop + _BLOCK, len(rows)))
+        copy_rows(g, rows, start, stop, fields, ids)
+
+
 @kernel(keeps_gil=True)
 def read_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
     """As `read_any`, for rows that are drawn."""
-    _copy_rows(g, rows, True, fields, ids)
+    _read_rows(g, rows, fields, ids)
 
 
 @kernel(keeps_gil=True)
@@ -288,15 +307,20 @@ def names_of(g: Any, rows: Any, out: Any) -> None:
         out[i] = -1 if load(address + FLAGS) & (FINAL | DELETED) else load(address + ID) - 1
 
 
+@kernel(inline=True)
+def row_of(g: Any, name: int) -> int:
+    """The row of an id, -1 if it is gone. Deleted steps and final observations count as gone."""
+    if name < 0:
+        return -1
+    address = at(g, name)
+    return name % g[ROWS] if holds(address, name) and load(address + FLAGS) & (FINAL | DELETED) == 0 else -1
+
+
 @kernel(keeps_gil=True)
 def find(g: Any, ids: Any, rows: Any) -> int:
-    """The rows of ids, -1 for those that are gone; how many are there. Deleted steps and final observations count as gone."""
+    """The rows of ids, as `row_of`; how many are there."""
     there = 0
     for i in range(len(ids)):
-        rows[i] = -1
-        if ids[i] >= 0:
-            address = at(g, ids[i])
-            if holds(address, ids[i]) and load(address + FLAGS) & (FINAL | DELETED) == 0:
-                rows[i] = ids[i] % g[ROWS]
-                there += 1
+        rows[i] = row_of(g, ids[i])
+        there += rows[i] >= 0
     return there
