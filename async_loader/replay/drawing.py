@@ -14,7 +14,7 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader
 from async_loader.replay.rows import LOOKAHEAD
-from async_loader.replay.samplers import Sampler, Uniform
+from async_loader.replay.samplers import Sampler, shortcut
 from async_loader.replay.views import Recipe, Transitions
 from async_loader.source import Window
 
@@ -67,8 +67,8 @@ class Drawer:
             owner.catch_up()
             if self.why_not(sampler, count) is not None:
                 return None
-            numbers = sampler.chances() if type(sampler) is Uniform else None
-            arrays = None if numbers is None else reader.any(count, numbers)
+            quick = shortcut(sampler, "draw_into", "draw")
+            arrays = None if quick is None else reader.drawn(count, quick)
             if arrays is None:
                 drawn = sampler.draw(count)
                 arrays = reader.these(drawn.rows, drawn.weight)

@@ -188,10 +188,8 @@ class Inserter:
         owner = self._owner
         if not owner.prioritized:
             raise Unsupported(f"this table's {owner.sampler!r} and {owner.remover!r} use no priorities: leave them out")
-        going: dict[int, Any] = {id(one): one for one in (owner.sampler, owner.remover, *owner.table.samplers)}
-        for one in going.values():
-            if one.prioritized:
-                one.check(priority)
+        for one in owner.table.prioritized:
+            one.check(priority)
         return priority
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from async_loader.errors import Broken
 from async_loader.replay.addresses import address_of
 from async_loader.replay.blocks import Blocks
-from async_loader.replay.samplers.numbers import Numbers
+from async_loader.replay.samplers import Reading
 from async_loader.replay.storage import COLUMN_BYTES, Storage
 from async_loader.replay.views import Recipe
 from async_loader.schema import Schema
@@ -133,21 +133,20 @@ class ReplayReader:
         fields[:, 3] += address_of(index)
         return into, self._read(ids, fields, into, weight)
 
-    def any(self, count: int, numbers: Numbers) -> Sequence[Array] | None:
-        """Draw and read items in one go, all equally likely. Under the table's lock; for a batch of small single rows.
+    def drawn(self, count: int, draw_into: Callable[[Reading], bool]) -> Sequence[Array] | None:
+        """Draw and read items in one go. Under the table's lock; for a batch of small single rows.
 
-        Cost: about 18 us for 256 rows of 200 bytes out of a million, of which reading is 11. ``None`` if the numbers did not
-        suffice.
+        Cost: about 18 us for 256 uniform ones of 200 bytes out of a million, of which reading is 11. ``None`` if the sampler
+        could not. See samplers, NOTE [shortcuts].
         """
         plan = self._plans.get(count) or self._plan(count)
-        arrays = plan.fresh()
-        ahead = numbers.ahead(2 * count)
-        used = self._kernels.read_any(self._storage.geometry, ahead, plan.fields, arrays[self._index], plan.rows)
-        numbers.drop(used)
-        return arrays if used else None
+        arrays, at = plan.fresh(), self._index
+        weight = arrays[at + 1] if self.recipe.weighted else None
+        there = draw_into(Reading(self._storage.geometry, plan.fields, plan.rows, arrays[at], weight))
+        return arrays if there else None
 
     def these(self, rows: Ids, weight: Weights | None) -> Sequence[Array]:
-        """Read the items in ``rows``, as `any`."""
+        """Read the items in ``rows``, as `drawn`."""
         plan = self._plans.get(len(rows)) or self._plan(len(rows))
         small = plan.fresh()
         self._kernels.read_rows(self._storage.geometry, rows, plan.fields, small[self._index])
@@ -158,7 +157,7 @@ class ReplayReader:
         return arrays
 
     def at_once(self, count: int) -> bool:
-        """Whether `any` and `these` can: for short batches of small single rows."""
+        """Whether `drawn` and `these` can: for short batches of small single rows."""
         if not self.recipe.single or count > self._short:
             return False
         return not (self._plans.get(count) or self._plan(count)).any_large

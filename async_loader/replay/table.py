@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from async_loader.replay import rows as r
 from async_loader.replay.free import FreeRows
-from async_loader.replay.samplers import Fifo, Items, Sampler
+from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.staging import end_fields
 from async_loader.replay.storage import Storage
 from async_loader.replay.views import depth_and_lookahead
@@ -82,6 +82,7 @@ class Table:
         self.free = None if type(remover) is Fifo else FreeRows(layout.rows, layout.capacity)
         g[r.ORDERED] = self.free is None
         self._told: list[Sampler] = []
+        self.prioritized: list[Sampler] = []  # those that go by priorities
         if self.free is not None:
             remover.bind(self.items, seed)
             self._tell(remover)
@@ -90,7 +91,10 @@ class Table:
 
     def _tell(self, sampler: Sampler) -> None:
         self._told.append(sampler)
-        if sampler.prioritized and not len(self.given):
+        if not sampler.prioritized:
+            return
+        self.prioritized.append(sampler)
+        if not len(self.given):
             self.given = np.full(self.storage.layout.rows, np.nan)
             self.g[r.GIVEN] = self.given.ctypes.data
 
@@ -298,6 +302,11 @@ class Table:
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """New priorities, for items; a step that is not an item yet keeps it until it is one."""
+        going = self.prioritized
+        quick = shortcut(going[0], "update_by_id", "update") if len(going) == 1 else None
+        if quick is not None:
+            there = quick(self.g, ids, priority)
+            return Applied(there, len(ids) - there)
         rows = np.empty(len(ids), np.int64)
         there = int(self._k.find(self.g, ids, rows))
         if there < len(ids):
@@ -306,9 +315,8 @@ class Table:
         if self._k.note_priorities(self.g, rows, priority) < there:
             alive = self.items.alive[rows] != 0
             rows, priority = rows[alive], priority[alive]
-        for one in self._told:
-            if one.prioritized:
-                one.update(rows, priority)
+        for one in going:
+            one.update(rows, priority)
         return Applied(there, len(ids) - there)
 
     def patch(self, ids: Ids, columns: dict[int, npt.NDArray[Any]]) -> Applied:

@@ -255,12 +255,13 @@ def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
             if peek8(alive + row) == 0:
                 row = -1
         rows[i] = row
-    _copy_rows(g, rows, fields, ids)
+    copy_rows(g, rows, fields, ids)
     return used
 
 
 @kernel(inline=True)
-def _copy_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
+def copy_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
+    """Copy items of one row each, and their ids. Under the table's lock."""
     base, stride, block = g[BASE], g[STRIDE], ids.ctypes.data
     for i in range(-_AHEAD, len(ids)):
         if i + _AHEAD < len(ids):
@@ -276,7 +277,7 @@ def _copy_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
 @kernel(keeps_gil=True)
 def read_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
     """As `read_any`, for rows that are drawn."""
-    _copy_rows(g, rows, fields, ids)
+    copy_rows(g, rows, fields, ids)
 
 
 @kernel(keeps_gil=True)
@@ -287,15 +288,20 @@ def names_of(g: Any, rows: Any, out: Any) -> None:
         out[i] = -1 if load(address + FLAGS) & (FINAL | DELETED) else load(address + ID) - 1
 
 
+@kernel(inline=True)
+def row_of(g: Any, name: int) -> int:
+    """The row of an id, -1 if it is gone. Deleted steps and final observations count as gone."""
+    if name < 0:
+        return -1
+    address = at(g, name)
+    return name % g[ROWS] if holds(address, name) and load(address + FLAGS) & (FINAL | DELETED) == 0 else -1
+
+
 @kernel(keeps_gil=True)
 def find(g: Any, ids: Any, rows: Any) -> int:
-    """The rows of ids, -1 for those that are gone; how many are there. Deleted steps and final observations count as gone."""
+    """The rows of ids, as `row_of`; how many are there."""
     there = 0
     for i in range(len(ids)):
-        rows[i] = -1
-        if ids[i] >= 0:
-            address = at(g, ids[i])
-            if holds(address, ids[i]) and load(address + FLAGS) & (FINAL | DELETED) == 0:
-                rows[i] = ids[i] % g[ROWS]
-                there += 1
+        rows[i] = row_of(g, ids[i])
+        there += rows[i] >= 0
     return there

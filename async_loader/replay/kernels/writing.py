@@ -308,15 +308,21 @@ def remove(g: Any, rows: Any, changes: Any) -> None:
                 _end(g, name, changes)
 
 
+@kernel(inline=True)
+def note_priority(g: Any, row: int, priority: float) -> bool:
+    """Note the new priority of a step; whether that is an item."""
+    if g[GIVEN]:
+        poke_float(g[GIVEN] + 8 * row, priority)
+    _note(g, row, STATE_CHANGED)
+    return peek8(g[ALIVE] + row) != 0
+
+
 @kernel(keeps_gil=True)
 def note_priorities(g: Any, rows: Any, priority: Any) -> int:
     """Note new priorities of steps; how many of those are items."""
     alive = 0
     for i in range(len(rows)):
-        if g[GIVEN]:
-            poke_float(g[GIVEN] + 8 * rows[i], priority[i])
-        _note(g, rows[i], STATE_CHANGED)
-        alive += peek8(g[ALIVE] + rows[i]) != 0
+        alive += note_priority(g, rows[i], priority[i])
     return alive
 
 

@@ -21,9 +21,12 @@ class MaxEver:
     def see(self, priority: Priorities) -> None:
         """These were given; NaN is none."""
         if len(priority):
-            top = priority.item() if len(priority) == 1 else float(np.fmax.reduce(priority))  # fmax passes over NaN
-            if top == top and (self.largest is None or top > self.largest):
-                self.largest = top
+            self.see_one(priority.item() if len(priority) == 1 else float(np.fmax.reduce(priority)))  # fmax passes over NaN
+
+    def see_one(self, priority: float) -> None:
+        """This one was given, and is the largest of those that were."""
+        if priority == priority and (self.largest is None or priority > self.largest):
+            self.largest = priority
 
     def fill(self, priority: Priorities) -> Priorities:
         """``priority``, and the largest of all, these included, in place of NaN."""

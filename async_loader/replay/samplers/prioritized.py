@@ -11,7 +11,7 @@ from async_loader.errors import ConfigError
 from async_loader.replay.samplers import policy
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.numbers import Numbers
-from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
 from async_loader.replay.samplers.schedule import Linear, number, schedule
 from async_loader.replay.samplers.tree import MinTree, SumTree
 
@@ -79,9 +79,9 @@ class Prioritized(Binding):
         self._draws = 0
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        from async_loader.replay.samplers import chance, tree_kernels  # late: see compiled.py
+        from async_loader.replay.samplers import chance, prioritized_kernels, tree_kernels  # late: see compiled.py
 
-        self._k, self._trees = chance, tree_kernels
+        self._k, self._trees, self._at_once = chance, tree_kernels, prioritized_kernels
         self._items, self._numbers = items, Numbers(seed)
         self._masses = SumTree(items.rows)
         self._least = MinTree(items.rows) if self.normalize == "buffer" else None
@@ -93,8 +93,8 @@ class Prioritized(Binding):
         policy.check(priority, given=self.new == "given")
 
     def _mass(self, priority: Priorities) -> npt.NDArray[np.float64]:
-        shifted = priority + self.eps
-        mass: npt.NDArray[np.float64] = shifted**self.alpha if self.alpha else (shifted > 0).astype(np.float64)
+        mass = np.empty(len(priority))
+        self._trees.raise_to(priority, self.eps, self.alpha, mass)
         return mass
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
@@ -119,6 +119,18 @@ class Prioritized(Binding):
         self._ever.see(priority)
         self._set(rows, self._mass(priority))
 
+    def update_by_id(self, geometry: Rows, ids: Rows, priority: Priorities) -> int:
+        """See NOTE [shortcuts]."""
+        sums = self._masses
+        rows, mass, nodes = np.empty(len(ids), np.int64), np.empty(len(ids)), sums.room(len(ids))
+        there, items, largest = self._at_once.update(
+            geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.width, rows, mass, nodes
+        )
+        if items:
+            self._ever.see_one(largest)
+            self._set_bounds(rows[:items], mass[:items])
+        return int(there)
+
     def remove(self, rows: Rows) -> None:
         self._masses.set(rows, np.zeros(len(rows)))
         for tree in (self._least, self._most):
@@ -127,26 +139,46 @@ class Prioritized(Binding):
 
     def _set(self, rows: Rows, mass: npt.NDArray[np.float64]) -> None:
         self._masses.set(rows, mass)
+        self._set_bounds(rows, mass)
+
+    def _set_bounds(self, rows: Rows, mass: npt.NDArray[np.float64]) -> None:
         if self._least is not None:
             self._least.set(rows, np.where(mass > 0, mass, np.inf))
         if self._most is not None:
             self._most.set(rows, -mass)
 
     def draw(self, count: int) -> Draw:
-        beta = self._schedule.at(self._draws)
-        self._draws += 1
-        total = self._masses.root
-        if not total > 0:
+        if not self._masses.root > 0:
+            self._draws += 1
             return Draw(self._any(count), np.ones(count, np.float32))
+        base, beta = self._weighing()
         rows, mass = self._masses.draw(self._numbers.take(count), stratified=self.stratified)
-        base = 0.0  # the least of the batch
-        if self._least is not None:
-            base = self._least.root
-        elif self.normalize == "none":
-            base = total / self._items.count
         weight = np.empty(count, np.float32)
         self._trees.weigh(mass, base, beta, weight)
         return Draw(rows, weight)
+
+    def draw_into(self, reading: Reading) -> bool:
+        """See NOTE [shortcuts]. Where there is any mass."""
+        sums = self._masses
+        if not sums.root > 0 or reading.weight is None:
+            return False
+        base, beta = self._weighing()
+        geometry, fields, rows, index, weight = reading
+        numbers, mass = self._numbers.take(len(index)), np.empty(len(index))
+        self._at_once.draw(
+            sums.nodes, sums.width, numbers, self.stratified, base, beta, mass, geometry, rows, fields, index, weight
+        )
+        return True
+
+    def _weighing(self) -> tuple[float, float]:
+        """What the next draw's weights are made with (see `tree_kernels.weigh`): the mass whose weight is 1, and beta."""
+        beta = self._schedule.at(self._draws)
+        self._draws += 1
+        if self._least is not None:
+            return self._least.root, beta
+        if self.normalize == "none":
+            return self._masses.root / self._items.count, beta
+        return 0.0, beta  # the least of the batch
 
     def _any(self, count: int) -> Rows:
         """Every item with the same probability. O(rows) only where fewer than a quarter of them hold an item."""

@@ -6,8 +6,10 @@ The same protocol serves samplers (which items make a batch) and removers (which
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -54,12 +56,44 @@ class Draw:
     weight: npt.NDArray[np.float32] | None = None
 
 
+class Reading(NamedTuple):
+    """A batch to be drawn and read in one go.
+
+    Attributes
+    ----------
+    geometry : int64 array
+        Of the table. See rows.py.
+    fields : int64 array [fields, 8]
+        What is copied where. See `kernels.copy_items`.
+    rows : int64 array [count]
+        Scratch.
+    ids : int64 array [count]
+    weight : float32 array [count] | None
+        Where the ids go, and the weights, if the sampler has any.
+    """
+
+    geometry: npt.NDArray[np.int64]
+    fields: npt.NDArray[np.int64]
+    rows: Rows
+    ids: npt.NDArray[np.int64]
+    weight: npt.NDArray[np.float32] | None
+
+
 @runtime_checkable
 class Sampler(Protocol):
     """Chooses among items.
 
     Thread rule: every method is called under the table's lock. Cost: each sampler states its own per item; nothing
     may be O(items) on every call. A sampler belongs to one table for its life: `bind` raises ConfigError the second time.
+
+    # NOTE [shortcuts]
+    Each call from Python to a kernel costs about as much as the work on some dozens of items. So a sampler may have two more
+    methods, which do in one call what a table otherwise does in several, with the same outcome (see `shortcut`):
+
+    ``draw_into(reading: Reading) -> bool``: as `draw`, and the items are read. False: nothing was done, call `draw`.
+
+    ``update_by_id(geometry, ids, priority) -> int``: finds steps, notes their priorities, and does what `update` does for
+    those that are items; how many steps were there. Called where no other sampler wants to know.
     """
 
     prioritized: bool
@@ -97,3 +131,17 @@ class Sampler(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`, after `bind` with equal settings; no item has been inserted, none needs to be."""
+
+
+@cache
+def _has(kind: type, name: str, of: str) -> bool:
+    first = next((one for one in kind.__mro__ if name in vars(one) or of in vars(one)), None)
+    return first is not None and name in vars(first)
+
+
+def shortcut(sampler: Sampler, name: str, of: str) -> Callable[..., Any] | None:
+    """The method ``name`` that does more than the method ``of``, if there is one. See NOTE [shortcuts].
+
+    A class that overrides ``of`` alone has none: its base's would go round it.
+    """
+    return getattr(sampler, name) if _has(type(sampler), name, of) else None

@@ -11,15 +11,18 @@ Values = npt.NDArray[np.float64]
 
 
 class _Tree:
+    """A tree for kernels to work on: ``nodes``, of which the upper ``width`` are leaves. See tree_kernels.py."""
+
     def __init__(self, rows: int, empty: float) -> None:
         from async_loader.replay.samplers import tree_kernels  # late: see compiled.py
 
         self._k = tree_kernels
-        self._leaves = 1 << max(0, rows - 1).bit_length()
-        self._nodes: Values = np.full(2 * self._leaves, empty)
+        self.width = 1 << max(0, rows - 1).bit_length()
+        self.nodes: Values = np.full(2 * self.width, empty)
         self._scratch = np.empty(256, np.int64)
 
-    def _room(self, count: int) -> npt.NDArray[np.int64]:
+    def room(self, count: int) -> npt.NDArray[np.int64]:
+        """Scratch of so many places, or more."""
         if count > len(self._scratch):
             self._scratch = np.empty(count, np.int64)
         return self._scratch
@@ -27,11 +30,11 @@ class _Tree:
     @property
     def leaves(self) -> Values:
         """One value per row."""
-        return self._nodes[self._leaves :]
+        return self.nodes[self.width :]
 
     @property
     def root(self) -> float:
-        return float(self._nodes[1])
+        return float(self.nodes[1])
 
 
 class SumTree(_Tree):
@@ -42,18 +45,18 @@ class SumTree(_Tree):
 
     def set(self, rows: Rows, values: Values) -> None:
         """Of a row that is named twice the last value counts. 256 of a million: about 25 us."""
-        self._k.add_up(self._nodes, self._leaves, rows, values, self._room(len(rows)))
+        self._k.add_up(self.nodes, self.width, rows, values, self.room(len(rows)))
 
     def find(self, masses: Values) -> tuple[Rows, Values]:
         """Rows in which masses from 0 to the total fall, and their values. 256 of a million: about 17 us."""
         rows, values = np.empty(len(masses), np.int64), np.empty(len(masses))
-        self._k.descend(self._nodes, self._leaves, masses, rows, values)
+        self._k.descend(self.nodes, self.width, masses, rows, values)
         return rows, values
 
     def draw(self, numbers: Values, *, stratified: bool) -> tuple[Rows, Values]:
         """As many rows as numbers in [0, 1), in proportion to their values, and those. 256 of a million: about 20 us."""
         rows, values = np.empty(len(numbers), np.int64), np.empty(len(numbers))
-        self._k.choose(self._nodes, self._leaves, numbers, stratified, rows, values)
+        self._k.choose(self.nodes, self.width, numbers, stratified, rows, values)
         return rows, values
 
 
@@ -65,4 +68,4 @@ class MinTree(_Tree):
 
     def set(self, rows: Rows, values: Values) -> None:
         """As `SumTree.set`."""
-        self._k.bound(self._nodes, self._leaves, rows, values, self._room(len(rows)))
+        self._k.bound(self.nodes, self.width, rows, values, self.room(len(rows)))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from async_loader.errors import ConfigError
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.numbers import Numbers
-from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
+from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
 
 _SPARSE = 4  # below one item in so many rows, drawing rows and looking takes longer than a list of rows
 _DENSE = 2  # only from here on is the list let go of: a count that moves about one bound would have it made at every draw
@@ -40,9 +40,10 @@ class Uniform(Binding):
         self._list: _RowList | None = None
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        from async_loader.replay.samplers import chance  # late: see compiled.py
+        from async_loader.replay import kernels  # late: see compiled.py
+        from async_loader.replay.samplers import chance
 
-        self._k = chance
+        self._k, self._rows = chance, kernels
         self._items, self._numbers = items, Numbers(seed)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
@@ -56,12 +57,15 @@ class Uniform(Binding):
     def draw(self, count: int) -> Draw:
         return Draw(self._any(count) if self.repeats else self._different(count))
 
-    def chances(self) -> Numbers | None:
-        """Numbers to draw rows with, if that is all that there is to it: every row in use is a candidate, and most are items."""
+    def draw_into(self, reading: Reading) -> bool:
+        """See NOTE [shortcuts]. Where every row in use is a candidate, and most are items, and the numbers suffice."""
         items = self._items
         if not self.repeats or items.count * _SPARSE < items.top or not items.count:
-            return None
-        return self._numbers
+            return False
+        ahead = self._numbers.ahead(2 * len(reading.ids))
+        used = self._rows.read_any(reading.geometry, ahead, reading.fields, reading.ids, reading.rows)
+        self._numbers.drop(used)
+        return bool(used)
 
     def _any(self, count: int) -> Rows:
         rows = np.empty(count, np.int64)

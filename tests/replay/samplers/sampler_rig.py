@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.samplers import Items, Sampler
+from async_loader.replay import rows as rows_
+from async_loader.replay.samplers import Items, Reading, Sampler
 
 BARELY = 3.72  # a fair sampler goes beyond it with a chance of 1 in 10,000; seeds are fixed
 
@@ -41,6 +42,17 @@ class Rig:
 
     def rows(self, count: int) -> list[int]:
         return [int(row) for row in self.sampler.draw(count).rows]
+
+    def draws_into(self, count: int = 4) -> Reading | None:
+        """What the sampler's shortcut draws out of rows whose ids are their numbers; ``None`` if it leaves that to `draw`."""
+        heads = np.zeros((self.items.rows, 4), np.int64)
+        heads[:, 0] = np.arange(self.items.rows) + 1
+        g = np.zeros(rows_.PLACES, np.int64)
+        g[rows_.BASE], g[rows_.STRIDE], g[rows_.ROWS] = heads.ctypes.data, 32, self.items.rows
+        g[rows_.TOP], g[rows_.ALIVE] = self.items.top, self.items.alive.ctypes.data
+        weight = np.empty(count, np.float32) if self.sampler.weighted else None
+        reading = Reading(g, np.empty((0, 8), np.int64), np.empty(count, np.int64), np.empty(count, np.int64), weight)
+        return reading if self.sampler.draw_into(reading) else None
 
     def twin(self, fresh: Sampler) -> Rig:
         """Another table with the same items, whose sampler goes on from this one's state, as a file would hold it."""
@@ -76,12 +88,12 @@ def tally(rig: Rig, rows: int, draws: int, count: int) -> Any:
 
 
 def sums_are_exact(tree: Any) -> None:
-    nodes, leaves = tree._nodes, tree._leaves
+    nodes, leaves = tree.nodes, tree.width
     parents = np.arange(1, leaves)
     assert (nodes[parents] == nodes[2 * parents] + nodes[2 * parents + 1]).all()
 
 
 def minima_are_exact(tree: Any) -> None:
-    nodes, leaves = tree._nodes, tree._leaves
+    nodes, leaves = tree.nodes, tree.width
     parents = np.arange(1, leaves)
     assert (nodes[parents] == np.minimum(nodes[2 * parents], nodes[2 * parents + 1])).all()

@@ -40,7 +40,7 @@ def test_every_parent_is_exactly_that_of_its_children(rows, changes):
         assert (sums.leaves[:rows] == expected).all()
         assert minima.root == min((m for m in expected if m > 0), default=np.inf)
     again = tree_of(expected)  # nothing drifts: the tree depends on its leaves only
-    assert (again._nodes == sums._nodes).all()
+    assert (again.nodes == sums.nodes).all()
 
 
 @settings(max_examples=150, deadline=None)
@@ -119,7 +119,7 @@ def test_rounding_moves_a_seam_by_no_more_than_rounding():
 
 def test_a_tree_that_has_seen_a_huge_mass_forgets_it():
     tree = tree_of([1e-3] * 100)
-    before = tree._nodes.copy()
+    before = tree.nodes.copy()
     tree.set(np.array([7]), np.array([1e200]))
     tree.set(np.array([7]), np.array([1e-3]))
-    assert (tree._nodes == before).all()
+    assert (tree.nodes == before).all()

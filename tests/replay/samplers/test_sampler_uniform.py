@@ -47,10 +47,10 @@ def test_a_list_is_let_go_of_when_most_rows_hold_items():
     rig.remove(np.arange(5, 64))
     rig.rows(3)
     assert rig.sampler._list is not None
-    assert rig.sampler.chances() is None
+    assert rig.draws_into() is None
     rig.insert(np.arange(5, 40))
     assert rig.sampler._list is None
-    assert rig.sampler.chances() is not None
+    assert rig.draws_into() is not None
 
 
 def test_items_that_came_after_the_list_was_made_are_as_likely():
