@@ -106,6 +106,8 @@ def schema_of_columns(batch: Mapping[str, Any]) -> Schema:
 
 def ids_of(index: Any) -> npt.NDArray[np.int64]:
     """Ids as a contiguous int64 array."""
+    if type(index) is np.ndarray and index.dtype == np.int64 and index.ndim == 1 and index.flags.c_contiguous:
+        return index  # a batch's own
     array = tensors.as_array(index)
     array = np.asarray(index) if array is None else array
     if array.size == 0:
@@ -116,7 +118,9 @@ def ids_of(index: Any) -> npt.NDArray[np.int64]:
 
 
 def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
-    """Numbers as a float64 array ``[rows]``."""
+    """Numbers as a float64 array ``[rows]``, perhaps the caller's."""
+    if type(values) is np.ndarray and values.dtype == np.float64 and values.ndim == 1 and values.flags.c_contiguous:
+        return values
     array = tensors.as_array(values)
     array = np.asarray(values) if array is None else array
     if array.dtype.kind not in "biuf":
