@@ -51,4 +51,5 @@ DIED = 16  # int64: items that are no more
 TERMINATED_FIELD = 18  # address in row 0, bytes from row to row, bytes, the bytes of "yes"
 TRUNCATED_FIELD = 22
 FOLLOWED = 26  # 1: steps show the observation after them
-PLACES = 27
+GRANTED = 27  # rows that other processes hold
+PLACES = 28

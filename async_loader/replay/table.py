@@ -63,7 +63,6 @@ class Table:
         self._changes = np.zeros(3, np.int64)
         self._none = np.full(256, np.nan)
         self.inserted = self.sampled = self.deleted = 0
-        self.granted = 0  # rows that writers in other processes hold
         self._most = max_times_sampled
         self.times = np.zeros(layout.rows if max_times_sampled else 0, np.int64)
         g = self.g = storage.geometry
@@ -219,19 +218,31 @@ class Table:
         first = self._k.grant(self.g, most, self._changes)
         count = int(self._changes[2])
         self.settle()
-        self.granted += count
         return first, count
 
-    def adopt(self, first: int, streams: Ids, flags: Ids, given: Floats) -> None:
-        """Publish granted rows that have been filled, from id ``first`` on; at most a burst of them."""
-        self._k.adopt(self.g, first, len(streams), streams, flags, given, self._changes)
-        self.granted -= len(streams)
-        self.settle()
+    @property
+    def granted(self) -> int:
+        """Rows that writers in other processes hold."""
+        return int(self.g[r.GRANTED])
 
-    def abandon(self, first: int, count: int) -> None:
-        """Granted rows that will not be filled."""
-        self._k.abandon(self.g, first, count)
-        self.granted -= count
+    def adopt(self, ledgers: Ids) -> int:
+        """Publish granted rows that have been filled, of all writers at once; see `kernels.adopt`.
+
+        Ctrl-C may come before it, or after the kernel, which has noted everything by then; see `settle`.
+        """
+        self.finish()
+        count = int(self._k.adopt(self.g, ledgers, len(self.streams), self._changes))
+        if count:
+            self.settle()
+        return count
+
+    def news(self, ledgers: Ids) -> bool:
+        """Whether `adopt` would find anything."""
+        return bool(self._k.news(ledgers))
+
+    def abandon(self, ledger: int) -> None:
+        """The granted rows of a writer that will not be filled."""
+        self._k.abandon(self.g, ledger)
 
     def _free_ahead(self, burst: int) -> int:
         """Steps that may be written at once where others hold rows: the order passes these by, and may not go too far."""

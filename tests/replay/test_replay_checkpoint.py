@@ -27,6 +27,7 @@ from async_loader import (
 )
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.replay.checkpoint import encoding, settings
+from async_loader.replay.ledger import Ledger
 
 TABLES = {
     "uniform": (PLAIN, {}, None),
@@ -463,11 +464,13 @@ def test_rows_that_were_set_aside_and_not_filled_are_empty(tmp_path):
     buffer.save(tmp_path)
     with buffer._owner.lock:
         first, count = buffer._owner.table.grant(3)
+        ledger = Ledger(0)
+        ledger.granted(first, count)
     buffer.save(tmp_path)
     loaded = ReplayBuffer.load(tmp_path)
     assert (first, count) == (250, 3)
     with buffer._owner.lock:
-        buffer._owner.table.abandon(first, count)
+        buffer._owner.table.abandon(ledger.address)
     assert same(contents(loaded), contents(buffer))
     assert loaded.add(obs=np.zeros(3, np.float32), reward=0, done=False) == 253
 

@@ -11,7 +11,7 @@ The stores and loads of ids are atomic, with the fences that a sequence lock nee
 programming language memory models?", MSPC 2012, figure 6), so this also holds where the machine reorders accesses.
 """
 
-from async_loader.replay.kernels.granting import abandon, adopt, grant, room_ahead
+from async_loader.replay.kernels.granting import abandon, adopt, grant, news, room_ahead
 from async_loader.replay.kernels.reading import (
     copy_items,
     copy_many_items,
@@ -35,6 +35,7 @@ __all__ = [
     "find",
     "grant",
     "names_of",
+    "news",
     "note_priorities",
     "overwrite",
     "read",

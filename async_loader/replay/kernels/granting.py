@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from async_loader.replay import ledger, words
 from async_loader.replay.compiled import kernel
-from async_loader.replay.kernels.machine import peek8, poke8, poke_float
-from async_loader.replay.kernels.writing import next_id, retire, settle
-from async_loader.replay.rows import CAPACITY, CURSOR, GIVEN, HELD, ROWS
+from async_loader.replay.kernels.machine import load, peek8, peek64, poke8, poke64, store
+from async_loader.replay.kernels.writing import end_here, next_id, retire, settle
+from async_loader.replay.rows import CAPACITY, CURSOR, FINAL, GIVEN, GRANTED, HELD, ROWS, TERMINATED, TRUNCATED
 
 
 @kernel(keeps_gil=True)
@@ -23,26 +24,106 @@ def grant(g: Any, count: int, changes: Any) -> int:
         taken += 1
     for k in range(taken):
         poke8(g[HELD] + (first + k) % g[ROWS], 1)
+    g[GRANTED] += taken
     changes[2] = taken
     return first
 
 
 @kernel(keeps_gil=True)
-def adopt(g: Any, first: int, count: int, streams: Any, flags: Any, given: Any, changes: Any) -> None:
-    """Publish rows that another process has filled."""
-    for k in range(count):
-        row = (first + k) % g[ROWS]
-        poke8(g[HELD] + row, 0)
-        if g[GIVEN]:
-            poke_float(g[GIVEN] + 8 * row, given[k])
-        settle(g, first + k, streams[k], flags[k], changes)
+def adopt(g: Any, ledgers: Any, streams: int, changes: Any) -> int:
+    """Take in what writers have published, one behind the other and each in its order; how many records, see `ledger`.
+
+    It is negative, and smaller by one, if a writer was found to be WRONG. ``streams``: how many the table has. No row is in
+    DIED first and then in BORN, however many records there are: no id is given here, and what ends never begins again.
+    """
+    count, wrong = 0, False
+    for i in range(len(ledgers)):
+        if peek64(ledgers[i] + ledger.WRONG) == 0:
+            count += _adopt_lane(g, ledgers[i], streams, changes)
+            wrong |= peek64(ledgers[i] + ledger.WRONG) != 0
+    return -1 - count if wrong else count
+
+
+@kernel(inline=True)
+def _adopt_lane(g: Any, book: int, streams: int, changes: Any) -> int:
+    lane, start = peek64(book + ledger.LANE), peek64(book + ledger.ADOPTED)
+    stop = load(lane + words.PUBLISHED)
+    if stop == start:
+        return 0
+    place = start
+    if start < stop <= start + words.SIZE:
+        while place < stop and _adopt_record(g, book, lane + words.RECORDS + 8 * (place % words.SIZE), streams, changes):
+            place += 1
+    if place < stop or stop < start:
+        poke64(book + ledger.WRONG, 1)
+    poke64(book + ledger.ADOPTED, place)
+    store(lane + words.ADOPTED, place)
+    return place - start
+
+
+@kernel(inline=True)
+def _adopt_record(g: Any, book: int, record: int, streams: int, changes: Any) -> bool:
+    """Whether it is one that can be: a writer may write anything into its lane, and into nothing else of the owner's."""
+    stream, flags = peek64(record), peek64(record + 8 * words.SIZE)
+    if flags & words.SKIPPED:
+        if stream < 0 or stream > peek64(book + ledger.HELD):
+            return False
+        _give_up(g, book, stream)
+        return True
+    if stream < 0 or stream >= streams:
+        return False
+    if flags & words.ENDED:
+        end_here(g, stream, flags & (TERMINATED | TRUNCATED), changes)
+        return True
+    if peek64(book + ledger.HELD) == 0:
+        return False
+    name = _next_row(g, book)
+    if g[GIVEN]:
+        poke64(g[GIVEN] + 8 * (name % g[ROWS]), peek64(record + 16 * words.SIZE))
+    settle(g, name, stream, flags, changes)
+    if flags & FINAL == 0:
+        poke64(book + ledger.STEPPED, peek64(book + ledger.STEPPED) + 1)
+    return True
+
+
+@kernel(inline=True)
+def _next_row(g: Any, book: int) -> int:
+    """The id of the next row in the order in which they were granted, which is not held any more."""
+    oldest = peek64(book + ledger.OLDEST)
+    extent = peek64(book + ledger.EXTENTS) + 16 * (oldest % peek64(book + ledger.PLACES))
+    name, left = peek64(extent), peek64(extent + 8)
+    if left == 1:
+        poke64(book + ledger.OLDEST, oldest + 1)
+    else:
+        poke64(extent, name + 1)
+        poke64(extent + 8, left - 1)
+    poke64(book + ledger.HELD, peek64(book + ledger.HELD) - 1)
+    poke8(g[HELD] + name % g[ROWS], 0)
+    g[GRANTED] -= 1
+    return name
+
+
+@kernel(inline=True)
+def _give_up(g: Any, book: int, count: int) -> None:
+    for _ in range(count):
+        _next_row(g, book)
 
 
 @kernel(keeps_gil=True)
-def abandon(g: Any, first: int, count: int) -> None:
+def abandon(g: Any, book: int) -> None:
     """Rows that were granted and will not be filled: nothing is there until the order comes round again."""
-    for k in range(count):
-        poke8(g[HELD] + (first + k) % g[ROWS], 0)
+    _give_up(g, book, peek64(book + ledger.HELD))
+
+
+@kernel(keeps_gil=True)
+def news(ledgers: Any) -> bool:
+    """Whether records were published and not adopted."""
+    for i in range(len(ledgers)):
+        book = ledgers[i]
+        lane = peek64(book + ledger.LANE)
+        if load(lane + words.PUBLISHED) != peek64(book + ledger.ADOPTED) and peek64(book + ledger.WRONG) == 0:
+            return True
+    return False
 
 
 @kernel(keeps_gil=True)

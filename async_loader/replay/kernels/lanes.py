@@ -120,27 +120,6 @@ def publish(lane: int, count: int) -> bool:
 
 
 @kernel(keeps_gil=True)
-def news(lanes: Any, adopted: Any) -> int:
-    """Records that were published and not adopted, in all lanes."""
-    count = 0
-    for i in range(len(lanes)):
-        count += load(lanes[i] + PUBLISHED) - adopted[i]
-    return count
-
-
-@kernel(keeps_gil=True)
-def published(lane: int) -> int:
-    """Records that are complete, and everything that belongs to them."""
-    return load(lane + PUBLISHED)
-
-
-@kernel(keeps_gil=True)
-def set_adopted(lane: int, count: int) -> None:
-    """The places of so many records are free."""
-    store(lane + ADOPTED, count)
-
-
-@kernel(keeps_gil=True)
 def ask_to_ring(lanes: Any) -> None:
     """From now on the next record rings; look once more before waiting for that."""
     for i in range(len(lanes)):

@@ -271,19 +271,27 @@ def overwrite(g: Any, fields: Any, i: int, row: int, stream: int, flags: int, pr
     return name
 
 
+@kernel(inline=True)
+def end_here(g: Any, stream: int, flags: int, changes: Any) -> None:
+    """The stream's episode ends after its last step, and nobody says what came after."""
+    mark = g[LAST] + 8 * stream
+    last = peek64(mark)
+    if last >= 0:
+        _flag(g, last, flags)
+        _give_up(g, last, changes)
+        poke64(mark, -1)
+
+
 @kernel(keeps_gil=True)
 def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> None:
     """The stream's episode ends after its last step: with a final observation (``final`` not empty) or without."""
     mark = g[LAST] + 8 * stream
-    last = peek64(mark)
-    if last < 0:
-        return
-    _flag(g, last, flags)
-    if len(final):
+    if len(final) == 0:
+        end_here(g, stream, flags, changes)
+    elif peek64(mark) >= 0:
+        _flag(g, peek64(mark), flags)
         _write_one(g, final, 0, FINAL, stream, np.nan, changes)
-    else:
-        _give_up(g, last, changes)
-    poke64(mark, -1)
+        poke64(mark, -1)
 
 
 @kernel(keeps_gil=True)

@@ -30,17 +30,13 @@ class Lane:
         self._kernels = lanes
         self._block = segment.bytes(0, words.NBYTES)
         self.address = int(self._block.ctypes.data)
-        place, size = words.RECORDS, words.SIZE
-        self._streams: Ids = np.frombuffer(self._block, np.int64, size, place)
-        self._flags: Ids = np.frombuffer(self._block, np.int64, size, place + 8 * size)
-        self._given: Floats = np.frombuffer(self._block, np.float64, size, place + 16 * size)
 
     @classmethod
     def create(cls) -> Lane:
         return cls(Segment.create(words.NBYTES, "a writer's lane", commit=False))
 
     def close(self) -> None:
-        del self._block, self._streams, self._flags, self._given
+        del self._block
         self.address = 0
         self.segment.close()
 
@@ -59,17 +55,6 @@ class Lane:
         return int(self._block[words.CLOSED])
 
     # -- the owner -------------------------------------------------------------------------------------------------------
-
-    def published(self) -> int:
-        return int(self._kernels.published(self.address))
-
-    def records(self, start: int, stop: int) -> tuple[Ids, Ids, Floats]:
-        """Copies of the records between: streams, flags, priorities."""
-        places = np.arange(start, stop) % words.SIZE
-        return self._streams[places], self._flags[places], self._given[places]
-
-    def set_adopted(self, count: int) -> None:
-        self._kernels.set_adopted(self.address, count)
 
     def give(self, permits: int) -> None:
         self._kernels.give(self.address, permits)

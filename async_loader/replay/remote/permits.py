@@ -41,7 +41,7 @@ class Permits:
 
     def promised(self) -> int:
         """Steps that may come without anybody being asked."""
-        return sum(link.issued - link.stepped for link in self._links) if self._limited else 0
+        return sum(link.issued - link.ledger.stepped for link in self._links) if self._limited else 0
 
     def may_insert(self, limits: Limits, count: int) -> bool:
         """Whether others than the writers may insert so many at once."""

@@ -63,7 +63,7 @@ class Service:
         self._links: dict[int, Link] = {}
         self._permits = Permits(self._links.values())
         self._pending: dict[Link, None] = {}
-        self._addresses = self._adopted = np.empty(0, np.int64)
+        self._lanes = self._ledgers = np.empty(0, np.int64)
         self._made = 0
         self._rings = False
         self.failed: BaseException | None = None
@@ -113,8 +113,8 @@ class Service:
         return WriterHandle(theirs.detach(), os.dup(self._death_fd), segments[0], segments[1], self._table.storage, terms)
 
     def _changed(self) -> None:
-        self._addresses = np.array([link.lane.address for link in self._links.values()], np.int64)
-        self._adopted = np.array([link.adopted for link in self._links.values()], np.int64)
+        self._lanes = np.array([link.lane.address for link in self._links.values()], np.int64)
+        self._ledgers = np.array([link.ledger.address for link in self._links.values()], np.int64)
 
     def follow(self, limits: Limits | None) -> None:
         """The limiter was changed."""
@@ -128,16 +128,14 @@ class Service:
 
     def adopt(self) -> bool:
         """Take in everything that was published; whether that was anything."""
-        if not self._kernels.news(self._addresses, self._adopted):
-            return False
-        for place, link in enumerate(self._links.values()):
-            if link.adopt():
-                self._adopted[place] = link.adopted
-        return True
+        count = self._table.adopt(self._ledgers)
+        if count < 0:
+            self.bell.ring()  # the thread closes the writer that has gone wrong
+        return count != 0
 
     def _somebody_waits(self) -> None:
         """Called by a thread that begins to wait: from now on writers ring."""
-        self._kernels.ask_to_ring(self._addresses)
+        self._kernels.ask_to_ring(self._lanes)
         if self.adopt():
             self._waiters.ring()
 
@@ -163,12 +161,7 @@ class Service:
         news = self.adopt()
         for link, message in heard:
             self._react(link, message)
-        for link in [*dead, *(one for one in self._links.values() if one.deaf and not one.pid)]:
-            if link.number in self._links:
-                if link.pid:
-                    log.info("%s has died", str(link))
-                self._bury(link)
-                news = True
+        news |= self._bury_all(dead)
         self._serve_needs(owner.limits)  # as they are now that everything is taken in
         if news:
             self._waiters.ring()
@@ -176,8 +169,19 @@ class Service:
             return None
         if news:
             return _PAUSE_S
-        self._kernels.ask_to_ring(self._addresses)
-        return 0.0 if self._kernels.news(self._addresses, self._adopted) else None
+        self._kernels.ask_to_ring(self._lanes)
+        return 0.0 if self._table.news(self._ledgers) else None
+
+    def _bury_all(self, dead: list[Link]) -> bool:
+        """The dead, handles that were dropped, and whose lanes cannot be trusted; whether there was any."""
+        lost = [link for link in self._links.values() if link in dead or link.ledger.wrong or (link.deaf and not link.pid)]
+        for link in lost:
+            if link.ledger.wrong:
+                log.error("%s has published what no writer publishes: nothing more is taken from it", str(link))
+            elif link.pid:
+                log.info("%s has died", str(link))
+            self._bury(link)
+        return bool(lost)
 
     def _listen(self, link: Link) -> list[tuple[Link, Message]]:
         heard: list[tuple[Link, Message]] = []
@@ -230,15 +234,15 @@ class Service:
         layout = self._table.storage.layout
         each = max(2, layout.capacity // (4 * len(self._links)))  # see NOTE [old rows]
         extent = max(1, min(layout.burst, each // 2))
-        return max(0, min(extent, each - link.held, layout.rows // 2 - self._table.granted))
+        return max(0, min(extent, each - link.ledger.held, layout.rows // 2 - self._table.granted))
 
     def _serve_needs(self, limits: Limits | None) -> None:
         for link in list(self._pending):
             assert link.need is not None
             wanted, steps = link.need
-            while link.held < wanted and (room := self._room(link)):
-                link.grant(wanted - link.held, room)
-            if link.held < min(2, wanted):
+            while link.ledger.held < wanted and (room := self._room(link)):
+                link.grant(wanted - link.ledger.held, room)
+            if link.ledger.held < min(2, wanted):
                 link.explain(f"rows: writers hold {self._table.granted} of the table's {self._table.storage.layout.rows} already")
             elif self._permits.issue(link, steps, limits):
                 del self._pending[link]
