@@ -64,7 +64,6 @@ class Drawer:
             return None
         with owner.lock:
             owner.check_open()
-            owner.catch_up()
             if self.why_not(sampler, count) is not None:
                 return None
             quick = shortcut(sampler, "draw_into", "draw")
