@@ -115,7 +115,10 @@ class ReplayReader:
         fields[:, 4] = [field.nbytes for field in self.schema.fields[: len(fields)]]
         if len(self._plans) >= 16:
             self._plans.clear()
-        made = self._plans[count] = _Plan(end, arrays, bool((starts < 0).any()), starts, fields, np.empty(count, np.int64))
+        relative = fields.copy()
+        relative[:, 3] = starts
+        scratch = np.empty(count, np.int64)
+        made = self._plans[count] = _Plan(end, arrays, bool((starts < 0).any()), starts, fields, relative, scratch)
         return made
 
     def take(self, ids: Ids, weight: Weights | None = None) -> tuple[Window, Ids]:
@@ -136,16 +139,21 @@ class ReplayReader:
         the sampler could not. See samplers, NOTE [shortcuts].
         """
         plan = self._plans.get(count) or self._plan(count)
-        arrays, at = plan.fresh(), self._index
+        arrays, reading = self._begun(plan)
+        return Window(arrays) if draw_into(reading) else None
+
+    def _begun(self, plan: _Plan) -> tuple[Arrays, Reading]:
+        """Fresh arrays, and what fills them."""
+        block, at = np.empty(plan.nbytes, np.uint8), self._index
+        arrays = plan.views(block)
         weight = arrays[at + 1] if self.recipe.weighted else None
-        there = draw_into(Reading(self._storage.geometry, plan.fields, plan.rows, arrays[at], weight))
-        return Window(arrays) if there else None
+        return arrays, Reading(self._storage.geometry, plan.relative, plan.rows, block, arrays[at], weight)
 
     def these(self, rows: Ids, weight: Weights | None) -> Window:
         """Read the items in ``rows``, as `drawn`."""
         plan = self._plans.get(len(rows)) or self._plan(len(rows))
-        arrays = plan.fresh()
-        self._kernels.read_rows(self._storage.geometry, rows, plan.fields, arrays[self._index])
+        arrays, reading = self._begun(plan)
+        self._kernels.read_rows(reading.geometry, rows, reading.fields, reading.block, reading.index)
         if weight is not None:
             arrays[self._index + 1] = weight
         return Window(arrays)
@@ -242,20 +250,28 @@ class ReplayReader:
 
 
 class _Plan(NamedTuple):
-    """Fresh arrays of one batch size: shapes, dtypes, and where they begin in the shared block, -1 for those of their own."""
+    """Fresh arrays of one batch size: shapes, dtypes, and where they begin in the shared block, -1 for those of their own.
+
+    Targets in ``fields`` are addresses; in ``relative`` they count from the start of the block.
+    """
 
     nbytes: int
     arrays: list[tuple[tuple[int, ...], np.dtype[Any], int]]
     large: bool
     starts: Ids
     fields: Ids
+    relative: Ids
     rows: Ids
 
     def fresh(self) -> Arrays:
         """New arrays in one block, which ``fields`` points into."""
         root = np.empty(self.nbytes, np.uint8)
         self.fields[:, 3] = self.starts + address_of(root)
-        return [np.ndarray(shape, dtype, root, start) for shape, dtype, start in self.arrays]
+        return self.views(root)
+
+    def views(self, block: npt.NDArray[np.uint8]) -> Arrays:
+        """The arrays, in a block of so many bytes."""
+        return [np.ndarray(shape, dtype, block, start) for shape, dtype, start in self.arrays]
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

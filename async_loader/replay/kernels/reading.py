@@ -240,10 +240,11 @@ def read_many(g: Any, ids: Any, fields: Any, taken: Any) -> int:
 
 
 @kernel(keeps_gil=True)
-def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
+def read_any(g: Any, numbers: Any, fields: Any, block: Any, ids: Any, rows: Any) -> int:
     """Draw items of one row each, all equally likely, and read them, in one go under the table's lock.
 
-    As `samplers.chance.any_items` and `read` together: nobody writes meanwhile, so there is nothing to look at again.
+    As `samplers.chance.any_items` and `read` together: nobody writes meanwhile, so there is nothing to look at again. Targets
+    in ``fields`` count from the start of ``block``.
     Returns how many of ``numbers`` were used, 0 if they did not suffice.
     """
     used = 0
@@ -260,9 +261,9 @@ def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
         if len(ids) <= _SHORT:
             fetch_rows(g, rows, i, i + 1)
     if len(ids) <= _SHORT:
-        copy_rows(g, rows, 0, len(ids), fields, ids)
+        copy_rows(g, rows, 0, len(ids), fields, block, ids)
     else:
-        _read_rows(g, rows, fields, ids)
+        _read_rows(g, rows, fields, block, ids)
     return used
 
 
@@ -275,28 +276,29 @@ def fetch_rows(g: Any, rows: Any, start: int, stop: int) -> None:
 
 
 @kernel(inline=True)
-def copy_rows(g: Any, rows: Any, start: int, stop: int, fields: Any, ids: Any) -> None:
-    """Copy items of one row each, and their ids, in so far as they go from ``start`` to ``stop``. Under the table's lock."""
+def copy_rows(g: Any, rows: Any, start: int, stop: int, fields: Any, block: Any, ids: Any) -> None:
+    """Copy items of one row each, and their ids, those from ``start`` to ``stop``, as `read_any`. Under the table's lock."""
+    base = block.ctypes.data
     for i in range(start, stop):
         ids[i] = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
         for f in range(len(fields)):
-            copy(fields[f, 3] + i * fields[f, 4], fields[f, 0] + rows[i] * fields[f, 1], fields[f, 2])
+            copy(base + fields[f, 3] + i * fields[f, 4], fields[f, 0] + rows[i] * fields[f, 1], fields[f, 2])
 
 
 @kernel(inline=True)
-def _read_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
+def _read_rows(g: Any, rows: Any, fields: Any, block: Any, ids: Any) -> None:
     """Each block is on its way while the one before it is copied."""
     fetch_rows(g, rows, 0, min(_BLOCK, len(rows)))
     for start in range(0, len(rows), _BLOCK):
         stop = min(start + _BLOCK, len(rows))
         fetch_rows(g, rows, stop, min(stop + _BLOCK, len(rows)))
-        copy_rows(g, rows, start, stop, fields, ids)
+        copy_rows(g, rows, start, stop, fields, block, ids)
 
 
 @kernel(keeps_gil=True)
-def read_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
+def read_rows(g: Any, rows: Any, fields: Any, block: Any, ids: Any) -> None:
     """As `read_any`, for rows that are drawn."""
-    _read_rows(g, rows, fields, ids)
+    _read_rows(g, rows, fields, block, ids)
 
 
 @kernel(keeps_gil=True)
@@ -312,8 +314,9 @@ def row_of(g: Any, name: int) -> int:
     """The row of an id, -1 if it is gone. Deleted steps and final observations count as gone."""
     if name < 0:
         return -1
-    address = at(g, name)
-    return name % g[ROWS] if holds(address, name) and load(address + FLAGS) & (FINAL | DELETED) == 0 else -1
+    row = name % g[ROWS]
+    address = g[BASE] + row * g[STRIDE]
+    return row if holds(address, name) and load(address + FLAGS) & (FINAL | DELETED) == 0 else -1
 
 
 @kernel(keeps_gil=True)

@@ -12,10 +12,9 @@ import numpy as np
 
 from async_loader.replay.compiled import kernel
 from async_loader.replay.kernels.machine import prefetch
-from async_loader.replay.kernels.places import at
 from async_loader.replay.kernels.reading import copy_rows, fetch_rows, row_of
 from async_loader.replay.kernels.writing import note_priority
-from async_loader.replay.rows import ALIVE, DIRTY, GIVEN, ROWS
+from async_loader.replay.rows import ALIVE, DIRTY, GIVEN
 from async_loader.replay.samplers.tree_kernels import add_up, choose_part, raise_to, weigh
 
 
@@ -31,6 +30,7 @@ def draw(
     g: Any,
     rows: Any,
     fields: Any,
+    block: Any,
     ids: Any,
     weight: Any,
 ) -> None:
@@ -39,30 +39,24 @@ def draw(
     while start < len(ids):
         stop = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
         fetch_rows(g, rows, start, stop)
-        copy_rows(g, rows, copied, start, fields, ids)
+        copy_rows(g, rows, copied, start, fields, block, ids)
         copied, start = start, stop
     weigh(mass, base, beta, weight)
-    copy_rows(g, rows, copied, start, fields, ids)
-
-
-@kernel(inline=True)
-def _fetch(g: Any, ids: Any) -> None:
-    """Begin to load what `note` looks at."""
-    for i in range(len(ids)):
-        if ids[i] >= 0:
-            row = ids[i] % g[ROWS]
-            prefetch(at(g, ids[i]))
-            prefetch(g[GIVEN] + 8 * row)
-            prefetch(g[DIRTY] + row)
-            prefetch(g[ALIVE] + row)
+    copy_rows(g, rows, copied, start, fields, block, ids)
 
 
 @kernel(inline=True)
 def _note(g: Any, ids: Any, priority: Any, rows: Any, noted: Any) -> tuple[int, int]:
     """`find` and `note_priorities`: how many are there; how many of those are items, whose rows and priorities come first."""
+    for i in range(len(ids)):
+        rows[i] = row_of(g, ids[i])
+        if rows[i] >= 0:
+            prefetch(g[GIVEN] + 8 * rows[i])
+            prefetch(g[DIRTY] + rows[i])
+            prefetch(g[ALIVE] + rows[i])
     there = items = 0
     for i in range(len(ids)):
-        row = row_of(g, ids[i])
+        row = rows[i]
         if row >= 0:
             there += 1
             rows[items], noted[items] = row, priority[i]
@@ -87,7 +81,6 @@ def update(
 
     ``rows`` and ``mass`` hold those of the items; ``nodes`` is scratch.
     """
-    _fetch(g, ids)
     there, items = _note(g, ids, priority, rows, mass)
     largest = -np.inf
     for i in range(items):

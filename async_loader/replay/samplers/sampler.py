@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,8 @@ class Draw:
     weight: npt.NDArray[np.float32] | None = None
 
 
-class Reading(NamedTuple):
+@dataclass(slots=True)
+class Reading:
     """A batch to be drawn and read in one go.
 
     Attributes
@@ -64,19 +65,21 @@ class Reading(NamedTuple):
     geometry : int64 array
         Of the table. See rows.py.
     fields : int64 array [fields, 8]
-        What is copied where. See `kernels.copy_items`.
+        What is copied where (see `kernels.copy_items`); targets count from the start of ``block``.
     rows : int64 array [count]
         Scratch.
+    block : uint8 array
     index : int64 array [count]
     weight : float32 array [count] | None
-        Where the ids go, and the weights, if the sampler has any.
+        Where the fields go, the ids, and the weights, if the sampler has any.
     """
 
     geometry: npt.NDArray[np.int64]
     fields: npt.NDArray[np.int64]
     rows: Rows
+    block: npt.NDArray[np.uint8]
     index: npt.NDArray[np.int64]
-    weight: npt.NDArray[np.float32] | None
+    weight: npt.NDArray[np.float32] | None = None
 
 
 @runtime_checkable

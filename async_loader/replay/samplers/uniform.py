@@ -63,7 +63,7 @@ class Uniform(Binding):
         if not self.repeats or items.count * _SPARSE < items.top or not items.count:
             return False
         ahead = self._numbers.ahead(2 * len(reading.index))
-        used = self._rows.read_any(reading.geometry, ahead, reading.fields, reading.index, reading.rows)
+        used = self._rows.read_any(reading.geometry, ahead, reading.fields, reading.block, reading.index, reading.rows)
         self._numbers.drop(used)
         return bool(used)
 
