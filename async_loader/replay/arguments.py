@@ -106,8 +106,8 @@ def schema_of_columns(batch: Mapping[str, Any]) -> Schema:
 
 
 def ids_of(index: Any) -> npt.NDArray[np.int64]:
-    """Ids as a contiguous int64 array."""
-    if type(index) is np.ndarray and index.dtype == _INT64 and index.ndim == 1 and index.flags.c_contiguous:
+    """Ids as a contiguous int64 array that may be written to: kernels are compiled anew for any other."""
+    if type(index) is np.ndarray and index.dtype == _INT64 and index.ndim == 1 and index.flags.carray:
         return index  # as in a batch
     array = tensors.as_array(index)
     array = np.asarray(index) if array is None else array
@@ -115,7 +115,7 @@ def ids_of(index: Any) -> npt.NDArray[np.int64]:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
         raise ConfigError(f"ids are integers, as in a batch's `index`, not {array.dtype}")
-    return np.ascontiguousarray(np.atleast_1d(array), np.int64)
+    return np.require(np.atleast_1d(array), np.int64, ("C", "A", "W"))
 
 
 def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:

@@ -167,3 +167,22 @@ def test_a_batch_is_not_kept_by_what_drew_it() -> None:
     block = weakref.ref(batch["x"].base)
     del batch
     assert block() is None
+
+
+def test_ids_of_any_layout_are_handed_on_in_one() -> None:
+    """Or the kernel would be compiled anew, for seconds, under the table's lock."""
+    from async_loader.replay.samplers import prioritized_kernels
+
+    buffer = ReplayBuffer(8, FIELDS, sampler=Prioritized(1.0, eps=0.0), seed=0)
+    fill(buffer, 0, 8)
+    plain = np.arange(4)
+    fixed = plain.copy()
+    fixed.flags.writeable = False
+    source = buffer.source()
+    for n, index in enumerate((plain, fixed, np.arange(8)[::2] // 2, plain.astype(np.int32), plain.tolist())):
+        for update in (buffer.update_priorities, source.feedback):
+            for priority in (np.full(4, n + 2.0), np.broadcast_to(np.float32(n + 2.0), 4)):
+                buffer.update_priorities(plain, np.ones(4))
+                assert update(index, priority).applied == 4
+                assert (buffer._owner.sampler._masses.leaves[:4] == n + 2.0).all()
+    assert len(prioritized_kernels.update.signatures) == 1  # type: ignore[attr-defined]
