@@ -18,6 +18,7 @@ from async_loader.schema import RESERVED, Field, Schema, kind_of
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 """Names that a field of a step cannot have: they are added to batches, or are keywords of `ReplayBuffer.add`."""
 
+_INT64 = np.dtype(np.int64)
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -105,27 +106,25 @@ def schema_of_columns(batch: Mapping[str, Any]) -> Schema:
 
 
 def ids_of(index: Any) -> npt.NDArray[np.int64]:
-    """Ids as a contiguous int64 array."""
-    if type(index) is np.ndarray and index.dtype == np.int64 and index.ndim == 1 and index.flags.c_contiguous:
-        return index  # a batch's own
+    """Ids as a contiguous int64 array that may be written to: kernels are compiled anew for any other."""
+    if type(index) is np.ndarray and index.dtype == _INT64 and index.ndim == 1 and index.flags.carray:
+        return index  # as in a batch
     array = tensors.as_array(index)
     array = np.asarray(index) if array is None else array
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
         raise ConfigError(f"ids are integers, as in a batch's `index`, not {array.dtype}")
-    return np.ascontiguousarray(np.atleast_1d(array), np.int64)
+    return np.require(np.atleast_1d(array), np.int64, ("C", "A", "W"))
 
 
 def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
-    """Numbers as a float64 array ``[rows]``, perhaps the caller's."""
-    if type(values) is np.ndarray and values.dtype == np.float64 and values.ndim == 1 and values.flags.c_contiguous:
-        return values
-    array = tensors.as_array(values)
+    """Numbers as a float64 array ``[rows]``, a copy."""
+    array = values if type(values) is np.ndarray else tensors.as_array(values)
     array = np.asarray(values) if array is None else array
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"{name} is {array.dtype}: it must be real numbers")
-    return np.atleast_1d(array).astype(np.float64)
+    return (array if array.ndim else np.atleast_1d(array)).astype(np.float64)
 
 
 def named(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

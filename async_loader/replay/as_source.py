@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import Patience
+from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.drawing import Drawer
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.owner import Owner
@@ -89,7 +90,7 @@ class AsSource:
 
     def feedback(self, index: Ids, priority: npt.NDArray[np.float64]) -> Applied:
         """As `ReplayBuffer.update_priorities`."""
-        return self._in.prioritize(index, priority)
+        return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
 
     def waiting_for(self) -> str | None:
         """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""

@@ -13,6 +13,7 @@ from async_loader.errors import ConfigError, SchemaError, Timeout, Unsupported
 from async_loader.replay.arguments import floats_of, schema_of_columns
 from async_loader.replay.owner import Owner
 from async_loader.replay.rows import TERMINATED, TRUNCATED
+from async_loader.replay.samplers import policy
 from async_loader.replay.staging import NO_FIELDS
 from async_loader.schema import Schema
 from async_loader.source import Applied
@@ -140,8 +141,8 @@ class Inserter:
             )
         if not owner.ready:
             return Applied(0, len(ids))
-        if (priority != priority).any():
-            first = int(np.flatnonzero(np.isnan(priority))[0])
+        first = policy.first_missing(priority)
+        if first >= 0:
             raise ConfigError(f"priority {first} of {len(priority)} is NaN: priorities are finite, 0 or more")
         self.checked(priority)
         with owner.lock:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import Bell, Patience
+from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.drawing import Drawer
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.limiter import Limits
@@ -85,7 +86,7 @@ class ReplaySource:
 
     def feedback(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
-        return self._in.prioritize(index, priority)
+        return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
 
     def waiting_for(self) -> str | None:
         """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""

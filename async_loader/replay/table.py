@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,7 @@ class Table:
         g[r.ORDERED] = self.free is None
         self._told: list[Sampler] = []
         self.prioritized: list[Sampler] = []  # those that go by priorities
+        self._update_by_id: Callable[..., Any] | None = None
         if self.free is not None:
             remover.bind(self.items, seed)
             self._tell(remover)
@@ -93,6 +94,8 @@ class Table:
         if not sampler.prioritized:
             return
         self.prioritized.append(sampler)
+        alone = len(self.prioritized) == 1
+        self._update_by_id = shortcut(sampler, "update_by_id", "update") if alone else None  # of several, all are to know
         if not len(self.given):
             self.given = np.full(self.storage.layout.rows, np.nan)
             self.g[r.GIVEN] = self.given.ctypes.data
@@ -313,10 +316,8 @@ class Table:
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """New priorities, for items; a step that is not an item yet keeps it until it is one."""
-        going = self.prioritized
-        quick = shortcut(going[0], "update_by_id", "update") if len(going) == 1 else None
-        if quick is not None:
-            there = quick(self.g, ids, priority)
+        if self._update_by_id is not None:
+            there = self._update_by_id(self.g, ids, priority)
             return Applied(there, len(ids) - there)
         rows = np.empty(len(ids), np.int64)
         there = int(self._k.find(self.g, ids, rows))
@@ -326,7 +327,7 @@ class Table:
         if self._k.note_priorities(self.g, rows, priority) < there:
             alive = self.items.alive[rows] != 0
             rows, priority = rows[alive], priority[alive]
-        for one in going:
+        for one in self.prioritized:
             one.update(rows, priority)
         return Applied(there, len(ids) - there)
 

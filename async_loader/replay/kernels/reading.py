@@ -293,8 +293,9 @@ def row_of(g: Any, name: int) -> int:
     """The row of an id, -1 if it is gone. Deleted steps and final observations count as gone."""
     if name < 0:
         return -1
-    address = at(g, name)
-    return name % g[ROWS] if holds(address, name) and load(address + FLAGS) & (FINAL | DELETED) == 0 else -1
+    row = name % g[ROWS]
+    address = g[BASE] + row * g[STRIDE]
+    return row if holds(address, name) and load(address + FLAGS) & (FINAL | DELETED) == 0 else -1
 
 
 @kernel(keeps_gil=True)

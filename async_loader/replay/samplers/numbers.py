@@ -44,9 +44,12 @@ class Numbers:
 
     def take(self, count: int) -> npt.NDArray[np.float64]:
         """The next ``count`` numbers. Not to be written to."""
-        taken = self.ahead(count)[:count]
-        self._next += count
-        return taken
+        start = self._next
+        if start + count > len(self._ahead):
+            self.ahead(count)
+            start = self._next
+        self._next = start + count
+        return self._ahead[start : start + count]
 
     def state(self) -> dict[str, Any]:
         """Where it stands: the generator's state, and the numbers that are drawn and not taken."""

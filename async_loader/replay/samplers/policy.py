@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,21 @@ class MaxEver:
         self.largest = None if state is None else float(state)
 
 
-def check(priority: Priorities, *, given: bool = False) -> None:
-    """Raise ConfigError for a priority that is negative or too large or, with ``given``, is not there."""
+@cache
+def _kernels() -> Any:
     from async_loader.replay.samplers import tree_kernels  # late: see compiled.py
 
-    first = tree_kernels.first_refused(priority, LARGEST, not given)
+    return tree_kernels
+
+
+def first_missing(priority: Priorities) -> int:
+    """The first priority that is NaN, -1 if none is."""
+    return int(_kernels().first_missing(priority))
+
+
+def check(priority: Priorities, *, given: bool = False) -> None:
+    """Raise ConfigError for a priority that is negative or too large or, with ``given``, is not there."""
+    first = _kernels().first_refused(priority, LARGEST, not given)
     if first >= 0:
         what = "is not given (new='given' wants one for each)" if np.isnan(priority[first]) else f"is {priority[first]}"
         raise ConfigError(f"priority {first} of {len(priority)} {what}: priorities are numbers from 0 to {LARGEST:g}")

@@ -12,10 +12,9 @@ import numpy as np
 
 from async_loader.replay.compiled import kernel
 from async_loader.replay.kernels.machine import prefetch
-from async_loader.replay.kernels.places import at
 from async_loader.replay.kernels.reading import copy_rows, row_of
 from async_loader.replay.kernels.writing import note_priority
-from async_loader.replay.rows import ALIVE, DIRTY, GIVEN, ROWS
+from async_loader.replay.rows import ALIVE, DIRTY, GIVEN
 from async_loader.replay.samplers.tree_kernels import add_up, choose_part, raise_to, weigh
 
 
@@ -43,28 +42,29 @@ def draw(
 
 
 @kernel(inline=True)
-def _fetch(g: Any, ids: Any) -> None:
-    """Begin to load what `note` looks at."""
+def _find(g: Any, ids: Any, rows: Any) -> None:
+    """As `find`, and what `note_priority` needs of the rows is on its way."""
     for i in range(len(ids)):
-        if ids[i] >= 0:
-            row = ids[i] % g[ROWS]
-            prefetch(at(g, ids[i]))
-            prefetch(g[GIVEN] + 8 * row)
-            prefetch(g[DIRTY] + row)
-            prefetch(g[ALIVE] + row)
+        rows[i] = row_of(g, ids[i])
+        if rows[i] >= 0:
+            prefetch(g[GIVEN] + 8 * rows[i])
+            prefetch(g[DIRTY] + rows[i])
+            prefetch(g[ALIVE] + rows[i])
 
 
 @kernel(inline=True)
-def _note(g: Any, ids: Any, priority: Any, rows: Any, noted: Any) -> tuple[int, int]:
-    """`find` and `note_priorities`: how many are there; how many of those are items, whose rows and priorities come first."""
-    there = items = 0
-    for i in range(len(ids)):
-        row = row_of(g, ids[i])
+def _note(g: Any, priority: Any, rows: Any, mass: Any) -> tuple[int, int, float]:
+    """See `update`. Rows and masses of items move to the front."""
+    there, items, largest = 0, 0, -np.inf
+    for i in range(len(rows)):
+        row = rows[i]
         if row >= 0:
             there += 1
-            rows[items], noted[items] = row, priority[i]
-            items += note_priority(g, row, priority[i])
-    return there, items
+            if note_priority(g, row, priority[i]):
+                rows[items], mass[items] = row, mass[i]
+                largest = max(largest, priority[i])
+                items += 1
+    return there, items, largest
 
 
 @kernel(keeps_gil=True)
@@ -80,15 +80,13 @@ def update(
     mass: Any,
     nodes: Any,
 ) -> tuple[int, int, float]:
-    """Note new priorities, and set masses: of how many that are there, of how many items, and the largest priority of these.
+    """`find` and note new priorities, `raise_to` masses, and `add_up` those of items.
 
-    ``rows`` and ``mass`` hold those of the items; ``nodes`` is scratch.
+    Returns how many steps are there; how many of those are items, whose rows and masses come first in ``rows`` and ``mass``;
+    and the largest of their priorities. ``nodes`` is scratch.
     """
-    _fetch(g, ids)
-    there, items = _note(g, ids, priority, rows, mass)
-    largest = -np.inf
-    for i in range(items):
-        largest = max(largest, mass[i])
-    raise_to(mass[:items], eps, alpha, mass)
+    _find(g, ids, rows)
+    raise_to(priority, eps, alpha, mass)
+    there, items, largest = _note(g, priority, rows, mass)
     add_up(tree, leaves, rows[:items], mass[:items], nodes)
     return there, items, largest

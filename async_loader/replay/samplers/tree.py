@@ -44,17 +44,17 @@ class SumTree(_Tree):
         super().__init__(rows, 0.0)
 
     def set(self, rows: Rows, values: Values) -> None:
-        """Of a row that is named twice the last value counts. 256 of a million: about 25 us."""
+        """Of a row that is named twice the last value counts. 256 of a million: about 12 us."""
         self._k.add_up(self.nodes, self.width, rows, values, self.room(len(rows)))
 
     def find(self, masses: Values) -> tuple[Rows, Values]:
-        """Rows in which masses from 0 to the total fall, and their values. 256 of a million: about 17 us."""
+        """Rows in which masses from 0 to the total fall, and their values. 256 of a million: about 15 us."""
         rows, values = np.empty(len(masses), np.int64), np.empty(len(masses))
         self._k.descend(self.nodes, self.width, masses, rows, values)
         return rows, values
 
     def draw(self, numbers: Values, *, stratified: bool) -> tuple[Rows, Values]:
-        """As many rows as numbers in [0, 1), in proportion to their values, and those. 256 of a million: about 20 us."""
+        """As many rows as numbers in [0, 1), in proportion to their values, and those. 256 of a million: about 15 us."""
         rows, values = np.empty(len(numbers), np.int64), np.empty(len(numbers))
         self._k.choose(self.nodes, self.width, numbers, stratified, rows, values)
         return rows, values

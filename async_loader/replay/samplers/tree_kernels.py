@@ -1,6 +1,6 @@
 """A binary tree in an array: node 1 is the root, the children of n are 2n and 2n + 1, leaves are the upper half.
 
-Level by level over a whole batch: the loads of one level do not wait for each other, which is what an item at a time
+Level by level over many items: the loads of one level do not wait for each other, which is what an item at a time
 does. Parents are always computed from their children, so that nothing drifts, and the tree depends on its leaves only.
 """
 
@@ -44,7 +44,9 @@ def add_up(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
         width >>= 1
         count = _parents(nodes, count)
         for i in range(count):
-            tree[nodes[i]] = tree[2 * nodes[i]] + tree[2 * nodes[i] + 1]
+            node = np.uint64(nodes[i])
+            left = node << _ONE
+            tree[node] = tree[left] + tree[left | _ONE]
 
 
 @kernel(keeps_gil=True)
@@ -56,7 +58,9 @@ def bound(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
         width >>= 1
         count = _parents(nodes, count)
         for i in range(count):
-            tree[nodes[i]] = min(tree[2 * nodes[i]], tree[2 * nodes[i] + 1])
+            node = np.uint64(nodes[i])
+            left = node << _ONE
+            tree[node] = min(tree[left], tree[left | _ONE])
 
 
 @kernel(inline=True)
@@ -128,6 +132,15 @@ def raise_to(priority: Any, eps: float, alpha: float, mass: Any) -> None:
     for i in range(len(priority)):
         shifted = priority[i] + eps
         mass[i] = shifted**alpha if alpha > 0.0 else 1.0 * (shifted > 0.0)
+
+
+@kernel(keeps_gil=True)
+def first_missing(priority: Any) -> int:
+    """The first priority that is NaN, -1 if none is."""
+    for i in range(len(priority)):
+        if priority[i] != priority[i]:
+            return i
+    return -1
 
 
 @kernel(keeps_gil=True)

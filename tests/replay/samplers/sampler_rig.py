@@ -51,7 +51,8 @@ class Rig:
         g[rows_.BASE], g[rows_.STRIDE], g[rows_.ROWS] = heads.ctypes.data, 32, self.items.rows
         g[rows_.TOP], g[rows_.ALIVE] = self.items.top, self.items.alive.ctypes.data
         weight = np.empty(count, np.float32) if self.sampler.weighted else None
-        reading = Reading(g, np.empty((0, 8), np.int64), np.empty(count, np.int64), np.empty(count, np.int64), weight)
+        rows, index = np.empty(count, np.int64), np.empty(count, np.int64)
+        reading = Reading(g, np.empty((0, 8), np.int64), rows, index, weight)
         return reading if self.sampler.draw_into(reading) else None
 
     def twin(self, fresh: Sampler) -> Rig:
