@@ -4,7 +4,7 @@
 
     writer's process                                                     owner's process
     Writer ──fields──▶ rows it was granted (the table's shared memory) ◀── Table (ids, links, items)
-      │ └──records──▶ LANE (shared memory of these two): published ──────▶ Link.adopt ──▶ items, samplers, waiters
+      │ └──records──▶ LANE (shared memory of these two): published ──────▶ Table.adopt ──▶ items, samplers, waiters
       └─ Supply ◀──── socket: rows, permits, answers ───────────────────── Service (a thread), Permits
 
 # NOTE [lane]
