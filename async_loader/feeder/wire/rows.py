@@ -28,6 +28,11 @@ class Framed(Data, frozen=True):
     def count(self) -> int:
         return self.rows
 
+    @property
+    def nbytes(self) -> int:
+        """What the windows of writers count."""
+        return sum(memoryview(frame).nbytes for frame in self.frames)
+
     def pack(self) -> list[Buffer]:
         return list(self.frames)
 

@@ -33,6 +33,7 @@ def test_rows_come_back_as_they_were(schema, rows, flags, seed):
     message = wire.decode(sent(layout, before))
     after = wire.read_insert(message.body, layout)
     assert message.body.rows == rows
+    assert message.body.nbytes == rows * layout.row_bytes
     assert all(map(same, after.columns, before.columns))
     assert same(after.streams, before.streams)
     assert same(after.flags, before.flags)
