@@ -118,6 +118,10 @@ def _explain(value: Any, kind: Any, path: tuple[str, ...]) -> tuple[tuple[str, .
         for name, part in parts:
             if _fails(value[name], part):
                 return _explain(value[name], part, (*path, name))
+    if isinstance(value, list) and typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is ...:
+        for number, one in enumerate(value):
+            if _fails(one, inner := typing.get_args(kind)[0]):
+                return _explain(one, inner, (*path, str(number)))
     return path, _why(value, kind)
 
 
