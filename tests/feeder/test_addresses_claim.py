@@ -98,6 +98,7 @@ def test_a_second_server_is_refused_with_the_pid_of_the_first(context, tmp_path)
             client.connect(endpoint)
             assert monitor.poll(10_000)
             client.disable_monitor()
+            monitor.close()
     with Claim(parse(endpoint)):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -278,22 +278,7 @@ def test_a_table_that_does_not_fit_is_named_and_the_others_are_closed(tmp_path):
         settings.make_tables()
 
 
-WORDS = "capacity sampler limiter kind size schema beta dtype shape x uniform linear queue int8".split()
-    "capacity",
-    "sampler",
-    "limiter",
-    "kind",
-    "size",
-    "schema",
-    "beta",
-    "dtype",
-    "shape",
-    "x",
-    "uniform",
-    "linear",
-    "queue",
-    "int8",
-]
+WORDS = ["capacity", "sampler", "limiter", "kind", "size", "schema", "beta", "dtype", "shape", "x", "uniform", "linear", "queue"]
 LEAVES = st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.sampled_from(WORDS)
 
 
