@@ -60,6 +60,18 @@ def bind_all(claim: Claim, context: zmq.Context) -> list[zmq.Socket]:
     return sockets
 
 
+@pytest.fixture(autouse=True)
+def no_lock_stays_open():
+    yield
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if ".lock" in os.path.basename(_leads_to(fd))]
+
+
+def _leads_to(fd: Path) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(fd)
+    return ""
+
+
 def talk(context: zmq.Context, server: zmq.Socket, endpoint: str) -> None:
     with context.socket(zmq.DEALER) as client:
         client.linger = 0

@@ -8,6 +8,7 @@ import stat
 
 import pytest
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from async_loader.errors import Broken, ConfigError
@@ -162,8 +163,10 @@ def test_a_key_that_was_removed_is_refused_after_the_next_start(context, folder)
         [b"2.0", b"1", auth.DOMAIN, b"", b"", b"CURVE", b"k" * 32],
     ],
 )
-def test_any_other_question_is_answered_with_no(gatekeeper, request_):
-    assert gatekeeper._answer(request_)[2] == b"400"
+def test_any_other_question_is_answered_with_no(gatekeeper, folder, request_):
+    known = z85.decode(load_client_keys(folder / "alice.secret").public)
+    assert gatekeeper._answer([b"1.0", b"1", auth.DOMAIN, b"", b"", b"CURVE", known])[2] == b"200"
+    assert gatekeeper._answer([known if one == b"k" * 32 else one for one in request_])[2] == b"400"
 
 
 def test_a_frame_without_a_user_has_none(context):
@@ -219,6 +222,16 @@ def test_a_dead_authenticator_fails_the_trial(context, gatekeeper):
     gatekeeper.poll_socket = context.socket(zmq.REP)
     with pytest.raises(Broken, match="not refused by the authenticator"):
         gatekeeper.self_test()
+
+
+def test_a_refusal_by_somebody_else_fails_the_trial(context, gatekeeper, folder, monkeypatch):
+    gatekeeper.close()
+    with Gatekeeper(context, load_server_keys(folder)) as other:
+        monkeypatch.setattr(gatekeeper, "poll_socket", other.poll_socket)
+        monkeypatch.setattr(gatekeeper, "handle", other.handle)
+        with pytest.raises(Broken, match="not refused by the authenticator"):
+            gatekeeper.self_test()
+        monkeypatch.undo()
 
 
 def test_a_second_authenticator_of_a_context_is_refused(context, gatekeeper, folder):
