@@ -149,11 +149,14 @@ class Gatekeeper:
             stranger.curve_publickey, stranger.curve_secretkey = public, secret
             stranger.curve_serverkey = self._keys.public.encode()
             stranger.reconnect_ivl = -1
-            with stranger.get_monitor_socket(_WATCHED) as monitor:
+            monitor = stranger.get_monitor_socket(_WATCHED)
+            try:
                 stranger.connect(f"ipc://{folder}/door")
                 yield monitor
+            finally:
+                stranger.disable_monitor()  # first: it tells the monitor, and waits for ever where there is none any more
+                monitor.close(0)
         finally:
-            stranger.disable_monitor()
             stranger.close(0)
             door.close(0)
             shutil.rmtree(folder, ignore_errors=True)
