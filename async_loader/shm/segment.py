@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import secrets
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import OutOfMemory
+from async_loader.errors import OutOfMemory, Unsupported
 from async_loader.shm import mapping
 from async_loader.shm.memory import available_bytes, human
 
@@ -85,6 +86,18 @@ class Segment:
     def fileno(self) -> int:
         return self._fd
 
+    def seal(self) -> None:
+        """Nobody can make it smaller or larger any more, so that who maps it need not trust who made it.
+
+        Raises
+        ------
+        Unsupported
+            Where the kernel has no seals.
+        """
+        if not hasattr(fcntl, "F_ADD_SEALS"):
+            raise Unsupported("this platform cannot seal shared memory: use another transport")
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
     def close(self) -> None:
         """Close the descriptor. The mapping goes when the last array on it does."""
         if self._fd >= 0:
@@ -119,7 +132,7 @@ def check_fits(nbytes: int, purpose: str) -> None:
 
 def _anonymous_fd(nbytes: int) -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("async_loader", os.MFD_CLOEXEC)
+        return os.memfd_create("async_loader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     return _unlinked_shm()
 
 

@@ -1,0 +1,155 @@
+"""A feeder for one script: a child process at a private address, which ends with its parent whatever happens to that.
+
+NOTE [ending with the parent]. The child waits on a pidfd of its parent: the end of a pipe would not tell it, while some other
+child of the parent holds the other end, and the parent's pid may be somebody else's by the time it is looked at. It has a
+session of its own, so that Ctrl-C in a terminal reaches the parent only, which then closes things in their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from async_loader.errors import Broken, Timeout, Unsupported
+from async_loader.feeder.settings import ServerSettings
+from async_loader.lifecycle import Deadline, readable
+
+_LAST_WORDS_S = 15.0  # a server that was told to stop, and is still there, is ended then
+
+
+class Embedded:
+    """A feeder, running when the constructor returns.
+
+    Parameters
+    ----------
+    settings : ServerSettings
+        Its ``bind`` is not looked at.
+    timeout_s : float
+        How long it may take to start.
+
+    Raises
+    ------
+    Broken
+        If it ended before it was ready; its last words are in the message.
+    Timeout
+    Unsupported
+        Where the kernel has no pidfds.
+    """
+
+    def __init__(self, settings: ServerSettings, timeout_s: float = 60.0) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise Unsupported("an embedded feeder needs Linux 5.3 or later: start one with `async-loader serve`, and connect to it")
+        self._folder = tempfile.mkdtemp(prefix="async-loader-")  # 0700
+        self.address = f"ipc://{self._folder}/feeder"
+        bound = msgspec.structs.replace(settings, bind=self.address)
+        parent, (ready, told) = os.pidfd_open(os.getpid()), os.pipe()
+        log = open(Path(self._folder) / "log", "w+b")  # noqa: SIM115 - read when it dies
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "async_loader.feeder.embedded", str(parent), str(told)],
+                stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=(parent, told), start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(parent)
+            os.close(told)
+            log.close()
+        self._finalizer = weakref.finalize(self, _end, self._process, self._folder, os.getpid(), 10.0)
+        try:
+            self._begin(bound, ready, timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(ready)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _begin(self, settings: ServerSettings, ready: int, timeout_s: float) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(msgspec.json.encode(settings))
+            self._process.stdin.close()
+        deadline, child = Deadline(timeout_s), os.pidfd_open(self._process.pid)
+        try:
+            seen = readable([ready, child], deadline.left())
+            if ready in seen and os.read(ready, 1):
+                return
+            if seen:
+                self._process.wait()
+                raise Broken(f"the embedded feeder ended with exit code {self._process.returncode}: {self._last_words()}")
+            raise Timeout(f"the embedded feeder was not ready after {timeout_s:g} s: {self._last_words() or 'it said nothing'}")
+        finally:
+            os.close(child)
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            return (Path(self._folder) / "log").read_text(errors="replace").strip()[-1000:]
+        return ""
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Let it drain, and end it if it does not. May be called again."""
+        if self._finalizer.detach() is not None:
+            _end(self._process, self._folder, os.getpid(), timeout_s)
+
+
+def _end(process: subprocess.Popen[bytes], folder: str, pid: int, timeout_s: float) -> None:
+    if os.getpid() != pid:
+        process.returncode = 0  # a fork's copy: it is nobody's child there, and there is nothing to wait for
+        return
+    if process.stdin is not None:
+        process.stdin.close()
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- in the child --------------------------------------------------------------------------------------------------------
+
+
+def main(parent: int, told: int) -> int:
+    """Serve until the parent is gone, or says so. ``parent`` is a pidfd, ``told`` is written to as soon as clients may come."""
+    from async_loader.feeder.server import Server
+
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerSettings)
+    server = Server(settings)
+    threading.Thread(target=_follow, args=(parent, server), name="async-loader-parent", daemon=True).start()
+    os.write(told, b"\1")
+    os.close(told)
+    try:
+        return int(server.run() or 0)
+    finally:
+        if readable([parent], 0):  # nobody else is left to do it
+            assert settings.bind is not None
+            shutil.rmtree(os.path.dirname(settings.bind.removeprefix("ipc://")), ignore_errors=True)
+
+
+def _follow(parent: int, server: Any) -> None:
+    readable([parent], None)
+    server.stop()
+    threading.Event().wait(_LAST_WORDS_S)
+    os._exit(70)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,93 @@
+"""The server's unix socket for offers of memory. Never waits: a loop polls its descriptors and calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+
+from async_loader.errors import Malformed
+from async_loader.feeder.shared.offer import Offer, answered, peer_uid
+
+_MOST_CALLERS = 64
+
+
+class Listener:
+    """Takes offers.
+
+    Parameters
+    ----------
+    path : str
+        In a folder that only this user can reach; see addresses.py.
+    take : callable
+        Given an `Offer` and a descriptor, which is its own from then on. Raises Malformed to refuse.
+    """
+
+    def __init__(self, path: str, take: Callable[[Offer, int], None]) -> None:
+        self.path, self._take = path, take
+        self._callers: dict[int, socket.socket] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # of a server that was killed; the lock says that there is no other
+            self._socket.bind(path)
+            os.chmod(path, 0o600)
+            self._socket.listen(_MOST_CALLERS)
+        except OSError:
+            self._socket.close()
+            raise
+
+    def filenos(self) -> list[int]:
+        """What to poll for reading."""
+        return [self._socket.fileno(), *self._callers]
+
+    def handle(self, fd: int) -> None:
+        """One of the descriptors is readable."""
+        if fd == self._socket.fileno():
+            self._accept()
+            return
+        caller = self._callers.pop(fd, None)
+        if caller is not None:
+            with caller:
+                self._hear(caller)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            caller, _ = self._socket.accept()
+            caller.setblocking(False)
+            if len(self._callers) >= _MOST_CALLERS:  # the one that has said nothing for longest
+                self._callers.pop(next(iter(self._callers))).close()
+            self._callers[caller.fileno()] = caller
+
+    def _hear(self, caller: socket.socket) -> None:
+        fds: list[int] = []
+        reason: str | None = None
+        try:
+            record, fds, _, _ = socket.recv_fds(caller, 4096, 8)
+            uid = peer_uid(caller)
+            if uid is not None and uid not in (os.getuid(), 0):
+                raise Malformed(f"memory is taken from user {os.getuid()} only, this is {uid}")
+            offer = Offer.unpack(record)
+            if len(fds) != 1:
+                raise Malformed(f"an offer of memory came with {len(fds)} descriptors, it takes one")
+            offer.check(fds[0])
+            self._take(offer, os.dup(fds[0]))
+        except Malformed as error:
+            reason = str(error)
+        except OSError as error:
+            reason = f"the memory could not be mapped: {error}"
+        finally:
+            for fd in fds:
+                os.close(fd)
+        with contextlib.suppress(OSError):
+            caller.send(answered(reason))
+
+    def close(self) -> None:
+        """Nobody is heard any more; the socket's file is gone."""
+        for caller in self._callers.values():
+            caller.close()
+        self._callers.clear()
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
