@@ -126,9 +126,8 @@ class Owner:
 
     def catch_up(self) -> None:
         """Take in what writers in other processes have published. Under the lock."""
-        if self.writers is not None:
-            if self.writers.adopt() and self.waiters.anybody:
-                self.waiters.ring()
+        if self.writers is not None and self.writers.adopt() and self.waiters.anybody:
+            self.waiters.ring()
 
     def may_insert(self, count: int) -> bool:
         """Whether the limiter lets so many in at once, beside what writers in other processes may be writing. Under the lock."""
