@@ -267,9 +267,8 @@ class ReplayBuffer(AsSource, ById):
         """What another process needs to add steps: an argument for it, under any start method; one handle for each writer.
 
         ``handle.open(stream=...)`` there gives a `Writer`, with ``append``, ``extend`` and ``end_episode`` as here. It writes
-        into this table's shared memory, without a lock; what it adds can be drawn within milliseconds. When its process dies,
-        at whatever moment, no row is torn, its open episodes end as truncated, and its rows come back; while it is stopped,
-        others go on.
+        into this table's shared memory, without a lock; what it adds can be drawn at once. When its process dies, at whatever
+        moment, no row is torn, its open episodes end as truncated, and its rows come back; while it is stopped, others go on.
 
         Raises
         ------

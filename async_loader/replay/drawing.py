@@ -160,12 +160,8 @@ class Drawer:
         ConfigError
             If they never can be.
         """
-        owner = self._owner
-        owner.keep_up()
+        self._owner.catch_up()
         reason = self._why_not(sampler, count, min_size)
-        if reason is not None and owner.writers is not None:
-            owner.catch_up()
-            reason = self._why_not(sampler, count, min_size)
         if reason is not None:
             self._check_ever(sampler, count)
         return reason

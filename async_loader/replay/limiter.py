@@ -194,7 +194,10 @@ class Limits:
         """The most rows that may be sampled at once, now; `UNLIMITED` if nothing limits."""
         if self.inserted - self.deleted < self._min_size:
             return 0
-        return max(0, _whole(self.inserted * self._spi - self.sampled - self._low))
+        n = max(0, _whole(self.inserted * self._spi - self.sampled - self._low))
+        if n == UNLIMITED:
+            return n
+        return n + 1 if self.may_sample(n + 1) else n - 1 if n and not self.may_sample(n) else n  # as in `insertable`
 
     def can_ever_sample(self, n: int) -> bool:
         """Whether inserting, and nothing else, leads to where ``n`` rows may be sampled at once.

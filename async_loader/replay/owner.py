@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +21,6 @@ from async_loader.schema import Schema
 if TYPE_CHECKING:
     from async_loader.replay.remote.handle import WriterHandle
     from async_loader.replay.remote.service import Service
-
-_KEEP_UP_S = 0.003
 
 
 class Owner:
@@ -57,7 +54,6 @@ class Owner:
         self.lock = threading.Lock()
         self.waiters = Waiters(self.lock)
         self.foreign = self.closed = False
-        self._caught_up = 0.0
         self.writers: Service | None = None
         self.schema: Schema | None = None
         self._table: Table | None = None
@@ -130,15 +126,8 @@ class Owner:
 
     def catch_up(self) -> None:
         """Take in what writers in other processes have published. Under the lock."""
-        if self.writers is not None:
-            self._caught_up = time.monotonic()
-            if self.writers.adopt() and self.waiters.anybody:
-                self.waiters.ring()
-
-    def keep_up(self) -> None:
-        """As `catch_up`, but not again within milliseconds: a learner that draws all the time pays for many steps at once."""
-        if self.writers is not None and time.monotonic() - self._caught_up >= _KEEP_UP_S:
-            self.catch_up()
+        if self.writers is not None and self.writers.adopt() and self.waiters.anybody:
+            self.waiters.ring()
 
     def may_insert(self, count: int) -> bool:
         """Whether the limiter lets so many in at once, beside what writers in other processes may be writing. Under the lock."""
