@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import async_loader
 from async_loader.errors import AsyncLoaderError, Broken, Closed, Malformed, Unsupported
+from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.planes import Plane, Planes
 from async_loader.feeder.client.refusals import error_of
 from async_loader.feeder.client.session import Act, Phase, Session
@@ -101,7 +102,7 @@ class Connection:
         self.session = Session(clock(), wait_s, random.random)
         self.limits = Limits()
         self.incarnation = b""
-        self._pid = os.getpid()
+        self._pid, self._generation = os.getpid(), forks.generation
         self._client = secrets.token_bytes(16)
         self._bell, self._rung = Bell(), False
         self._calls: dict[int, Call] = {}
@@ -124,7 +125,7 @@ class Connection:
 
     def check_fork(self) -> None:
         """Raises Unsupported in a forked process, where there is no IO thread."""
-        if os.getpid() != self._pid:
+        if forks.generation != self._generation:
             raise Unsupported(
                 f"this client of {self.address} was made in process {self._pid}, this is a fork of it: connect() here too"
             )
@@ -200,7 +201,7 @@ class Connection:
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """End the IO thread; whether it has ended. Twice does no harm; in a fork it does nothing."""
-        if os.getpid() != self._pid:
+        if forks.generation != self._generation:
             return True
         self._stop = True
         self._bell.ring()

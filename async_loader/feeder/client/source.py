@@ -187,8 +187,10 @@ def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, 
             raise line.failure()
         return line.is_open
 
-    reply = connection.call(
-        Priorities(ids.copy(), values), deadline, plane=Plane.PULL, number=line.number, ready=ready
-    )  # fmt: skip
-    assert isinstance(reply.body, WireApplied)
-    return Applied(reply.body.applied, reply.body.stale)
+    applied, stale, most = 0, 0, connection.limits.control_bytes // ids.itemsize
+    for at in range(0, len(ids), most):
+        some = Priorities(ids[at : at + most].copy(), values[at : at + most])
+        reply = connection.call(some, deadline, plane=Plane.PULL, number=line.number, ready=ready).body
+        assert isinstance(reply, WireApplied)
+        applied, stale = applied + reply.applied, stale + reply.stale
+    return Applied(applied, stale)
