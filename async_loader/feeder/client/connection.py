@@ -105,6 +105,7 @@ class Connection:
         self._pid, self._generation = os.getpid(), forks.generation
         self._client = secrets.token_bytes(16)
         self._bell, self._rung = Bell(), False
+        self._bell_lock = threading.RLock()  # finalizers ring too
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}
         self._lines: dict[int, Line] = {}
@@ -133,8 +134,10 @@ class Connection:
     def wake(self) -> None:
         """There is something to do for the IO thread."""
         if not self._rung:
-            self._rung = True
-            self._bell.ring()
+            with self._bell_lock:
+                if not self._rung:
+                    self._rung = True
+                    self._bell.ring()
 
     def add(self, make: Callable[[int], Any]) -> Any:
         """A line, made with a number that no other line of this client had."""
@@ -204,7 +207,7 @@ class Connection:
         if forks.generation != self._generation:
             return True
         self._stop = True
-        self._bell.ring()
+        self.wake()
         return join(self._thread, timeout_s)
 
     def _answered(self, call: Call) -> bool:
@@ -238,6 +241,9 @@ class Connection:
             self._fail(failure)
         finally:
             self._planes.close()
+            with self._bell_lock:
+                self._rung = True  # so that nobody rings it any more
+                self._bell.close()
             self._fail(lambda: Closed(f"this client of {self.address} is closed"))
 
     def _fail(self, failure: Failure) -> None:
@@ -258,8 +264,8 @@ class Connection:
         dues.append(self.session.due())
         left = min((due for due in dues if due is not None), default=None)
         self._planes.wait(None if left is None else max(0.0, left - self.clock()))
-        self._rung = False  # before looking: what comes from here on rings again
         self._bell.clear()
+        self._rung = False  # before looking: what comes from here on rings again
         for plane in Plane:
             for _ in range(_AT_ONCE):
                 frames = self._planes.receive(plane)
