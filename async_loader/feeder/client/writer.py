@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.outbox import Entry
 from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
 from async_loader.feeder.client.writer_line import Phase, WriterLine
@@ -36,7 +36,7 @@ class RemoteWriter:
     def __init__(self, connection: Connection, line: WriterLine, stream: int, timeout_s: float, owner: object) -> None:
         self._connection, self._line, self._stream, self._timeout_s = connection, line, stream, timeout_s
         self._owner = owner  # the client lives as long as its writers
-        self._pid = os.getpid()
+        self._generation = forks.generation
 
     @property
     def schema(self) -> Schema | None:
@@ -77,7 +77,7 @@ class RemoteWriter:
             The step was not added.
         """
         line = self._line
-        if os.getpid() != self._pid:
+        if forks.generation != self._generation:
             self._connection.check()
         values = fields if step is None else dict(one_of(step, fields, "step"))
         packer = line.packer
