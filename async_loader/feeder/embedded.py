@@ -49,7 +49,9 @@ class Embedded:
 
     def __init__(self, settings: ServerSettings, timeout_s: float = 60.0) -> None:
         if not hasattr(os, "pidfd_open"):
-            raise Unsupported("an embedded feeder needs Linux 5.3 or later: start one with `async-loader serve`, and connect to it")
+            raise Unsupported(
+                "an embedded feeder needs Linux 5.3 or later: start one with `async-loader serve`, and connect to it"
+            )
         self._folder = tempfile.mkdtemp(prefix="async-loader-")  # 0700
         self.address = f"ipc://{self._folder}/feeder"
         bound = msgspec.structs.replace(settings, bind=self.address)

@@ -34,6 +34,8 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     sessions : int
     window_bytes, window_rows : int
         What a writer may send ahead of its acknowledgements.
+    weight_bytes : int
+        Of one version of published weights.
     """
 
     message_bytes: Bytes = Bytes(bounds.MESSAGE_BYTES)
@@ -42,6 +44,7 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     sessions: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     window_bytes: Bytes = Bytes(64 << 20)
     window_rows: Annotated[int, Meta(ge=1, le=2**32 - 1)] = 65_536
+    weight_bytes: Bytes = Bytes(4 << 30)
 
     def __post_init__(self) -> None:
         if not 1024 <= self.control_bytes <= bounds.CONTROL_BYTES:
@@ -53,7 +56,9 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     def wire(self) -> bounds.Limits:
         """Those that WELCOME tells the client."""
         return bounds.Limits(
-            control_bytes=self.control_bytes, message_bytes=self.message_bytes, in_flight_bytes=self.in_flight_bytes
+            control_bytes=int(self.control_bytes),
+            message_bytes=int(self.message_bytes),
+            in_flight_bytes=int(self.in_flight_bytes),
         )
 
 
@@ -85,6 +90,8 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     limits : LimitSettings
     heartbeat_s, silence_s : float
         A side that has sent nothing for ``heartbeat_s`` says so; one that was silent for ``silence_s`` is taken for dead.
+    drain_s : float
+        How long, at the end, what was received may wait for its table.
     security : SecuritySettings
 
     Raises
@@ -103,6 +110,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     limits: LimitSettings = LimitSettings()
     heartbeat_s: Seconds = 1.0
     silence_s: Seconds = 10.0
+    drain_s: Seconds = 10.0
     security: SecuritySettings = SecuritySettings()
 
     def __post_init__(self) -> None:

@@ -111,6 +111,9 @@ class Desk:
         if hall.draining:
             raise Malformed("this server is shutting down and takes no more inserts: try another, or later", ErrorCode.DRAINING)
         served = hall.table(body.table)
+        if hall.gatekeeper is not None and not hall.gatekeeper.owns(session.user, body.producer):
+            text = f"this producer belongs to another key than {session.user!r}: draw an id of your own"
+            raise Malformed(text, ErrorCode.UNAUTHORIZED)
         schema = None if body.schema is None else schema_of(body.schema)
         writer, resumed = served.intake.open(message.number, body.producer, body.epoch, schema)
         session.writers[message.number] = writer

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from async_loader.errors import Malformed
+from async_loader.feeder.auth import Gatekeeper
 from async_loader.feeder.server.intake import Intake
 from async_loader.feeder.server.outlet import Outlet
 from async_loader.feeder.server.sessions import Session, Sessions
@@ -35,6 +36,7 @@ class Hall:
     window_bytes: int
     window_rows: int
     clock: Callable[[], float]
+    gatekeeper: Gatekeeper | None = None
     draining: bool = False
 
     def table(self, name: str) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -31,27 +31,20 @@ class Ports:
     Parameters
     ----------
     context : zmq.Context
-    endpoints : mapping of Plane to str
-        Where each is bound; a port of 0 in the second and third is filled in.
+    bind : callable
+        Given a socket and a plane, binds it and says where clients find it; see `front.Front.bind`.
     limits : Limits
-    secure : callable, optional
-        Called with each socket before it is bound.
     """
 
-    def __init__(self, context: Any, endpoints: Mapping[Plane, str], limits: Limits, secure: Any = None) -> None:
+    def __init__(self, context: Any, bind: Callable[[Any, str], str], limits: Limits) -> None:
         self.sockets: dict[Plane, Any] = {}
         self.endpoints: dict[Plane, str] = {}
         self._refused: OrderedDict[tuple[Plane, bytes], int] = OrderedDict()
         self.unsent = self.ignored = 0
         try:
-            for plane, endpoint in endpoints.items():
-                socket = self.sockets[plane] = _router(
-                    context, limits.control_bytes if plane is not Plane.INSERT else limits.message_bytes
-                )
-                if secure is not None:
-                    secure(socket)
-                socket.bind(endpoint)
-                self.endpoints[plane] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            for plane in Plane:
+                socket = self.sockets[plane] = _router(context, limits.message_bytes)
+                self.endpoints[plane] = bind(socket, plane.value)
         except BaseException:
             self.close()
             raise

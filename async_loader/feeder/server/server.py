@@ -8,12 +8,14 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
 
 from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.feeder.auth import user_of
+from async_loader.feeder.front import Front
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.desk import Desk
 from async_loader.feeder.server.hall import Hall, Table
@@ -23,6 +25,7 @@ from async_loader.feeder.server.ports import Plane, Ports
 from async_loader.feeder.server.report import status_of
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.weights import WeightStore
+from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.wire import (
     ACK_NOW,
     NEWEST,
@@ -33,7 +36,6 @@ from async_loader.feeder.wire import (
     ErrorCode,
     Gap,
     Insert,
-    Limits,
     Message,
     Pong,
     Priorities,
@@ -47,7 +49,6 @@ from async_loader.feeder.wire import (
     refuse,
 )
 from async_loader.lifecycle import Bell, Deadline
-from async_loader.replay.buffer import ReplayBuffer
 
 _CONTROL, _INSERTS, _PULLS, _BATCHES = 256, 64, 256, 16  # messages of each kind in one round
 REDELIVERED = 0x02
@@ -58,58 +59,44 @@ class Server:
 
     Parameters
     ----------
-    tables : mapping of str to ReplayBuffer
-        From here on the server's own.
-    endpoints : mapping of Plane to str
-        Where each socket is bound.
-    limits : Limits
-    window_bytes, window_rows : int
-        What each writer may have on its way.
-    sessions : int
-        At the same time.
-    heartbeat_s, silence_s : float
-        After how long without anything to say a client says that it is there; and is taken for gone.
-    drain_s : float
-        How long, at the end, what was received may wait for its table, and learners for the last batches.
+    settings : ServerSettings
     clock : callable
         Monotonic seconds.
+
+    Raises
+    ------
+    ConfigError, OutOfMemory
+        For tables that cannot be.
+    AddressInUse, InsecureBindError
     """
 
-    def __init__(
-        self,
-        tables: Mapping[str, ReplayBuffer],
-        endpoints: Mapping[Plane, str],
-        *,
-        limits: Limits | None = None,
-        window_bytes: int = 16 << 20,
-        window_rows: int = 1 << 16,
-        sessions: int = 1024,
-        weight_bytes: int = 4 << 30,
-        heartbeat_s: float = 1.0,
-        silence_s: float = 10.0,
-        drain_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock, self._drain_s = clock, drain_s
-        self._heartbeat_s, self._silence_s = heartbeat_s, silence_s
+    def __init__(self, settings: ServerSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        limits = settings.limits
+        self._settings, self._clock = settings, clock
         self.incarnation = secrets.token_bytes(16)
         self._hall = Hall(
-            {name: Table(name, buffer) for name, buffer in tables.items()},
-            Sessions(sessions, silence_s, clock),
-            WeightStore(weight_bytes),
-            limits or Limits(),
-            window_bytes,
-            window_rows,
+            {name: Table(name, buffer) for name, buffer in settings.make_tables().items()},
+            Sessions(limits.sessions, settings.silence_s, clock),
+            WeightStore(int(limits.weight_bytes)),
+            limits.wire(),
+            int(limits.window_bytes),
+            limits.window_rows,
             clock,
         )
         self._desk = Desk(self._hall, self._welcome, self.status)
         self.counters = Counters(clock)
-        self._context = zmq.Context()
+        self._context: Any = zmq.Context()
         try:
-            self._ports = Ports(self._context, endpoints, self._hall.limits)
+            self._front = Front(self._context, settings)
+            try:
+                self._ports = Ports(self._context, self._front.bind, self._hall.limits)
+            except BaseException:
+                self._front.close()
+                raise
         except BaseException:
             self._context.term()
             raise
+        self._hall.gatekeeper = self._front.gatekeeper
         self._bell = Bell()
         self._stop = False
         self._ending: Deadline | None = None
@@ -125,8 +112,8 @@ class Server:
         self._stop = True
         self._bell.ring()
 
-    def run(self) -> None:
-        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT. Once."""
+    def run(self) -> int:
+        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT; the exit code. Once."""
         try:
             with self._signals():
                 while not self._over():
@@ -134,6 +121,7 @@ class Server:
                     self._round()
         finally:
             self._close()
+        return 0
 
     # -- the loop --------------------------------------------------------------------------------------------------------
 
@@ -142,9 +130,13 @@ class Server:
         for socket in self._ports.sockets.values():
             poller.register(socket, zmq.POLLIN)
         poller.register(self._bell.fileno(), zmq.POLLIN)
+        if self._front.gatekeeper is not None:
+            poller.register(self._front.gatekeeper.poll_socket, zmq.POLLIN)
         left = self._left_s()
         poller.poll(None if left is None else int(left * 1000 + 0.999))
         self._bell.clear()
+        if self._front.gatekeeper is not None:
+            self._front.gatekeeper.handle()
 
     def _left_s(self) -> float | None:
         """Seconds until something has to be done, whatever comes."""
@@ -194,7 +186,7 @@ class Server:
             return
         try:
             if message.type is Type.HELLO and plane is Plane.CONTROL:
-                session, reply = self._desk.hello(message, None)
+                session, reply = self._desk.hello(message, user_of(frames[0]))
                 session.routes[plane] = route
                 self._send(session, plane, reply)
                 return
@@ -338,7 +330,7 @@ class Server:
 
     def _begin_to_end(self) -> None:
         self._hall.draining = True
-        self._ending = Deadline(self._drain_s, self._clock)
+        self._ending = Deadline(self._settings.drain_s, self._clock)
 
     def _over(self) -> bool:
         """Whether there is nothing left to wait for. A DRAIN begins the end too."""
@@ -357,6 +349,7 @@ class Server:
                 self._send(session, Plane.CONTROL, message.reply(Done()))
         finally:
             self._ports.close()
+            self._front.close()
             self._context.term()
             self._bell.close()
             for table in self._hall.tables.values():
@@ -378,9 +371,9 @@ class Server:
     # -- what it is ------------------------------------------------------------------------------------------------------
 
     def _welcome(self, version: int) -> Welcome:
-        endpoints = self._ports.endpoints
+        endpoints, settings = self._ports.endpoints, self._settings
         return Welcome(
-            version=version, incarnation=self.incarnation, heartbeat_s=self._heartbeat_s, silence_s=self._silence_s,
+            version=version, incarnation=self.incarnation, heartbeat_s=settings.heartbeat_s, silence_s=settings.silence_s,
             insert_endpoint=endpoints[Plane.INSERT], pull_endpoint=endpoints[Plane.PULL], memory_endpoint=None,
             limits=self._hall.limits, tables=tuple(self._hall.tables),
         )  # fmt: skip
