@@ -135,6 +135,7 @@ class Outbox:
         if not self._cursor:
             return None
         self._rewound = -1
+        self.counts.messages_sent += 1
         self.counts.messages_resent += 1
         return self.base + self._cursor - 1, self._entries[self._cursor - 1]
 

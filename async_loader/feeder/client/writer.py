@@ -84,19 +84,18 @@ class RemoteWriter:
         if packer is None:
             first = {"terminated": bool(terminated), "truncated": bool(truncated), **values}
             packer = self._agree(lambda: Schema.of_step(first), Deadline(timeout_s))
-        checked, flags, final = packer.row(values, terminated, truncated, final_obs)
         number = self._stream if stream is None else stream
-        if priority is not None:
-            priority = checked_priority(priority)
         if type(number) is not int or not 0 <= number < 1 << 32:
             number = _stream_number(number)
-        with line.lock:
-            part = line.part
-            if part is not None and not line.closing and line.failure is None and part.count + 1 < part.most:
-                part.put(checked, number, flags, priority)
-                if final is not None:
-                    part.put_final(packer.followed, final, number)
-                return
+        if priority is not None:
+            priority = checked_priority(priority)
+        if final_obs is None and packer.goes_on(values, terminated, truncated):
+            with line.lock:
+                part = line.part
+                open_ = part is not None and not line.closing and line.failure is None and part.count + 1 < part.most
+                if part is not None and open_ and part.put_step(values, number, priority):
+                    return
+        checked, flags, final = packer.row(values, terminated, truncated, final_obs)
         self._append(packer, checked, number, flags, priority, final, timeout_s)
 
     def extend(

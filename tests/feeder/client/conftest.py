@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from feeder_rig import FakeFeeder
+from client_rig import FakeFeeder
 
 from async_loader.feeder import connect
 

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from feeder_rig import PATIENCE_S, FakeFeeder, rewards, step
+from client_rig import PATIENCE_S, FakeFeeder, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout, Unsupported
 from async_loader.feeder import connect, wire

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from feeder_rig import FakeFeeder
+from client_rig import FakeFeeder
 
 from async_loader.errors import Broken, Closed, ConfigError, Timeout
 from async_loader.feeder import connect, wire

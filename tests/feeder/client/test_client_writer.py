@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from feeder_rig import PATIENCE_S, FakeFeeder, rewards, step
+from client_rig import PATIENCE_S, FakeFeeder, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
 from async_loader.feeder import connect, wire
@@ -336,3 +336,27 @@ def test_threads_share_a_writer_and_each_stream_stays_in_order(feeder, client):
     (rows,) = feeder.rows.values()
     for stream in range(4):
         assert [reward for s, _, reward in rows if s == stream] == list(range(500))
+
+
+def test_values_that_need_a_closer_look_are_the_same_rows(feeder, client):
+    obs = np.zeros(2, np.float32)
+    given = [1.0, np.float32(2), np.float64(3), 4, True, np.array(6.0), float("inf")]
+    with client.table("replay").writer(linger_ms=LATE) as writer:
+        for reward in given:
+            writer.append(obs=obs, reward=reward)
+        for bad in (1e300, None, "8", 1j, np.zeros(1, np.float32)):
+            with pytest.raises(SchemaError):
+                writer.append(obs=obs, reward=bad)
+        writer.append(obs=obs.astype(np.float64), reward=9.0)
+        writer.append(reward=10.0, obs=obs)
+    assert rewards(feeder) == [1, 2, 3, 4, 1, 6, float("inf"), 9, 10]
+
+
+def test_an_array_may_change_after_it_was_appended(feeder, client):
+    obs, reward = np.zeros(2, np.float32), np.zeros(3, np.float32)
+    with client.table("replay").writer(linger_ms=LATE) as writer:
+        writer.append(obs=obs, reward=0.0)
+        writer.extend(obs=np.zeros((3, 2), np.float32), reward=reward)
+        obs += 1
+        reward += 1
+    assert rewards(feeder) == [0, 0, 0, 0]
