@@ -25,12 +25,12 @@ LIVE_S, LOG_S = 1.0, 60.0
 
 def serve(settings: ServerSettings, console: Console) -> int:
     """Run a server until it is drained or told to end; its exit code."""
-    from async_loader.feeder.server import Server  # type: ignore[import-not-found, unused-ignore]
+    from async_loader.feeder.server import Server
 
     server = Server(settings)
     report = _live if console.is_terminal else _logged
     with report(server.status, console):
-        return int(server.run() or 0)
+        return server.run()
 
 
 def log_to(console: Console) -> None:
@@ -180,12 +180,8 @@ def drain(address: str, keys: str | None) -> None:
 
 @contextlib.contextmanager
 def _client(address: str, keys: str | None) -> Iterator[Any]:
-    from async_loader import feeder
+    from async_loader.feeder import connect
 
-    try:
-        connect = feeder.connect  # type: ignore[attr-defined, unused-ignore]
-    except AttributeError:
-        raise AsyncLoaderError("this async_loader has no client: install a later one") from None
     with connect(address, on_disconnect="raise", timeout_s=10.0, keys=keys) as client:
         yield client
 

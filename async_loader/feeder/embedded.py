@@ -139,7 +139,7 @@ def main(parent: int, told: int) -> int:
     os.write(told, b"\1")
     os.close(told)
     try:
-        return int(server.run() or 0)
+        return server.run()
     finally:
         if readable([parent], 0):  # nobody else is left to do it
             assert settings.bind is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 import weakref
@@ -19,6 +20,7 @@ from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_line import WriterLine
+from async_loader.feeder.keys import load_client_keys
 from async_loader.feeder.wire import Drain, OpenReader, Status, StatusReply
 from async_loader.lifecycle import Deadline
 from async_loader.replay.arguments import positive
@@ -29,7 +31,13 @@ from async_loader.source import Applied
 OnDisconnect = Literal["wait", "raise"] | float
 
 
-def connect(address: str, *, on_disconnect: OnDisconnect = "wait", timeout_s: float = 30.0) -> Client:
+def connect(
+    address: str,
+    *,
+    on_disconnect: OnDisconnect = "wait",
+    timeout_s: float = 30.0,
+    keys: str | os.PathLike[str] | None = None,
+) -> Client:
     """A client of the feeder at ``address``.
 
     Parameters
@@ -41,6 +49,8 @@ def connect(address: str, *, on_disconnect: OnDisconnect = "wait", timeout_s: fl
         after so many seconds. Until then writers fill their buffers and sources wait.
     timeout_s : float
         For connecting, and for everything that waits for an answer unless it says otherwise, in seconds.
+    keys : path, optional
+        The client's ``NAME.secret``, as ``async-loader keys`` made it, for a feeder that has keys.
 
     Raises
     ------
@@ -57,7 +67,8 @@ def connect(address: str, *, on_disconnect: OnDisconnect = "wait", timeout_s: fl
     if isinstance(on_disconnect, str) and on_disconnect not in waits:
         raise ConfigError(f"on_disconnect={on_disconnect!r}: 'wait', 'raise' or seconds")
     wait_s = waits[on_disconnect] if isinstance(on_disconnect, str) else float(on_disconnect)
-    connection = Connection(address, wait_s)
+    own = None if keys is None else load_client_keys(os.fspath(keys))
+    connection = Connection(address, wait_s, keys=own)
     try:
         connection.wait_open(Deadline(_seconds("timeout_s", timeout_s)))
     except BaseException:

@@ -28,6 +28,7 @@ from async_loader.feeder.client.planes import Plane, Planes
 from async_loader.feeder.client.refusals import error_of
 from async_loader.feeder.client.session import Act, Phase, Session
 from async_loader.feeder.client.waiting import News
+from async_loader.feeder.keys import ClientKeys
 from async_loader.feeder.wire import (
     NEWEST,
     OLDEST,
@@ -93,10 +94,18 @@ class Connection:
         How long a lost session may stay lost until everything is Broken; ``None``: for ever.
     clock : callable
         Monotonic seconds.
+    keys : ClientKeys, optional
+        For a server that has keys.
     """
 
-    def __init__(self, address: str, wait_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.address, self.clock = address, clock
+    def __init__(
+        self,
+        address: str,
+        wait_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        keys: ClientKeys | None = None,
+    ) -> None:
+        self.address, self.clock, self._keys = address, clock, keys
         self.lock = threading.Lock()
         self.news = News(self.lock)
         self.session = Session(clock(), wait_s, random.random)
@@ -223,7 +232,7 @@ class Connection:
     # -- the IO thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._planes = Planes(self.address, self._bell.fileno())
+        self._planes = Planes(self.address, self._bell.fileno(), self._keys)
         try:
             while not self._stop and self._failure is None:
                 self._round()

@@ -10,6 +10,8 @@ from typing import Any
 import zmq
 
 from async_loader.errors import ConfigError
+from async_loader.feeder.auth import apply_client_keys
+from async_loader.feeder.keys import ClientKeys
 
 _OPTIONS = {
     zmq.LINGER: 0,
@@ -41,10 +43,12 @@ class Planes:
         The control endpoint.
     wake : int
         A descriptor that ends a wait.
+    keys : ClientKeys, optional
+        Without them nothing is encrypted.
     """
 
-    def __init__(self, address: str, wake: int) -> None:
-        self._address, self._wake = address, wake
+    def __init__(self, address: str, wake: int, keys: ClientKeys | None = None) -> None:
+        self._address, self._wake, self._keys = address, wake, keys
         self._context = zmq.Context()
         self._sockets: dict[Plane, Any] = {}
         self._queues: dict[Plane, deque[list[Any]]] = {plane: deque() for plane in Plane}
@@ -122,6 +126,8 @@ class Planes:
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
         if "[" in endpoint:
             socket.setsockopt(zmq.IPV6, 1)
+        if self._keys is not None:
+            apply_client_keys(socket, self._keys)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
