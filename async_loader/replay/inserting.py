@@ -40,19 +40,19 @@ class Inserter:
         self,
         step: Mapping[str, Any],
         stream: Hashable,
-        flags: int | None,
+        said: int,
         priority: float | None,
         timeout_s: float | None,
         final: Any,
     ) -> int:
-        """One step; its id. ``flags`` says how the episode stands where the step's own fields do not."""
+        """One step; its id. ``said``: flags that say how the episode stands, beside what the step's own fields do."""
         owner = self._owner
         if not owner.ready:
             owner.start(Schema.of_step(step))
         stage = owner.stage
         values = stage.values(step)
         ends = None if final is None else stage.final_values(final)
-        flags = stage.flags(values, ends is not None) if flags is None else stage.check_end(flags, ends is not None)
+        flags = stage.flags(values, ends is not None, said)
         given = _NO_PRIORITIES
         if priority is not None or owner.prioritized:
             given = self.checked(np.array([_NAN if priority is None else priority], np.float64))

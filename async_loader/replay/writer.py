@@ -72,15 +72,13 @@ class StreamWriter:
         SchemaError, Timeout, WouldDeadlock
             As `ReplayBuffer.add`. Nothing was written.
         """
-        values, said = dict(one_of(step, fields, "step")), {"terminated": terminated, "truncated": truncated}
-        flags: int | None = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
-        schema = self._owner.schema
+        values, schema, flags = dict(one_of(step, fields, "step")), self._owner.schema, 0
         known = _ENDS if schema is None else tuple(field.name for field in schema.fields)
-        for name in _ENDS:
+        for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
             if name in known:
-                values.setdefault(name, bool(said[name]))
-        if all(name in known for name in _ENDS):
-            flags = None  # the step says it
+                values.setdefault(name, bool(said))  # the step says it
+            elif said:
+                flags |= flag
         return self._in.add(values, self.stream, flags, priority, timeout_s, final_obs)
 
     def end_episode(self, final_obs: Any = None, *, terminated: bool = False, truncated: bool = False) -> None:
