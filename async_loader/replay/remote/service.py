@@ -64,7 +64,7 @@ class Service:
         self._permits = Permits(self._links.values())
         self._pending: dict[Link, None] = {}
         self._lanes = self._ledgers = np.empty(0, np.int64)
-        self._made = 0
+        self._made = 1 + max((name[2] for name in self._table.streams if _ours(name)), default=-1)
         self._rings = False
         self.failed: BaseException | None = None
         self.closed = False
@@ -307,6 +307,11 @@ class Service:
             link.close()
         self._links.clear()
         self._let_go()
+
+
+def _ours(name: object) -> bool:
+    """Whether a stream has the name that a writer of a process with our pid has by default: a loaded table may have such."""
+    return isinstance(name, tuple) and len(name) == 3 and name[:2] == ("writer", os.getpid()) and isinstance(name[2], int)
 
 
 _services: weakref.WeakSet[Service] = weakref.WeakSet()
