@@ -130,10 +130,12 @@ class Table:
         """The number of a stream."""
         number = self.streams.get(name)
         if number is None:
-            number = self.streams[name] = len(self.streams)
+            number = len(self.streams)
             if number >= len(self.last):
-                self.last = np.concatenate((self.last, np.full(len(self.last), -1, np.int64)))
-                self.g[r.LAST] = self.last.ctypes.data
+                longer = np.concatenate((self.last, np.full(len(self.last), -1, np.int64)))
+                address = longer.ctypes.data
+                self.g[r.LAST], self.last = address, longer  # no call between these: Ctrl-C comes before or after both
+            self.streams[name] = number  # only now: kernels go by the number
         return number
 
     def numbers(self, names: Iterable[Hashable]) -> Ids:
