@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_loader.errors import CannotSend, ConfigError, OutOfMemory, SchemaError, Unsupported
-from async_loader.replay import ReplayBuffer, storage
+from async_loader.replay import ReplayBuffer, rows, storage
+from async_loader.replay.samplers import Draw, Uniform
 from async_loader.schema import Field, Schema
 
 SCHEMA = {"obs": {"small": ((3,), np.float32), "image": ((20, 60), np.uint8), "none": ((0,), np.int8)}, "done": np.bool_}
@@ -343,3 +344,29 @@ def test_torch_is_not_imported() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_ctrl_c_while_the_table_of_streams_grows_leaves_no_stream_without_a_place() -> None:
+    buffer = ReplayBuffer(1000, {"x": np.int64}, seed=0)
+    for stream in range(64):
+        buffer.add(x=stream, stream=stream)
+    with mock.patch.object(np, "concatenate", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        buffer.add(x=64, stream=64)
+    buffer.add(x=64, stream=64)  # went into memory behind the array
+    table = buffer._owner.table
+    assert len(table.last) > len(table.streams) - 1 and table.g[rows.LAST] == table.last.ctypes.data
+    assert table.last[64] == 64
+
+
+def test_a_weighted_sampler_that_gives_no_weights_has_weights_of_one() -> None:
+    class Plain(Uniform):
+        weighted = True
+
+        def draw(self, count: int) -> Draw:
+            return Draw(super().draw(count).rows)
+
+    buffer = ReplayBuffer(1000, {"x": np.float32}, sampler=Plain(), seed=0)
+    buffer.extend(x=np.full(1000, 7.0))
+    for _ in range(3):
+        batch = buffer.sample(256)
+        assert batch["weight"].dtype == np.float32 and (batch["weight"] == 1).all()
