@@ -74,8 +74,16 @@ class Inserter:
                 owner.waiters.ring()
         return new
 
-    def extend(self, batch: Mapping[str, Any], stream: Any, priority: Any, timeout_s: float | None, final_obs: Any) -> Ids:
-        """Many steps; their ids."""
+    def extend(
+        self,
+        batch: Mapping[str, Any],
+        stream: Any,
+        priority: Any,
+        timeout_s: float | None,
+        final_obs: Any,
+        said: Ids | None = None,
+    ) -> Ids:
+        """Many steps; their ids. ``said``: as in `add`, for each."""
         owner = self._owner
         if not owner.ready:
             owner.start(schema_of_columns(batch))
@@ -83,6 +91,8 @@ class Inserter:
         columns = stage.columns(batch)
         count = len(columns[0])
         flags = stage.column_ends(columns)
+        if said is not None:
+            flags |= said
         final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
         if final_obs is not None:
             finals, has_final = stage.final_columns(final_obs, flags & (TERMINATED | TRUNCATED) != 0)
