@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -21,7 +22,8 @@ from hypothesis import strategies as st
 from async_loader.errors import CannotSend, ConfigError, OutOfMemory, SchemaError, Unsupported
 from async_loader.replay import ReplayBuffer, storage
 from async_loader.replay.rows import LAST
-from async_loader.replay.samplers import Draw, Uniform
+from async_loader.replay.samplers import Draw, Prioritized, Uniform
+from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
 
 SCHEMA = {"obs": {"small": ((3,), np.float32), "image": ((20, 60), np.uint8), "none": ((0,), np.int8)}, "done": np.bool_}
@@ -372,3 +374,22 @@ def test_a_weighted_sampler_that_gives_no_weights_has_weights_of_one() -> None:
         batch = buffer.sample(256)
         assert batch["weight"].dtype == np.float32
         assert (batch["weight"] == 1).all()
+
+
+@pytest.mark.parametrize("writers", [False, True])
+def test_a_forked_child_that_samples_changes_nothing_for_its_parent(writers: bool) -> None:
+    with ReplayBuffer(100, {"x": np.int64, "reward": np.float32}, sampler=Prioritized(), max_times_sampled=1) as buffer:
+        ids = buffer.extend(x=np.arange(10), reward=np.ones(10))
+        handle = buffer.writer_handle() if writers else None  # then counts are in shared memory
+        pid = os.fork()
+        if not pid:
+            done = 1
+            with contextlib.suppress(BaseException):
+                buffer.sample(4, view=Transitions(n=3))  # uses items up, and makes others wait
+                done = len(buffer) != 4
+            os._exit(done)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(buffer) == 10
+        assert buffer.update_priorities(ids, np.ones(10)).applied == 10
+        assert sorted(buffer.sample(10)["x"].tolist()) == list(range(10))
+        del handle
