@@ -150,11 +150,9 @@ class ReplayReader:
         plan = self._plans.get(len(rows)) or self._plan(len(rows))
         small = plan.fresh()
         self._kernels.read_rows(self._storage.geometry, rows, plan.fields, small[self._index])
-        if weight is None:
-            return small
-        arrays = list(small)
-        arrays[self._index + 1] = weight
-        return arrays
+        if self.recipe.weighted:
+            small[self._index + 1][...] = 1.0 if weight is None else weight
+        return small
 
     def at_once(self, count: int) -> bool:
         """Whether `drawn` and `these` can: for short batches of small single rows."""

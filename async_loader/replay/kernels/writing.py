@@ -316,6 +316,13 @@ def remove(g: Any, rows: Any, changes: Any) -> None:
                 _end(g, name, changes)
 
 
+@kernel(keeps_gil=True)
+def forget(g: Any, rows: Any, changes: Any) -> None:
+    """The items of these rows are no more, and the rows stay as they are."""
+    for i in range(len(rows)):
+        _die(g, rows[i], changes)  # a row is the name of its first step, and only the row matters
+
+
 @kernel(inline=True)
 def note_priority(g: Any, row: int, priority: float) -> bool:
     """Note the new priority of a step; whether that is an item."""
