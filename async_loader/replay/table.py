@@ -340,12 +340,12 @@ class Table:
         there = np.flatnonzero(rows >= 0)
         rows = rows[there]
         unique = np.unique(rows)
-        self._k.turn_version(self.g, unique)
         try:
+            self._k.turn_version(self.g, unique, True)
             for i, column in columns.items():
                 self.storage.cell(i)[rows] = column[there]
         finally:
-            self._k.turn_version(self.g, unique)
+            self._k.turn_version(self.g, unique, False)
         return Applied(len(rows), len(ids) - len(rows))
 
     def delete(self, ids: Ids) -> Applied:
