@@ -279,6 +279,7 @@ def test_overlapping_stacks_share_memory_and_equal_the_others() -> None:
         (lambda: Transitions(n=2, overlapping=True), "one step apart"),
         (lambda: ReplayBuffer(9, {"x": np.float32}).source(view=Transitions(n=2)), "sums up 'reward', and steps have x"),
         (lambda: ReplayBuffer(9, {"reward": np.int64}).source(view=Transitions(n=2)), "over float32 or float64"),
+        (lambda: ReplayBuffer(9, {"reward": np.float16}).source(view=Transitions(n=2)), "over float32 or float64"),
         (lambda: ReplayBuffer(9, {"reward": np.float32, "discount": np.float32}).source(view=Transitions()), "'discount'"),
         (lambda: ReplayBuffer(9, {"x": Field("x", next="x")}), "this name is taken"),
         (lambda: ReplayBuffer(9, {"x": Field("x", next="index")}), "this name is taken"),
