@@ -203,7 +203,7 @@ class ReplayBuffer(AsSource, ById):
         Timeout, WouldDeadlock
             When the limiter lets nothing in. Nothing was written.
         """
-        return self._in.add(one_of(step, fields, "step"), stream, None, priority, timeout_s, final_obs)
+        return self._in.add(one_of(step, fields, "step"), stream, 0, priority, timeout_s, final_obs)
 
     def extend(
         self,

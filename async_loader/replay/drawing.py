@@ -49,7 +49,12 @@ class Drawer:
         if not owner.ready:
             if owner.limiter is None and timeout_s is None:
                 raise self._nothing(batch_size)
-            owner.waiters.until(lambda: owner.ready, "sample", lambda: "no step has been added yet", timeout_s)
+
+            def begun() -> bool:
+                owner.check_open()
+                return owner.ready
+
+            owner.waiters.until(begun, "sample", lambda: "no step has been added yet", timeout_s)
         recipe = self.recipe(view, sampler)
         readers = self._idle[id(recipe)]
         try:

@@ -25,6 +25,7 @@ class FreeRows:
         self._rows = rows
         self._free: deque[int] = deque()
         self._spare = rows - capacity
+        self._listed = bytearray(rows)
 
     def ready(self) -> bool:
         """Whether one can be taken without an item making room."""
@@ -34,10 +35,16 @@ class FreeRows:
         if self._unused < self._rows:
             self._unused += 1
             return self._unused - 1
-        return self._free.popleft()
+        row = self._free.popleft()
+        self._listed[row] = 0
+        return row
 
     def put(self, rows: npt.NDArray[np.int64]) -> None:
-        self._free.extend(rows.tolist())
+        """These are free. After an interrupted call (Ctrl-C) it may hear of some twice."""
+        for row in rows.tolist():
+            if not self._listed[row]:
+                self._listed[row] = 1
+                self._free.append(row)
 
     def state(self) -> dict[str, Any]:
         """The free rows: those from ``unused`` on, then ``free``, in order."""
@@ -46,3 +53,6 @@ class FreeRows:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
         self._unused, self._free = int(state["unused"]), deque(np.asarray(state["free"]).tolist())
+        self._listed = bytearray(self._rows)
+        for row in self._free:
+            self._listed[row] = 1

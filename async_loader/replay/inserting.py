@@ -40,19 +40,19 @@ class Inserter:
         self,
         step: Mapping[str, Any],
         stream: Hashable,
-        flags: int | None,
+        said: int,
         priority: float | None,
         timeout_s: float | None,
         final: Any,
     ) -> int:
-        """One step; its id. ``flags`` says how the episode stands where the step's own fields do not."""
+        """One step; its id. ``said``: flags that say how the episode stands, beside what the step's own fields do."""
         owner = self._owner
         if not owner.ready:
             owner.start(Schema.of_step(step))
         stage = owner.stage
         values = stage.values(step)
         ends = None if final is None else stage.final_values(final)
-        flags = stage.flags(values, ends is not None) if flags is None else stage.check_end(flags, ends is not None)
+        flags = stage.flags(values, ends is not None, said)
         given = _NO_PRIORITIES
         if priority is not None or owner.prioritized:
             given = self.checked(np.array([_NAN if priority is None else priority], np.float64))
@@ -74,8 +74,16 @@ class Inserter:
                 owner.waiters.ring()
         return new
 
-    def extend(self, batch: Mapping[str, Any], stream: Any, priority: Any, timeout_s: float | None, final_obs: Any) -> Ids:
-        """Many steps; their ids."""
+    def extend(
+        self,
+        batch: Mapping[str, Any],
+        stream: Any,
+        priority: Any,
+        timeout_s: float | None,
+        final_obs: Any,
+        said: Ids | None = None,
+    ) -> Ids:
+        """Many steps; their ids. ``said``: as in `add`, for each."""
         owner = self._owner
         if not owner.ready:
             owner.start(schema_of_columns(batch))
@@ -83,6 +91,8 @@ class Inserter:
         columns = stage.columns(batch)
         count = len(columns[0])
         flags = stage.column_ends(columns)
+        if said is not None:
+            flags |= said
         final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
         if final_obs is not None:
             finals, has_final = stage.final_columns(final_obs, flags & (TERMINATED | TRUNCATED) != 0)

@@ -65,6 +65,8 @@ class Owner:
         self.foreign = True
         self.lock = threading.Lock()
         self.waiters = Waiters(self.lock)
+        if self._table is not None:
+            self._table.part()
         if self.writers is not None:
             self.writers.forget()  # again, perhaps: a buffer and its writers do not know who is first
             self.writers = None

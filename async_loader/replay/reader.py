@@ -26,6 +26,7 @@ _Large = tuple[tuple[int, ...], np.dtype[Any]]
 
 # Up to here copying takes less than some hundred microseconds, and keeps the GIL. See compiled.kernel.
 _SHORT_BYTES = 1 << 20
+_RECORD_BYTES = 64 << 20  # of one field; numpy's records end at 2 GiB
 _ROUNDS = 64
 
 
@@ -104,7 +105,7 @@ class ReplayReader:
         starts, end = [], 0
         for field in self.schema.fields:
             shape = (count, *field.shape)
-            if field.nbytes >= COLUMN_BYTES:
+            if field.nbytes >= COLUMN_BYTES or count * field.nbytes >= _RECORD_BYTES:
                 large.append((shape, field.dtype))
                 starts.append(0)
             else:
@@ -150,11 +151,9 @@ class ReplayReader:
         plan = self._plans.get(len(rows)) or self._plan(len(rows))
         small = plan.fresh()
         self._kernels.read_rows(self._storage.geometry, rows, plan.fields, small[self._index])
-        if weight is None:
-            return small
-        arrays = list(small)
-        arrays[self._index + 1] = weight
-        return arrays
+        if self.recipe.weighted:
+            small[self._index + 1][...] = 1.0 if weight is None else weight
+        return small
 
     def at_once(self, count: int) -> bool:
         """Whether `drawn` and `these` can: for short batches of small single rows."""

@@ -67,6 +67,7 @@ class ReplaySource:
     def _attempt(self, batch_size: int) -> Rows | None:
         owner = self._owner
         if not owner.ready:
+            owner.check_open()
             return None
         self._out.recipe(self._view, self._sampler)
         with owner.lock:

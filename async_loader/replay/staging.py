@@ -96,15 +96,15 @@ class Stage:
 
     # -- ends of episodes ------------------------------------------------------------------------------------------------
 
-    def flags(self, values: Sequence[Any], has_final: bool) -> int:
-        """The flags of one step.
+    def flags(self, values: Sequence[Any], has_final: bool, said: int = 0) -> int:
+        """The flags of one step: what its fields say, and what was ``said`` beside them.
 
         Raises
         ------
         SchemaError
             If the episode is cut off, and what came after is needed and not given; or is given and the episode goes on.
         """
-        flags = 0
+        flags = said
         if self.terminated >= 0 and values[self.terminated]:
             flags |= TERMINATED
         if self.truncated >= 0 and values[self.truncated]:

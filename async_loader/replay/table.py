@@ -63,6 +63,7 @@ class Table:
         self._changes = np.zeros(3, np.int64)
         self._none = np.full(256, np.nan)
         self.inserted = self.sampled = self.deleted = 0
+        self._parted = False
         self._most = max_times_sampled
         self.times = np.zeros(layout.rows if max_times_sampled else 0, np.int64)
         g = self.g = storage.geometry
@@ -134,10 +135,12 @@ class Table:
         """The number of a stream."""
         number = self.streams.get(name)
         if number is None:
-            number = self.streams[name] = len(self.streams)
+            number = len(self.streams)
             if number >= len(self.last):
-                self.last = np.concatenate((self.last, np.full(len(self.last), -1, np.int64)))
-                self.g[r.LAST] = self.last.ctypes.data
+                longer = np.concatenate((self.last, np.full(len(self.last), -1, np.int64)))
+                address = longer.ctypes.data
+                self.g[r.LAST], self.last = address, longer  # no call between these: Ctrl-C comes before or after both
+            self.streams[name] = number  # only now: kernels go by the number
         return number
 
     def numbers(self, names: Iterable[Hashable]) -> Ids:
@@ -341,12 +344,12 @@ class Table:
         there = np.flatnonzero(rows >= 0)
         rows = rows[there]
         unique = np.unique(rows)
-        self._k.turn_version(self.g, unique)
         try:
+            self._k.turn_version(self.g, unique, True)
             for i, column in columns.items():
                 self.storage.cell(i)[rows] = column[there]
         finally:
-            self._k.turn_version(self.g, unique)
+            self._k.turn_version(self.g, unique, False)
         return Applied(len(rows), len(ids) - len(rows))
 
     def delete(self, ids: Ids) -> Applied:
@@ -358,8 +361,13 @@ class Table:
 
     def remove(self, rows: Ids) -> None:
         """The items of these rows are no more."""
-        self._k.remove(self.g, rows, self._changes)
+        (self._k.forget if self._parted else self._k.remove)(self.g, rows, self._changes)
         self.settle()
+
+    def part(self) -> None:
+        """In the child of a fork: from here on nothing changes what the parent sees, neither its counts nor its rows."""
+        self.g = self.storage.geometry = self.g.copy()
+        self._parted = True
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 

@@ -215,8 +215,9 @@ def _reward(view: Transitions, outputs: Sequence[Output]) -> int:
             f"the view sums up {view.reward!r}, and steps have {', '.join(o.name for o in outputs)}: give reward=..."
         )
     one = outputs[found[0]]
-    if view.n > 1 and (one.field.dtype.kind != "f" or len(one.field.shape) > 1 or one.frames > 1):
-        raise ConfigError(f"{one.field}: a return is summed up over floats, a number or a vector for each step")
+    dtype = one.field.dtype
+    if view.n > 1 and (dtype.kind != "f" or dtype.itemsize < 4 or len(one.field.shape) > 1 or one.frames > 1):
+        raise ConfigError(f"{one.field}: a return is summed up over float32 or float64, a number or a vector for each step")
     return found[0] if view.n > 1 else -1
 
 

@@ -72,15 +72,13 @@ class StreamWriter:
         SchemaError, Timeout, WouldDeadlock
             As `ReplayBuffer.add`. Nothing was written.
         """
-        values, said = dict(one_of(step, fields, "step")), {"terminated": terminated, "truncated": truncated}
-        flags: int | None = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
-        schema = self._owner.schema
+        values, schema, flags = dict(one_of(step, fields, "step")), self._owner.schema, 0
         known = _ENDS if schema is None else tuple(field.name for field in schema.fields)
-        for name in _ENDS:
+        for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
             if name in known:
-                values.setdefault(name, bool(said[name]))
-        if all(name in known for name in _ENDS):
-            flags = None  # the step says it
+                values.setdefault(name, bool(said))  # the step says it
+            elif said:
+                flags |= flag
         return self._in.add(values, self.stream, flags, priority, timeout_s, final_obs)
 
     def end_episode(self, final_obs: Any = None, *, terminated: bool = False, truncated: bool = False) -> None:
@@ -157,9 +155,10 @@ class VectorWriter:
         batch = {**fields, "terminated": np.asarray(terminated, np.bool_), "truncated": np.asarray(truncated, np.bool_)}
         if known is None or "next_obs" in known:
             batch["next_obs"] = after
-        if known is not None:
-            batch = {key: value for key, value in batch.items() if key in known or key not in _ENDS}
-        keep = ~self._resetting
+        keep, said = ~self._resetting, np.zeros(self._count, np.int64)
+        for name, flag in zip(_ENDS, (TERMINATED, TRUNCATED), strict=True):
+            if known is not None and name not in known:
+                said += flag * batch.pop(name)
         linked = schema is not None and any(field.next is not None for field in schema.fields)
         final = _pick(after, keep) if linked and ends[keep].any() else None
         if schema is not None and linked and not all(name in (known or ()) for name in _ENDS):
@@ -168,7 +167,9 @@ class VectorWriter:
             )
         picked = _pick(batch, keep)
         streams = [stream for stream, kept in zip(self.streams, keep, strict=True) if kept]
-        ids = self._in.extend(picked, streams, None if priority is None else np.asarray(priority)[keep], timeout_s, final)
+        ids = self._in.extend(
+            picked, streams, None if priority is None else np.asarray(priority)[keep], timeout_s, final, said[keep]
+        )
         self._resetting = ends & ~self._resetting if self._mode == "nextstep" else self._resetting
         return ids
 

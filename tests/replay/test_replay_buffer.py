@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -20,6 +21,9 @@ from hypothesis import strategies as st
 
 from async_loader.errors import CannotSend, ConfigError, OutOfMemory, SchemaError, Unsupported
 from async_loader.replay import ReplayBuffer, storage
+from async_loader.replay.rows import LAST
+from async_loader.replay.samplers import Draw, Prioritized, Uniform
+from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
 
 SCHEMA = {"obs": {"small": ((3,), np.float32), "image": ((20, 60), np.uint8), "none": ((0,), np.int8)}, "done": np.bool_}
@@ -343,3 +347,49 @@ def test_torch_is_not_imported() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_ctrl_c_while_the_table_of_streams_grows_leaves_no_stream_without_a_place() -> None:
+    buffer = ReplayBuffer(1000, {"x": np.int64}, seed=0)
+    for stream in range(64):
+        buffer.add(x=stream, stream=stream)
+    with mock.patch.object(np, "concatenate", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        buffer.add(x=64, stream=64)
+    buffer.add(x=64, stream=64)  # went into memory behind the array
+    table = buffer._owner.table
+    assert table.g[LAST] == table.last.ctypes.data
+    assert table.last[64] == 64
+
+
+def test_a_weighted_sampler_that_gives_no_weights_has_weights_of_one() -> None:
+    class Plain(Uniform):
+        weighted = True
+
+        def draw(self, count: int) -> Draw:
+            return Draw(super().draw(count).rows)
+
+    buffer = ReplayBuffer(1000, {"x": np.float32}, sampler=Plain(), seed=0)
+    buffer.extend(x=np.full(1000, 7.0))
+    for _ in range(3):
+        batch = buffer.sample(256)
+        assert batch["weight"].dtype == np.float32
+        assert (batch["weight"] == 1).all()
+
+
+@pytest.mark.parametrize("writers", [False, True])
+def test_a_forked_child_that_samples_changes_nothing_for_its_parent(writers: bool) -> None:
+    with ReplayBuffer(100, {"x": np.int64, "reward": np.float32}, sampler=Prioritized(), max_times_sampled=1) as buffer:
+        ids = buffer.extend(x=np.arange(10), reward=np.ones(10))
+        handle = buffer.writer_handle() if writers else None  # then counts are in shared memory
+        pid = os.fork()
+        if not pid:
+            done = 1
+            with contextlib.suppress(BaseException):
+                buffer.sample(4, view=Transitions(n=3))  # uses items up, and makes others wait
+                done = len(buffer) != 4
+            os._exit(done)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(buffer) == 10
+        assert buffer.update_priorities(ids, np.ones(10)).applied == 10
+        assert sorted(buffer.sample(10)["x"].tolist()) == list(range(10))
+        del handle

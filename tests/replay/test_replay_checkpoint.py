@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -495,3 +496,16 @@ def test_a_fork_does_not_save(tmp_path):
 def test_a_state_that_is_no_json_is_refused():
     with pytest.raises(ConfigError, match=r"sampler/rng is object"):
         encoding.split({"rng": object()}, "sampler", encoding.Copies({}))
+
+
+def test_a_writer_of_a_loaded_table_does_not_go_on_with_the_episode_of_one_before(tmp_path: Path) -> None:
+    schema = {"x": Field("x", (), np.int64, stack=2)}
+    with ReplayBuffer(100, schema, seed=0) as buffer, buffer.writer_handle().open() as writer:
+        writer.extend(x=np.arange(3))
+        writer.flush()
+        buffer.save(tmp_path)
+    with ReplayBuffer.load(tmp_path) as again, again.writer_handle().open() as later:
+        assert later.stream != writer.stream  # though the pid is the same, as it often is in containers
+        later.extend(x=np.arange(10, 13))
+        later.flush()
+        assert [10, 10] in again.sample(200)["x"].tolist()

@@ -183,10 +183,10 @@ def test_a_row_that_is_being_patched_is_not_read(monkeypatch: pytest.MonkeyPatch
     for schema, hidden in ((SMALL, [10]), (LINKED, [9, 10, 11, 12])):
         buffer = full(64, schema)
         made, table = reader_of(buffer), buffer._owner.table
-        table._k.turn_version(table.g, np.array([30]))
+        table._k.turn_version(table.g, np.array([30]), True)
         into = window(made.schema, 20)
         assert made.fill(np.arange(20, 40), into).tolist() == hidden
-        table._k.turn_version(table.g, np.array([30]))
+        table._k.turn_version(table.g, np.array([30]), False)
         assert not len(made.fill(np.arange(20, 40), into))
 
 
@@ -265,3 +265,25 @@ def test_a_reader_travels_and_sees_what_is_added_later(method: str) -> None:
     assert process.exitcode == 0
     process.close()
     here.close()
+
+
+def test_a_patch_that_is_interrupted_leaves_rows_that_can_be_read(monkeypatch):
+    """Ctrl-C right after the version was turned: it must not stay odd, nor be odd when the next patch is done."""
+    buffer = ReplayBuffer(8, {"x": np.int64}, seed=0)
+    buffer.extend(x=np.arange(8))
+    table, turn = buffer._owner.table, buffer._owner.table._k.turn_version
+
+    def interrupted(g, rows, odd):
+        turn(g, rows, odd)
+        if odd:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table._k, "turn_version", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            buffer.update(np.array([3]), x=np.array([30]))
+    flags = table.storage.heads()[:, 3] >> 32
+    assert not (flags & 1).any()
+    buffer.update(np.array([3]), x=np.array([31]))
+    assert not (table.storage.heads()[:, 3] >> 32 & 1).any()
+    assert sorted(set(buffer.sample(200)["x"].tolist())) == [0, 1, 2, 4, 5, 6, 7, 31]

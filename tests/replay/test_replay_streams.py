@@ -278,7 +278,8 @@ def test_overlapping_stacks_share_memory_and_equal_the_others() -> None:
         (lambda: Transitions(gamma=1.5), "gamma=1.5"),
         (lambda: Transitions(n=2, overlapping=True), "one step apart"),
         (lambda: ReplayBuffer(9, {"x": np.float32}).source(view=Transitions(n=2)), "sums up 'reward', and steps have x"),
-        (lambda: ReplayBuffer(9, {"reward": np.int64}).source(view=Transitions(n=2)), "over floats"),
+        (lambda: ReplayBuffer(9, {"reward": np.int64}).source(view=Transitions(n=2)), "over float32 or float64"),
+        (lambda: ReplayBuffer(9, {"reward": np.float16}).source(view=Transitions(n=2)), "over float32 or float64"),
         (lambda: ReplayBuffer(9, {"reward": np.float32, "discount": np.float32}).source(view=Transitions()), "'discount'"),
         (lambda: ReplayBuffer(9, {"x": Field("x", next="x")}), "this name is taken"),
         (lambda: ReplayBuffer(9, {"x": Field("x", next="index")}), "this name is taken"),
@@ -297,3 +298,31 @@ def test_fields_with_impossible_links_are_refused() -> None:
         Field("x", stack=0)
     with pytest.raises(SchemaError, match="padding='none'"):
         Field("x", padding="none")
+
+
+@pytest.mark.parametrize("end", ["done", "terminated"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_what_the_step_of_a_writer_says_of_its_end_ends_the_episode(end: str, remote: bool) -> None:
+    with ReplayBuffer(100, {"x": np.int64, "reward": np.float32, end: np.bool_}, seed=0) as buffer:
+        writer: Any = buffer.writer_handle().open() if remote else buffer.writer()
+        for t in range(6):
+            writer.append({"x": t, "reward": 1.0, end: t == 2})
+        if remote:
+            writer.flush()
+        batch = buffer.sample(200, view=Transitions(n=3, gamma=1.0))
+        if remote:
+            writer.close()
+    found = set(zip(*(batch[key].tolist() for key in ("x", "reward", "discount")), strict=True))
+    assert found == {(0, 3.0, 0.0), (1, 2.0, 0.0), (2, 1.0, 0.0), (3, 3.0, 1.0)}
+
+
+@pytest.mark.parametrize("ends", [{}, {"terminated": np.bool_}, {"truncated": np.bool_}])
+def test_a_vector_writer_ends_episodes_also_where_the_schema_has_no_field_for_that(ends: dict[str, Any]) -> None:
+    buffer = ReplayBuffer(100, {"obs": Field("obs", (), np.int64, stack=2), "reward": np.float32, **ends}, seed=0)
+    writer = buffer.vector_writer(1, autoreset="disabled")
+    for t in range(6):
+        said = {name: np.array([t == when]) for name, when in (("terminated", 1), ("truncated", 3))}
+        writer.append(obs=np.array([t]), reward=np.ones(1, np.float32), next_obs=np.array([t + 1]), **said)
+    batch = buffer.sample(300, view=Transitions(n=2, gamma=1.0))
+    found = {(*obs, reward) for obs, reward in zip(batch["obs"].tolist(), batch["reward"].tolist(), strict=True)}
+    assert found == {(0, 0, 2.0), (0, 1, 1.0), (2, 2, 2.0), (2, 3, 1.0), (4, 4, 2.0)}

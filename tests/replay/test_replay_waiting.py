@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from async_loader import AsyncDataLoader, Fifo, Lifo, MinSize, Queue, RateLimiter, ReplayBuffer, Stack
-from async_loader.errors import ConfigError, Timeout, WouldDeadlock
+from async_loader.errors import AsyncLoaderError, ConfigError, Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
 
 
@@ -227,3 +227,16 @@ def test_three_actors_and_a_learner_never_leave_the_window() -> None:
         one.done()
     assert not outside
     assert (buffer.stats().inserted, buffer.stats().sampled) == (900, 1700)
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_closing_wakes_who_waits_for_the_very_first_step(loader: bool) -> None:
+    buffer = ReplayBuffer(10, limiter=MinSize(1))
+    batches = AsyncDataLoader(buffer, 2) if loader else None
+    learner = Doing((lambda: next(batches)) if batches is not None else (lambda: buffer.sample(2)))
+    until(buffer.who_waits)
+    buffer.close()
+    with pytest.raises(AsyncLoaderError, match="was closed"):
+        learner.done()
+    if batches is not None:
+        batches.close()

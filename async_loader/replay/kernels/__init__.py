@@ -24,7 +24,16 @@ from async_loader.replay.kernels.reading import (
     returns,
     walk,
 )
-from async_loader.replay.kernels.writing import end_stream, note_priorities, overwrite, remove, turn_version, unripen, write
+from async_loader.replay.kernels.writing import (
+    end_stream,
+    forget,
+    note_priorities,
+    overwrite,
+    remove,
+    turn_version,
+    unripen,
+    write,
+)
 
 __all__ = [
     "abandon",
@@ -33,6 +42,7 @@ __all__ = [
     "copy_many_items",
     "end_stream",
     "find",
+    "forget",
     "grant",
     "names_of",
     "news",

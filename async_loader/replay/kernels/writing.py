@@ -316,6 +316,13 @@ def remove(g: Any, rows: Any, changes: Any) -> None:
                 _end(g, name, changes)
 
 
+@kernel(keeps_gil=True)
+def forget(g: Any, rows: Any, changes: Any) -> None:
+    """The items of these rows are no more, and the rows stay as they are."""
+    for i in range(len(rows)):
+        _die(g, rows[i], changes)  # a row is the name of its first step, and only the row matters
+
+
 @kernel(inline=True)
 def note_priority(g: Any, row: int, priority: float) -> bool:
     """Note the new priority of a step; whether that is an item."""
@@ -335,12 +342,13 @@ def note_priorities(g: Any, rows: Any, priority: Any) -> int:
 
 
 @kernel(keeps_gil=True)
-def turn_version(g: Any, rows: Any) -> None:
-    """Before and after rows are patched in place. See NOTE [row lock]."""
+def turn_version(g: Any, rows: Any, odd: bool) -> None:
+    """Before rows are patched in place (``odd``), and after. See NOTE [row lock]. Twice is as good as once."""
     before_stores()
     for i in range(len(rows)):
         if rows[i] >= 0:
             address = g[BASE] + rows[i] * g[STRIDE] + FLAGS
-            store(address, load(address) + VERSION_ONE)
+            if (load(address) & VERSION_ONE != 0) != odd:
+                store(address, load(address) + VERSION_ONE)
             _note(g, rows[i], ROW_CHANGED)
     before_stores()

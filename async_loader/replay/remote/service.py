@@ -65,7 +65,7 @@ class Service:
         self._permits = Permits(self._links.values())
         self._pending: dict[Link, None] = {}
         self._lanes = self._ledgers = np.empty(0, np.int64)
-        self._made = 0
+        self._made = 1 + max(map(_number, self._table.streams), default=-1)
         self._rings = False
         self.failed: BaseException | None = None
         self.closed = False
@@ -310,6 +310,12 @@ class Service:
         self._links.clear()
         self._changed()
         self._let_go()
+
+
+def _number(name: object) -> int:
+    """That of a writer in the name that its stream has by default, of processes with our pid: a loaded table may have such."""
+    ours = isinstance(name, tuple) and len(name) == 3 and name[:2] == ("writer", os.getpid())
+    return name[2] if ours and isinstance(name[2], int) else -1  # type: ignore[index]
 
 
 _services: weakref.WeakSet[Service] = weakref.WeakSet()

@@ -24,7 +24,6 @@ from async_loader.replay.staging import NO_FIELDS, Stage
 from async_loader.replay.storage import Storage
 from async_loader.shm.segment import Segment
 
-_ENDS = ("terminated", "truncated")
 _CLOSE_S = 5.0
 _NO_FLOATS: Floats = np.empty(0)
 _ONE, _TWO = np.array([1]), np.array([2])
@@ -101,7 +100,7 @@ class Writer:
         values, flags = self._said(one_of(step, fields, "step"), terminated, truncated)
         checked = stage.values(values)
         ends = None if final_obs is None else stage.final_values(final_obs)
-        flags = stage.flags(checked, ends is not None) if flags is None else stage.check_end(flags, ends is not None)
+        flags = stage.flags(checked, ends is not None, flags)
         given = _NO_FLOATS
         if priority is not None or self._terms.given:
             given = self._priorities(None if priority is None else [priority], 1)
@@ -216,16 +215,15 @@ class Writer:
 
     # -- what is added ---------------------------------------------------------------------------------------------------
 
-    def _said(self, step: Mapping[str, Any], terminated: Any, truncated: Any) -> tuple[Mapping[str, Any], int | None]:
-        """The step with its ends among its fields, where the schema has them; its flags, where it does not have both."""
-        known = [name for name in _ENDS if name in self._known]
-        if known:
-            said = {"terminated": terminated, "truncated": truncated}
-            missing = {name: bool(said[name]) for name in known if name not in step}
-            step = {**step, **missing} if missing else step
-            if len(known) == len(_ENDS):
-                return step, None
-        return step, (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+    def _said(self, step: Mapping[str, Any], terminated: Any, truncated: Any) -> tuple[Mapping[str, Any], int]:
+        """The step with its ends among its fields, where the schema has them; the flags of those for which it has none."""
+        missing, flags = {}, 0
+        for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
+            if name not in self._known:
+                flags |= flag if said else 0
+            elif name not in step:
+                missing[name] = bool(said)
+        return {**step, **missing} if missing else step, flags
 
     def _priorities(self, priority: Any, count: int) -> Floats:
         terms = self._terms
