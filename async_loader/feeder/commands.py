@@ -25,9 +25,9 @@ LIVE_S, LOG_S = 1.0, 60.0
 
 def serve(settings: ServerSettings, console: Console) -> int:
     """Run a server until it is drained or told to end; its exit code."""
-    from async_loader.feeder.server import Server
+    from async_loader.feeder.serving import Serving
 
-    server = Server(settings)
+    server = Serving(settings)
     report = _live if console.is_terminal else _logged
     with report(server.status, console):
         return server.run()

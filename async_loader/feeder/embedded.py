@@ -131,10 +131,10 @@ def _end(process: subprocess.Popen[bytes], folder: str, pid: int, timeout_s: flo
 
 def main(parent: int, told: int) -> int:
     """Serve until the parent is gone, or says so. ``parent`` is a pidfd, ``told`` is written to as soon as clients may come."""
-    from async_loader.feeder.server import Server
+    from async_loader.feeder.serving import Serving
 
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerSettings)
-    server = Server(settings)
+    server = Serving(settings)
     threading.Thread(target=_follow, args=(parent, server), name="async-loader-parent", daemon=True).start()
     os.write(told, b"\1")
     os.close(told)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
 import zmq
 
+from async_loader.feeder.auth import user_of
 from async_loader.feeder.wire import Limits
 
 _ZERO_COPY_FROM = 64 << 10  # below that a copy is cheaper than telling who owns the memory
 _ROUTES = 4096
-_PATIENCE = 16
+_PATIENCE = 16  # messages that cannot be read
 
 
 class Plane(Enum):
@@ -25,39 +26,66 @@ class Plane(Enum):
     PULL = "pull"
 
 
+# Messages of one peer that wait here to be read, and to be taken by it. Rows and batches can be large: what stays behind waits
+# at the peer; a learner that does not read what it asked for is sent no more than this.
+_HIGH_WATER = {Plane.CONTROL: (256, 256), Plane.INSERT: (64, 1024), Plane.PULL: (256, 128)}
+
+
 class Ports:
     """ROUTERs, bound.
 
     Parameters
     ----------
     context : zmq.Context
-    bind : callable
-        Given a socket and a plane, binds it and says where clients find it; see `front.Front.bind`.
+    endpoints : mapping of Plane to str
+        Where each is bound; a port of 0 in the second and third is filled in.
     limits : Limits
+    bind : callable, optional
+        Given a socket and a plane's name, binds it in place of this class, and says where clients find it.
+    encrypted : bool
+        Whether connections have a user; see `user`.
+
+    Attributes
+    ----------
+    user : str | None
+        Whose connection the message came over that was received last. Known on the control plane.
     """
 
-    def __init__(self, context: Any, bind: Callable[[Any, str], str], limits: Limits) -> None:
+    def __init__(
+        self,
+        context: Any,
+        endpoints: Mapping[Plane, str],
+        limits: Limits,
+        bind: Callable[[Any, str], str] | None = None,
+        encrypted: bool = False,
+    ) -> None:
+        self.user: str | None = None
+        self._encrypted = encrypted
         self.sockets: dict[Plane, Any] = {}
         self.endpoints: dict[Plane, str] = {}
         self._refused: OrderedDict[tuple[Plane, bytes], int] = OrderedDict()
         self.unsent = self.ignored = 0
         try:
             for plane in Plane:
-                socket = self.sockets[plane] = _router(context, limits.message_bytes)
-                self.endpoints[plane] = bind(socket, plane.value)
+                socket = self.sockets[plane] = _router(context, plane, limits.message_bytes)
+                self.endpoints[plane] = _bound(socket, endpoints[plane]) if bind is None else bind(socket, plane.value)
         except BaseException:
             self.close()
             raise
 
     def receive(self, plane: Plane, most: int) -> Iterator[tuple[bytes, list[Any]]]:
         """Up to ``most`` messages that are there: who sent each, as ZeroMQ calls it on this plane, and its frames."""
-        socket = self.sockets[plane]
+        asked = plane is Plane.CONTROL and self._encrypted  # a copy no longer knows whose it is
+        receive, copies = self.sockets[plane].recv_multipart, plane is not Plane.INSERT and not asked
         for _ in range(most):
             try:
-                route, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=plane is Plane.PULL)
+                route, *frames = receive(zmq.NOBLOCK, copies)
             except zmq.Again:
                 return
-            route = bytes(route)
+            if asked:
+                self.user = user_of(route)
+            if not copies:
+                route, frames = route.bytes, [frame.buffer for frame in frames]
             if self._refused and self._refused.get((plane, route), 0) >= _PATIENCE:
                 self.ignored += 1
                 continue
@@ -70,11 +98,10 @@ class Ports:
         if len(self._refused) > _ROUTES:
             self._refused.popitem(last=False)
 
-    def send(self, plane: Plane, route: bytes, frames: list[Any]) -> bool:
+    def send(self, plane: Plane, route: bytes, frames: list[Any], nbytes: int) -> bool:
         """Hand frames to ZeroMQ; whether it took them. It does not, where nobody is there any more or does not read."""
-        large = any(not isinstance(frame, bytes) and memoryview(frame).nbytes >= _ZERO_COPY_FROM for frame in frames)
         try:
-            self.sockets[plane].send_multipart([route, *frames], zmq.NOBLOCK, copy=not large)
+            self.sockets[plane].send_multipart([route, *frames], zmq.NOBLOCK, nbytes < _ZERO_COPY_FROM)
         except zmq.ZMQError:
             self.unsent += 1
             return False
@@ -88,12 +115,18 @@ class Ports:
         self.sockets.clear()
 
 
-def _router(context: Any, message_bytes: int) -> Any:
+def _bound(socket: Any, endpoint: str) -> str:
+    socket.bind(endpoint)
+    found: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    return found
+
+
+def _router(context: Any, plane: Plane, message_bytes: int) -> Any:
     socket = context.socket(zmq.ROUTER)
     socket.linger = 200  # the last words: END, and the answer to DRAIN
-    socket.maxmsgsize = message_bytes
+    socket.maxmsgsize = max(message_bytes, 64 << 10)  # of weights, rows, priorities; control bodies are measured when read
     socket.router_mandatory = 1
-    socket.sndhwm = socket.rcvhwm = 1024
+    socket.rcvhwm, socket.sndhwm = _HIGH_WATER[plane]
     socket.handshake_ivl = 5000
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     return socket
