@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from async_loader.errors import Broken, Timeout, Unsupported
+from async_loader.feeder.reading import settings_of
 from async_loader.feeder.settings import ServerSettings
 from async_loader.lifecycle import Deadline, readable
 
@@ -85,7 +86,7 @@ class Embedded:
     def _begin(self, settings: ServerSettings, ready: int, timeout_s: float) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(msgspec.json.encode(settings))
+            self._process.stdin.write(msgspec.json.encode(settings, enc_hook=int))  # sizes are ints of a kind of their own
             self._process.stdin.close()
         deadline, child = Deadline(timeout_s), os.pidfd_open(self._process.pid)
         try:
@@ -133,7 +134,7 @@ def main(parent: int, told: int) -> int:
     """Serve until the parent is gone, or says so. ``parent`` is a pidfd, ``told`` is written to as soon as clients may come."""
     from async_loader.feeder.serving import Serving
 
-    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerSettings)
+    settings = settings_of(msgspec.json.decode(sys.stdin.buffer.read()), ServerSettings)
     server = Serving(settings)
     threading.Thread(target=_follow, args=(parent, server), name="async-loader-parent", daemon=True).start()
     os.write(told, b"\1")

@@ -1,0 +1,100 @@
+"""A feeder for one script: there when the constructor returns, gone when its parent is, however that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from async_loader.errors import Broken
+from async_loader.feeder import connect
+from async_loader.feeder.embedded import Embedded
+from async_loader.feeder.settings import ServerSettings
+from async_loader.lifecycle import readable
+
+SETTINGS = ServerSettings.of(["replay:1000"])
+SLACK_S = 60.0
+
+
+def folder_of(embedded):
+    return Path(embedded.address.removeprefix("ipc://")).parent
+
+
+def test_steps_go_in_and_come_out():
+    embedded = Embedded(SETTINGS)
+    with connect(embedded.address) as client:
+        with client.table("replay").writer() as writer:
+            for i in range(10):
+                writer.append(x=np.int64(i))
+        assert client.status()["tables"]["replay"]["size"] == 10
+    embedded.close()
+
+
+def test_nothing_is_left_of_it():
+    embedded = Embedded(SETTINGS)
+    folder, pid = folder_of(embedded), embedded.pid
+    assert folder.stat().st_mode & 0o777 == 0o700
+    embedded.close()
+    assert not folder.exists()
+    assert not psutil.pid_exists(pid)
+    embedded.close()
+
+
+def test_its_last_words_are_told_when_it_cannot_start(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(Broken, match="ended with exit code 1"):
+        Embedded(SETTINGS)
+
+
+def test_a_feeder_that_died_is_no_trouble_to_close():
+    embedded = Embedded(SETTINGS)
+    os.kill(embedded.pid, signal.SIGKILL)
+    folder = folder_of(embedded)
+    embedded.close()
+    assert not folder.exists()
+
+
+PARENT = """
+    import os, sys, time
+    from async_loader.feeder.embedded import Embedded
+    from async_loader.feeder.settings import ServerSettings
+    embedded = Embedded(ServerSettings.of(["replay:1000"]))
+    print(embedded.pid, embedded.address, flush=True)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "exitcode"),
+    [
+        ("os.kill(os.getpid(), 9)", -9),
+        ("sys.exit(3)", 3),
+        ("raise ValueError", 1),
+        ("os._exit(4)", 4),
+        # Somebody who holds everything that the parent had.
+        ("pid = os.fork() or time.sleep(1000)\n    print(pid, flush=True)\n    os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_it_ends_with_its_parent(end, exitcode):
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT.format(end=end))], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        pid, address = parent.stdout.readline().decode().split()
+        fork = parent.stdout.readline() if "fork" in end else b""
+        try:
+            child = os.pidfd_open(int(pid))
+        except ProcessLookupError:
+            child = None  # it has ended already
+        assert parent.wait(SLACK_S) == exitcode
+        if child is not None:
+            assert readable([child], SLACK_S), "it outlives its parent"
+            os.close(child)
+        if fork:
+            os.kill(int(fork), signal.SIGKILL)
+    assert not Path(address.removeprefix("ipc://")).parent.exists()
