@@ -22,7 +22,8 @@ class Packing:
     def __init__(self, reader: ReplayReader, row: np.dtype[np.void]) -> None:
         self._reader, self._row = reader, row
         self._index = f"f{len(reader.schema.fields) - 1}"  # the last, as there is no weight
-        assert row.fields is not None and row.names is not None
+        assert row.fields is not None
+        assert row.names is not None
         known = [row.fields[name] for name in row.names]
         self._gaps = sum(one[0].itemsize for one in known) < row.itemsize
         self._fields = reader._template.copy()
