@@ -46,7 +46,7 @@ class Incoming:
         One per field of the schema; may be strided from row to row.
     """
 
-    streams: npt.NDArray[np.integer[Any]]
+    streams: Ids
     flags: Ids
     priorities: npt.NDArray[np.float64]
     columns: list[npt.NDArray[Any]]

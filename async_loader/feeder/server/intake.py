@@ -250,7 +250,7 @@ class Intake:
         rows = read_insert(body, self.layout)
         flags, priorities = rows.flags.astype(np.int64), np.ascontiguousarray(rows.priorities)
         try:
-            self.table.check(Incoming(rows.streams, flags, priorities, rows.columns))
+            self.table.check(Incoming(rows.streams.astype(np.int64), flags, priorities, rows.columns))
         except (SchemaError, ConfigError) as error:
             raise Malformed(str(error)) from None
         return Incoming(self._streams(producer, rows.streams), flags, priorities, rows.columns)
