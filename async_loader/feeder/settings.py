@@ -165,6 +165,11 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
             settings = replace(settings, security=replace(settings.security, allow_insecure=True))
         return settings
 
+    @classmethod
+    def from_plain(cls, tables: dict[str, Any]) -> ServerSettings:
+        """From tables as a YAML file has them, and nothing else. Raises ConfigError, as `load`."""
+        return _checked({"tables": tables}, None)
+
     def address(self) -> addresses.Address:
         """Where to bind."""
         return addresses.default() if self.bind is None else addresses.parse(self.bind)

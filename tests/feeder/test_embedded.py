@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from async_loader.errors import Broken
+from async_loader.errors import Broken, ConfigError
 from async_loader.feeder import connect
 from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.settings import ServerSettings
@@ -33,6 +33,22 @@ def test_steps_go_in_and_come_out():
                 writer.append(x=np.int64(i))
         assert client.status()["tables"]["replay"]["size"] == 10
     embedded.close()
+
+
+def test_a_client_can_have_a_feeder_of_its_own():
+    tables = {"replay": 1000, "queue": {"capacity": 50, "sampler": "fifo", "max_times_sampled": 1}}
+    with connect("embedded", tables=tables) as client, connect(client.address) as other:
+        assert set(other.status()["tables"]) == {"replay", "queue"}
+        folder, pid = folder_of(client.embedded), client.embedded.pid
+    assert not folder.exists()
+    assert not psutil.pid_exists(pid)
+
+
+def test_what_its_tables_cannot_be_is_said_before_anything_starts():
+    with pytest.raises(ConfigError, match=r"tables\.replay"):
+        connect("embedded", tables={"replay": {"capcity": 5}})
+    with pytest.raises(ConfigError, match="has its own"):
+        connect("tcp://127.0.0.1:1", tables={"replay": 5})
 
 
 def test_nothing_is_left_of_it():

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client import weights
@@ -28,22 +28,31 @@ from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
 from async_loader.source import Applied
 
+if TYPE_CHECKING:
+    from async_loader.feeder.embedded import Embedded
+
 OnDisconnect = Literal["wait", "raise"] | float
 
 
 def connect(
     address: str,
     *,
+    tables: Mapping[str, Any] | None = None,
     on_disconnect: OnDisconnect = "wait",
     timeout_s: float = 30.0,
     keys: str | os.PathLike[str] | None = None,
 ) -> Client:
-    """A client of the feeder at ``address``.
+    """A client of the feeder at ``address``, or of one of its own.
 
     Parameters
     ----------
     address : str
-        ``tcp://host:port`` or ``ipc:///path``, as the feeder prints it.
+        ``tcp://host:port`` or ``ipc:///path``, as the feeder prints it; or "embedded": a feeder is started, a child of this
+        process at a private address, and ends with the client, or with this process, whatever happens to it. Others on
+        this machine connect to the client's ``address``.
+    tables : mapping, optional
+        Of an embedded feeder: for each name, how many steps it keeps, or a mapping of settings as in the YAML file of
+        ``async-loader serve``. By default ``{"replay": 1_000_000}``.
     on_disconnect : "wait" | "raise" | float
         What to do when the feeder is not heard of any more: connect again for as long as it takes, give up at once, or
         after so many seconds. Until then writers fill their buffers and sources wait.
@@ -61,8 +70,12 @@ def connect(
     Unsupported
         The feeder speaks another version.
     """
+    if address == "embedded":
+        return _embedded(tables, on_disconnect, timeout_s)
+    if tables is not None:
+        raise ConfigError(f"tables={tables!r}: the feeder at {address!r} has its own: leave them out, or connect to 'embedded'")
     if not isinstance(address, str) or "://" not in address:
-        raise ConfigError(f"{address!r} is no address: give tcp://host:port or ipc:///path")
+        raise ConfigError(f"{address!r} is no address: give tcp://host:port, ipc:///path or 'embedded'")
     waits = {"wait": None, "raise": 0.0}
     if isinstance(on_disconnect, str) and on_disconnect not in waits:
         raise ConfigError(f"on_disconnect={on_disconnect!r}: 'wait', 'raise' or seconds")
@@ -77,6 +90,24 @@ def connect(
     return Client(connection, timeout_s)
 
 
+def _embedded(tables: Mapping[str, Any] | None, on_disconnect: OnDisconnect, timeout_s: float) -> Client:
+    from async_loader.feeder.embedded import Embedded
+    from async_loader.feeder.settings import ServerSettings
+
+    wanted = {"replay": 1_000_000} if tables is None else tables
+    settings = ServerSettings.from_plain(
+        {name: {"capacity": one} if isinstance(one, int) else one for name, one in wanted.items()}
+    )
+    feeder = Embedded(settings)
+    try:
+        client = connect(feeder.address, on_disconnect=on_disconnect, timeout_s=timeout_s)
+    except BaseException:
+        feeder.close()
+        raise
+    client.embedded = feeder
+    return client
+
+
 class Client:
     """A connection to a feeder. Made by `connect`. Any thread; after a fork, the child makes its own.
 
@@ -84,11 +115,17 @@ class Client:
     ----------
     connection : Connection
     timeout_s : float
+
+    Attributes
+    ----------
+    embedded : Embedded | None
+        The feeder that was started for this client, and ends with it.
     """
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
         self._lock = threading.Lock()
+        self.embedded: Embedded | None = None
         self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._written: list[tuple[WriterLine, Counts]] = []
@@ -194,6 +231,8 @@ class Client:
                 first = first or error if isinstance(one, RemoteWriter) else first
         self._end.detach()
         self._connection.stop(max(2.0, deadline.left() or 0.0))
+        if self.embedded is not None:
+            self.embedded.close()
         if first is not None:
             raise first
 
