@@ -208,7 +208,7 @@ def _tables(tables: Mapping[str, Status]) -> RenderableType:
         size = f"{_count(one['size'])} / {_count(one['capacity'])}"
         flow = [_count(one["inserts_per_s"]), _count(one["samples_per_s"]), f"{one['samples_per_insert']:.3g}"]
         rows.append([name, size, *flow, str(one["writers"]), str(one["readers"]), "\n".join(map(str, one["waiting"]))])
-    return _grid(["table", "size", "inserts/s", "samples/s", "samples/insert", "writers", "readers", "waits for"], rows)
+    return _grid(["table", "size", "in/s", "out/s", "out/in", "writers", "readers", "waits for"], rows)
 
 
 def _sessions(sessions: list[Status]) -> RenderableType:
