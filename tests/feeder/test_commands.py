@@ -83,9 +83,9 @@ class FakeClient:
 @pytest.fixture
 def server(monkeypatch):
     kind = type("Fake", (FakeServer,), {"made": []})
-    module = types.ModuleType("async_loader.feeder.server")
-    module.Server = kind
-    monkeypatch.setitem(sys.modules, "async_loader.feeder.server", module)
+    module = types.ModuleType("async_loader.feeder.serving")
+    module.Serving = kind
+    monkeypatch.setitem(sys.modules, "async_loader.feeder.serving", module)
     monkeypatch.setattr(commands, "log_to", lambda console: None)  # pytest's log is the log
     return kind
 
@@ -276,13 +276,13 @@ from typer.testing import CliRunner
 from async_loader.cli import app
 from async_loader import feeder
 import types
-module = types.ModuleType("async_loader.feeder.server")
+module = types.ModuleType("async_loader.feeder.serving")
 class Server:
     def __init__(self, settings): self.settings = settings
     def status(self): return dict(tables={}, sessions=[], address="here", pid=1, uptime_s=1.0)
     def run(self): return 0
-module.Server = Server
-sys.modules["async_loader.feeder.server"] = module
+module.Serving = Server
+sys.modules["async_loader.feeder.serving"] = module
 for arguments in (["serve", "--table", "replay:1000"], ["keys", sys.argv[1], "alice"], ["serve"]):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code in (0, 2), result.output
@@ -298,7 +298,7 @@ def test_the_commands_import_nothing_heavy(tmp_path):
 SERVED = """
 import signal, sys, types
 from async_loader.cli import main
-module = types.ModuleType("async_loader.feeder.server")
+module = types.ModuleType("async_loader.feeder.serving")
 TABLE = dict(size=0, capacity=9, inserted=0, sampled=0)
 class Server:
     def __init__(self, settings): pass
@@ -306,8 +306,8 @@ class Server:
     def run(self):
         signal.sigwait([signal.SIGTERM])
         return 0
-module.Server = Server
-sys.modules["async_loader.feeder.server"] = module
+module.Serving = Server
+sys.modules["async_loader.feeder.serving"] = module
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 sys.argv = ["async-loader", "serve", "--table", "replay:1000"]
 main()
