@@ -46,7 +46,9 @@ class Clock:
 def rows_of(values, schema: Schema = SCHEMA, flags=None, streams=None) -> tuple[RowLayout, Steps]:
     values = np.asarray(values, np.int64)
     layout, n = RowLayout.of(schema, headed=True), len(values)
-    columns = [np.broadcast_to(values.reshape(n, *[1] * len(f.shape)), (n, *f.shape)).astype(f.dtype).copy() for f in schema.fields[:1]]
+    columns = [
+        np.broadcast_to(values.reshape(n, *[1] * len(f.shape)), (n, *f.shape)).astype(f.dtype).copy() for f in schema.fields[:1]
+    ]
     columns += [np.zeros((n, *f.shape), f.dtype) for f in schema.fields[1:]]
     flags = np.zeros(n, np.uint32) if flags is None else np.asarray(flags, np.uint32)
     streams = np.zeros(n, np.uint32) if streams is None else np.asarray(streams, np.uint32)
@@ -75,7 +77,9 @@ class Peer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, plane: Plane, body, number: int = 0, sequence: int | None = None, *, session: int | None = None, **others) -> None:
+    def send(
+        self, plane: Plane, body, number: int = 0, sequence: int | None = None, *, session: int | None = None, **others
+    ) -> None:
         self.sequence += 1
         session = self.session if session is None else session
         message = Message(body, session, self.sequence if sequence is None else sequence, number, **others)
