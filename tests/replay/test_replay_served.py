@@ -187,7 +187,7 @@ def test_a_message_that_lies_is_refused_whole(lie):
     sides = Sides(LINKED)
     sides.rows = [(stream, flags, np.nan, row(LINKED, 1)) for stream, flags in [(0, 0), (1, 0), *LIES[lie]]]
     before = sides.served._owner.table.storage.heads().copy()
-    with pytest.raises(SchemaError, match="row [2-9] is a final observation"):
+    with pytest.raises(SchemaError, match=r"row [2-9] is a final observation"):
         sides.served.check(sides.message(0, len(sides.rows)))
     np.testing.assert_array_equal(sides.served._owner.table.storage.heads(), before)
 

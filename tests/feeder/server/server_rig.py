@@ -35,6 +35,18 @@ SCHEMA = Schema.of({"x": np.int64, "done": np.bool_})
 NO_SLOTS = np.empty(0, np.uint32)
 
 
+def _begin_to_collect() -> None:
+    """The first message that is sent without a copy makes pyzmq start a thread, which stays."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.bind("inproc://collect")
+        two.connect("inproc://collect")
+        one.send(np.zeros(1 << 20, np.uint8), copy=False)
+        two.recv()
+
+
+_begin_to_collect()
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0

@@ -19,7 +19,7 @@ from server_rig import SCHEMA, Peer, rows_of
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.ports import Plane
-from async_loader.feeder.wire import Ack, Batch, Drain, Done, End, Hello, Message, Ping, Pong, Pull, Status, encode, insert
+from async_loader.feeder.wire import Ack, Batch, Done, Drain, End, Hello, Message, Ping, Pong, Pull, Status, encode, insert
 
 CHILD = """
 import os, signal, sys, time
@@ -56,6 +56,7 @@ def served():
     server.stop()
     thread.join(10)
     assert not thread.is_alive()
+    server.__dict__.clear()  # pytest keeps the server until after it was looked at what is left
 
 
 @pytest.fixture

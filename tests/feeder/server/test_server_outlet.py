@@ -117,7 +117,7 @@ def test_what_a_dead_learner_had_is_delivered_again_to_another_with_a_flag_and_c
         reader = dead.open_reader(batch_size=4)
         assert reader.body.leased
         dead.pull(2)
-        first, second = batches(dead)
+        first, _ = batches(dead)
         dead.give_back([first.sequence])
         rig.turn()
         rig.clock.now += 5
