@@ -1,8 +1,8 @@
 """Batches: who gets one when the table lets one out. Has no socket; what is sent is handed to a function.
 
 NOTE [whose turn]. Readers with credit stand in a line. Where drawing uses something up (a limiter's samples, a queue's items),
-the first of them draws or nobody does: else whoever wants little would always be served before whoever wants much. Those behind may
-pass with what they take from nobody: rows that came back, of a view that nobody before them has. Elsewhere all may pass.
+the first of them draws or nobody does: else whoever wants little would always be served before whoever wants much. Those
+behind may pass with what they take from nobody: rows that came back, of a view that nobody before them has. Elsewhere all may.
 """
 
 from __future__ import annotations
