@@ -1,7 +1,8 @@
 """Inserts: which are new, in which order they go into a table, and what their writers are told. Has no socket and no clock.
 
 NOTE [exactly once]. Inserts of a producer are numbered; `received` is the number of the next that is new. What has a lower one
-was received before, is acknowledged and dropped; what has a higher one came after a loss, and is asked for again from there on.
+was received before, is acknowledged and dropped; what has a higher one came after a loss, and is asked for again from `received`
+on.
 What was received waits in the producer's queue until the table lets it in, and is acknowledged then. The queue belongs to the
 producer, not to a session: when its client connects again, what it had sent is still there, and is not taken twice.
 """

@@ -35,6 +35,18 @@ SCHEMA = Schema.of({"x": np.int64, "done": np.bool_})
 NO_SLOTS = np.empty(0, np.uint32)
 
 
+def _begin_to_collect() -> None:
+    """The first message that is sent without a copy makes pyzmq start a thread, which stays."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.bind("inproc://collect")
+        two.connect("inproc://collect")
+        one.send(np.zeros(1 << 20, np.uint8), copy=False)
+        two.recv()
+
+
+_begin_to_collect()
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
@@ -46,7 +58,9 @@ class Clock:
 def rows_of(values, schema: Schema = SCHEMA, flags=None, streams=None) -> tuple[RowLayout, Steps]:
     values = np.asarray(values, np.int64)
     layout, n = RowLayout.of(schema, headed=True), len(values)
-    columns = [np.broadcast_to(values.reshape(n, *[1] * len(f.shape)), (n, *f.shape)).astype(f.dtype).copy() for f in schema.fields[:1]]
+    columns = [
+        np.broadcast_to(values.reshape(n, *[1] * len(f.shape)), (n, *f.shape)).astype(f.dtype).copy() for f in schema.fields[:1]
+    ]
     columns += [np.zeros((n, *f.shape), f.dtype) for f in schema.fields[1:]]
     flags = np.zeros(n, np.uint32) if flags is None else np.asarray(flags, np.uint32)
     streams = np.zeros(n, np.uint32) if streams is None else np.asarray(streams, np.uint32)
@@ -75,7 +89,9 @@ class Peer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, plane: Plane, body, number: int = 0, sequence: int | None = None, *, session: int | None = None, **others) -> None:
+    def send(
+        self, plane: Plane, body, number: int = 0, sequence: int | None = None, *, session: int | None = None, **others
+    ) -> None:
         self.sequence += 1
         session = self.session if session is None else session
         message = Message(body, session, self.sequence if sequence is None else sequence, number, **others)
