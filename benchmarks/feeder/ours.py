@@ -21,6 +21,8 @@ STEPS = 100
 
 LIMIT_S = 60.0
 
+Take = Callable[[], Any]
+
 
 def table(work: Work) -> Any:
     """The table of a server, empty."""
@@ -114,7 +116,7 @@ def source(address: str) -> Iterator[Any]:
 
 
 @contextmanager
-def taking(address: str, loader: bool = False, batch: int = BATCH) -> Iterator[Callable[[], Any]]:
+def taking(address: str, loader: bool = False, batch: int = BATCH) -> Iterator[Take]:
     """A learner's next batch: of the source itself, or through a loader."""
     from async_loader import AsyncDataLoader
     from async_loader.lifecycle import Patience

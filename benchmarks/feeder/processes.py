@@ -93,11 +93,10 @@ class Crew:
         for actor in self._actors[:count]:
             actor.say((at, seconds))
 
-    def rows_per_s(self, count: int, seconds: float) -> float:
-        """What became of it: rows that were acknowledged, from the first to be written to the last acknowledgement."""
-        written = [actor.hear(seconds + START_LIMIT_S) for actor in self._actors[:count]]
-        rows, begins, ends = zip(*written, strict=True)
-        return float(sum(rows) / (max(ends) - min(begins)))
+    def written(self, count: int, seconds: float) -> tuple[int, float]:
+        """What became of it: rows, and rows a second from the first to be written to the last acknowledgement."""
+        rows, begins, ends = zip(*(actor.hear(seconds + START_LIMIT_S) for actor in self._actors[:count]), strict=True)
+        return sum(rows), sum(rows) / (max(ends) - min(begins))
 
 
 @contextmanager

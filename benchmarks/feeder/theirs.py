@@ -56,10 +56,7 @@ def writing(address: str, work: Work) -> Iterator[tuple[Callable[[], int], Calla
 
     keep = STACK + 1 if work.linked else 1
     with reverb.Client(address).trajectory_writer(num_keep_alive_refs=keep) as writer:
-        if work.linked:
-            items = _linked(writer, work)
-        else:
-            items = _whole(writer, work)
+        items = _linked(writer, work) if work.linked else _whole(writer, work)
 
         def write() -> int:
             for _ in range(STEPS):

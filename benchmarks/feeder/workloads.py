@@ -13,7 +13,6 @@ ATARI_ROWS = 5_000
 """Few enough that Reverb fills its table in seconds; all sides hold the same."""
 
 
-
 @dataclass(frozen=True)
 class Work:
     """Small transitions or Atari's, stored as they are, or linked: each observation once."""
@@ -49,11 +48,11 @@ class Work:
         cuts = [slice(start, start + BATCH) for start in range(0, EPISODE, BATCH)]
         return cycle([{name: column[cut] for name, column in episode.items()} for cut in cuts])
 
-    def check(self, batch: Columns) -> None:
+    def check(self, batch: Columns, rows: int = BATCH) -> None:
         """Raises AssertionError for a batch that does not hold what was written."""
         if self.kind == "small":
             workloads.check_rows(batch)
         else:
             workloads.check_stacks(batch["obs"], batch["next_obs"], batch["terminated"])
-        if len(batch["reward"]) != BATCH:
-            raise AssertionError(f"a batch of {len(batch['reward'])} rows, {BATCH} were asked for")
+        if len(batch["reward"]) != rows:
+            raise AssertionError(f"a batch of {len(batch['reward'])} rows, {rows} were asked for")
