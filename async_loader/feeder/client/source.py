@@ -85,7 +85,8 @@ class RemoteSource:
                         raise line.complaints.popleft()
                     if line.failure is not None:
                         raise line.failure()
-            self._connection.wake()
+            if line.due or line.leased:
+                self._connection.wake()
             if came is not None:
                 return self._ready(line, came)
             patience.wait(line.bell, f"batches of table {line.wanted.table!r} ({self._connection.state()})")
