@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import async_loader
 from async_loader.errors import AsyncLoaderError, Broken, Closed, Malformed, Unsupported
+from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.planes import Plane, Planes
 from async_loader.feeder.client.refusals import error_of
 from async_loader.feeder.client.session import Act, Phase, Session
@@ -101,9 +102,10 @@ class Connection:
         self.session = Session(clock(), wait_s, random.random)
         self.limits = Limits()
         self.incarnation = b""
-        self._pid = os.getpid()
+        self._pid, self._generation = os.getpid(), forks.generation
         self._client = secrets.token_bytes(16)
         self._bell, self._rung = Bell(), False
+        self._bell_lock = threading.RLock()  # finalizers ring too
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}
         self._lines: dict[int, Line] = {}
@@ -124,7 +126,7 @@ class Connection:
 
     def check_fork(self) -> None:
         """Raises Unsupported in a forked process, where there is no IO thread."""
-        if os.getpid() != self._pid:
+        if forks.generation != self._generation:
             raise Unsupported(
                 f"this client of {self.address} was made in process {self._pid}, this is a fork of it: connect() here too"
             )
@@ -132,8 +134,10 @@ class Connection:
     def wake(self) -> None:
         """There is something to do for the IO thread."""
         if not self._rung:
-            self._rung = True
-            self._bell.ring()
+            with self._bell_lock:
+                if not self._rung:
+                    self._rung = True
+                    self._bell.ring()
 
     def add(self, make: Callable[[int], Any]) -> Any:
         """A line, made with a number that no other line of this client had."""
@@ -200,10 +204,10 @@ class Connection:
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """End the IO thread; whether it has ended. Twice does no harm; in a fork it does nothing."""
-        if os.getpid() != self._pid:
+        if forks.generation != self._generation:
             return True
         self._stop = True
-        self._bell.ring()
+        self.wake()
         return join(self._thread, timeout_s)
 
     def _answered(self, call: Call) -> bool:
@@ -237,6 +241,9 @@ class Connection:
             self._fail(failure)
         finally:
             self._planes.close()
+            with self._bell_lock:
+                self._rung = True  # so that nobody rings it any more
+                self._bell.close()
             self._fail(lambda: Closed(f"this client of {self.address} is closed"))
 
     def _fail(self, failure: Failure) -> None:
@@ -257,8 +264,8 @@ class Connection:
         dues.append(self.session.due())
         left = min((due for due in dues if due is not None), default=None)
         self._planes.wait(None if left is None else max(0.0, left - self.clock()))
-        self._rung = False  # before looking: what comes from here on rings again
         self._bell.clear()
+        self._rung = False  # before looking: what comes from here on rings again
         for plane in Plane:
             for _ in range(_AT_ONCE):
                 frames = self._planes.receive(plane)

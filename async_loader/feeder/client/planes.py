@@ -84,7 +84,8 @@ class Planes:
         if socket is None:
             return False
         try:
-            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            # Copied: without, pyzmq keeps a thread and sockets of its own for the rest of the process.
+            socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             self._full.add(plane)
             return False

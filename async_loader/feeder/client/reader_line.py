@@ -75,7 +75,7 @@ class ReaderLine:
         self.number, self.wanted, self.prefetch = number, wanted, prefetch
         self.lock = threading.Lock()
         self.news = News(self.lock)
-        self.bell = Bell()
+        self.bell: Bell | None = None
         self.phase = Phase.WANTED
         self.schema: Schema | None = None
         self.leased = False
@@ -109,6 +109,10 @@ class ReaderLine:
     def ended(self) -> bool:
         """Nothing more comes, and everything that came was taken."""
         return self._ended_after is not None and not self.inbox and self._came >= self._ended_after
+
+    def on_news(self, bell: Bell | None) -> None:
+        """Ring this from now on, or nothing."""
+        self.bell = bell
 
     def next(self) -> Came | None:
         """The next batch. Another one is asked for in its place."""
@@ -203,7 +207,9 @@ class ReaderLine:
         self._ring()
 
     def _ring(self) -> None:
-        self.bell.ring()
+        with self.lock:
+            if self.bell is not None:
+                self.bell.ring()
         self.news.ring()
 
     def _opened(self, body: Reader) -> None:

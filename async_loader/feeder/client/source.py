@@ -16,7 +16,7 @@ from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import Came, Phase, ReaderLine
 from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.feeder.wire import OpenReader, Priorities, View, read_batch
-from async_loader.lifecycle import Deadline, Patience
+from async_loader.lifecycle import Bell, Deadline, Patience
 from async_loader.replay.arguments import floats_of
 from async_loader.replay.views import Transitions
 from async_loader.source import END, Applied, Plan, Ready
@@ -68,28 +68,41 @@ class RemoteSource:
             Whatever ended the reader.
         """
         line = self._reader_line(batch_size)
-        while True:
-            with line.lock:
-                line.bell.clear()  # before looking: what comes from here on rings again
-                if self._held is not None:
-                    line.give_back(self._held)
-                    self._held = None
-                came = line.next()
-                if came is None:
-                    if line.ended:
-                        self._connection.wake()  # the last lease goes back
-                        return END
-                    if self._closed:
-                        raise Closed("this source is closed")
-                    if line.complaints:
-                        raise line.complaints.popleft()
-                    if line.failure is not None:
-                        raise line.failure()
-            if line.due or line.leased:
-                self._connection.wake()
-            if came is not None:
-                return self._ready(line, came)
-            patience.wait(line.bell, f"batches of table {line.wanted.table!r} ({self._connection.state()})")
+        found = self._attempt(line)
+        if found is None:
+            bell = Bell()
+            try:
+                with line.lock:
+                    line.on_news(bell)
+                while (found := self._attempt(line)) is None:
+                    patience.wait(bell, f"batches of table {line.wanted.table!r} ({self._connection.state()})")
+                    bell.clear()  # before looking again: what comes from here on rings it again
+            finally:
+                with line.lock:
+                    line.on_news(None)
+                bell.close()
+        return found
+
+    def _attempt(self, line: ReaderLine) -> Plan | None:
+        """The next batch, or the end, or what went wrong; ``None``: not yet."""
+        with line.lock:
+            if self._held is not None:
+                line.give_back(self._held)
+                self._held = None
+            came = line.next()
+            over = came is None and line.ended
+            if came is None and not over:
+                if self._closed:
+                    raise Closed("this source is closed")
+                if line.complaints:
+                    raise line.complaints.popleft()
+                if line.failure is not None:
+                    raise line.failure()
+        if line.due or line.leased:
+            self._connection.wake()  # to ask for more, to give back the last
+        if over:
+            return END
+        return None if came is None else self._ready(line, came)
 
     def reader(self) -> None:
         """No rows are planned."""
@@ -121,7 +134,8 @@ class RemoteSource:
             if self._held is not None and line.ended:
                 line.give_back(self._held)
             line.close()
-        line.bell.ring()
+            if line.bell is not None:
+                line.bell.ring()
         self._connection.wake()
         over = (Phase.CLOSED, Phase.FAILED)
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
@@ -188,8 +202,10 @@ def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, 
             raise line.failure()
         return line.is_open
 
-    reply = connection.call(
-        Priorities(ids.copy(), values), deadline, plane=Plane.PULL, number=line.number, ready=ready
-    )  # fmt: skip
-    assert isinstance(reply.body, WireApplied)
-    return Applied(reply.body.applied, reply.body.stale)
+    applied, stale, most = 0, 0, connection.limits.control_bytes // ids.itemsize
+    for at in range(0, len(ids), most):
+        some = Priorities(ids[at : at + most].copy(), values[at : at + most])
+        reply = connection.call(some, deadline, plane=Plane.PULL, number=line.number, ready=ready).body
+        assert isinstance(reply, WireApplied)
+        applied, stale = applied + reply.applied, stale + reply.stale
+    return Applied(applied, stale)

@@ -41,7 +41,7 @@ def publish(connection: Connection, name: str, tensors: Mapping[str, Any], versi
     specs, whole = specs_of(arrays), memoryview(bytes_of(arrays))
     if not whole.nbytes:
         raise ConfigError(f"weights {name!r} hold no bytes: give at least one tensor that is not empty")
-    most = min(PART_BYTES, connection.limits.message_bytes // 2)
+    most = connection.limits.control_bytes  # what any frame on the control plane may have
     for _ in range(_RESTARTS):
         session = connection.session.opened
         try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.outbox import Entry
 from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
 from async_loader.feeder.client.writer_line import Phase, WriterLine
@@ -36,7 +36,7 @@ class RemoteWriter:
     def __init__(self, connection: Connection, line: WriterLine, stream: int, timeout_s: float, owner: object) -> None:
         self._connection, self._line, self._stream, self._timeout_s = connection, line, stream, timeout_s
         self._owner = owner  # the client lives as long as its writers
-        self._pid = os.getpid()
+        self._generation = forks.generation
 
     @property
     def schema(self) -> Schema | None:
@@ -77,26 +77,25 @@ class RemoteWriter:
             The step was not added.
         """
         line = self._line
-        if os.getpid() != self._pid:
+        if forks.generation != self._generation:
             self._connection.check()
         values = fields if step is None else dict(one_of(step, fields, "step"))
         packer = line.packer
         if packer is None:
             first = {"terminated": bool(terminated), "truncated": bool(truncated), **values}
             packer = self._agree(lambda: Schema.of_step(first), Deadline(timeout_s))
-        checked, flags, final = packer.row(values, terminated, truncated, final_obs)
         number = self._stream if stream is None else stream
-        if priority is not None:
-            priority = checked_priority(priority)
         if type(number) is not int or not 0 <= number < 1 << 32:
             number = _stream_number(number)
-        with line.lock:
-            part = line.part
-            if part is not None and not line.closing and line.failure is None and part.count + 1 < part.most:
-                part.put(checked, number, flags, priority)
-                if final is not None:
-                    part.put_final(packer.followed, final, number)
-                return
+        if priority is not None:
+            priority = checked_priority(priority)
+        if final_obs is None and packer.goes_on(values, terminated, truncated):
+            with line.lock:
+                part = line.part
+                open_ = part is not None and not line.closing and line.failure is None and part.count + 1 < part.most
+                if part is not None and open_ and part.put_step(values, number, priority):
+                    return
+        checked, flags, final = packer.row(values, terminated, truncated, final_obs)
         self._append(packer, checked, number, flags, priority, final, timeout_s)
 
     def extend(

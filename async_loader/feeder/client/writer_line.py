@@ -136,7 +136,7 @@ class WriterLine:
         """An empty one. The IO thread must be woken, which sends it when it has lingered."""
         assert self.packer is not None
         self._mend()
-        self.part = Part(self.packer.layout, self.packer.part_rows)
+        self.part = Part(self.packer.layout, self.packer.part_rows, self.packer.kinds)
         self._part_due = now + self._linger_s
         return self.part
 
@@ -286,7 +286,7 @@ class WriterLine:
         if self.packer is None:
             self._schema = schema_of(body.schema)
             try:
-                self.packer = Packer(self._schema, self._batch_rows, MESSAGE_BYTES)
+                self.packer = Packer(self._schema, self._batch_rows, min(MESSAGE_BYTES, self._limit))
             except Malformed:  # a row is larger than that
                 self.packer = Packer(self._schema, 1, self._limit)
         elif body.schema != spec_of(self.packer.schema):
