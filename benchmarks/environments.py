@@ -74,7 +74,7 @@ REVERB = Environment(
 """Without torch: its numpy is that of 2023, and the learner of this side reads arrays."""
 
 PEERS = {peer.name: peer for peer in (DING, REPLAY, TIANSHOU, REVERB)}
-PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy")
+PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")
 
 
 class CannotMake(Exception):

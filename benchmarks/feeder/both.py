@@ -51,5 +51,5 @@ ROW = Row(
         Contender("async_loader, tcp", "project", partial(served, transport="tcp")),
         Contender("reverb", "reverb", reverb),
     ),
-    seconds=3,
+    seconds=2,
 )

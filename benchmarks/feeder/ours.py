@@ -14,7 +14,6 @@ from benchmarks.feeder.workloads import Work
 from benchmarks.replay.workloads import BATCH, FRAME, STACK
 
 PRELOAD = ("async_loader.feeder.server", "async_loader.feeder.client.client", "async_loader.replay.compiled")
-TRANSPORTS = ("ipc", "tcp")
 TABLE = "replay"
 STEPS = 100
 """That an actor appends before it looks at the clock."""
@@ -41,7 +40,7 @@ def table(work: Work) -> Any:
 
 @contextmanager
 def serving(work: Work, transport: str) -> Iterator[tuple[Child, str]]:
-    """A server's process and address, while it lasts."""
+    """A server's process and address, while it lasts; ``transport`` is tcp or ipc."""
     with TemporaryDirectory() as folder, child(PRELOAD, _serve, work, transport, folder) as server:
         yield server, server.hear()
 
@@ -107,24 +106,17 @@ def _fill(pipe: Any, address: str, work: Work) -> None:
 
 
 @contextmanager
-def source(address: str) -> Iterator[Any]:
-    """For a loader."""
-    from async_loader.feeder import connect
-
-    with connect(address) as client:
-        yield client.table(TABLE).source()
-
-
-@contextmanager
-def taking(address: str, loader: bool = False, batch: int = BATCH) -> Iterator[Take]:
-    """A learner's next batch: of the source itself, or through a loader."""
+def taking(address: str, loader: bool = False, batch: int = BATCH, **options: Any) -> Iterator[Take]:
+    """A learner's next batch: of the source itself, or through a loader. ``options`` are the source's."""
     from async_loader import AsyncDataLoader
+    from async_loader.feeder import connect
     from async_loader.lifecycle import Patience
 
-    with source(address) as remote:
+    with connect(address) as client:
+        source = client.table(TABLE).source(**options)
         if loader:
-            with AsyncDataLoader(remote, batch, "cpu") as batches:
+            with AsyncDataLoader(source, batch, "cpu") as batches:
                 yield batches.__next__
         else:
             patience = Patience()
-            yield lambda: remote.plan(batch, patience).batch
+            yield lambda: source.plan(batch, patience).batch

@@ -24,4 +24,5 @@ ROW = Row(
         Target("stacked: >= 6x Reverb", "rows_per_s_1", 6, OURS_TWICE, (THEIRS,)),
         Target("linked frames: >= 20x Reverb with stacks", "rows_per_s_1", 20, OURS, (THEIRS,)),
     ),
+    seconds=1,
 )

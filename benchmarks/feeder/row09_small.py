@@ -22,4 +22,5 @@ ROW = Row(
         Target("one at a time: >= 20x Reverb", "rows_per_s_1", 20, ONE, (THEIRS,)),
         Target("in blocks: >= 150x Reverb", "rows_per_s_1", 150, MANY, (THEIRS,)),
     ),
+    seconds=1,
 )

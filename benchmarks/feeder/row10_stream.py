@@ -110,4 +110,5 @@ ROW = Row(
         Target("1.5 MB: >= 80%", "medium_mb_per_s", 0.8, OURS, (BARE,)),
         Target("50 kB: >= 40%", "small_mb_per_s", 0.4, OURS, (BARE,)),
     ),
+    seconds=1,
 )

@@ -44,10 +44,10 @@ def in_process(seconds: float, work: Work) -> Figures:
     return timed(lambda: buffer.sample(BATCH), work, seconds)
 
 
-def served(seconds: float, work: Work, transport: str, loader: bool = False) -> Figures:
+def served(seconds: float, work: Work, transport: str, loader: bool = False, **options: Any) -> Figures:
     with ours.serving(work, transport) as (server, address):
         ours.fill(address, work)
-        with ours.taking(address, loader) as take:
+        with ours.taking(address, loader, **options) as take:
             return timed(take, work, seconds, server)
 
 
