@@ -1,6 +1,7 @@
 """Actors write to a server's table: what the rows of it have in common. Sets no target.
 
-Rows count when the server has acknowledged them: the clock runs until the last actor's flush has returned.
+Rows count when the server has acknowledged them: the clock runs until the last actor's flush has returned. The tables are
+full beforehand, so that each row makes room for itself and no page is new.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ METRICS = (
 
 def served(seconds: float, work: Work, batched: bool = False, transport: str = "ipc") -> Figures:
     with ours.serving(work, transport) as (server, address):
+        ours.fill(address, work)
         with crew(ours.PRELOAD, max(ACTORS), ours.writing, address, work, batched) as actors:
             figures = _rates(actors, server, seconds)
         with ours.taking(address) as take:
@@ -31,6 +33,7 @@ def served(seconds: float, work: Work, batched: bool = False, transport: str = "
 
 def reverb(seconds: float, work: Work) -> Figures:
     with theirs.serving(work) as (server, address):
+        theirs.fill(address, work)
         with crew(theirs.PRELOAD, max(ACTORS), theirs.writing, address, work) as actors:
             figures = _rates(actors, server, seconds)
         work.check(theirs.taking(address, 1)())
@@ -50,6 +53,6 @@ def _rates(actors: Crew, server: Child, seconds: float) -> Figures:
 
 
 def contender(
-    name: str, environment: str, measure: Callable[..., Figures], against: str | None = None, **options: Any
+    name: str, environment: str, measure: Callable[..., Figures], against: str | None = None, once: bool = False, **options: Any
 ) -> Contender:
-    return Contender(name, environment, partial(measure, **options), against)
+    return Contender(name, environment, partial(measure, **options), against, once)

@@ -17,10 +17,12 @@ ROW = Row(
     (
         project(OURS, served, work=LINKED, transport="ipc"),
         project(OURS_TWICE, served, work=TWICE, transport="ipc"),
-        project("async_loader, linked frames, tcp", served, work=LINKED, transport="tcp"),
-        project("async_loader, linked frames, ipc, AsyncDataLoader", served, work=LINKED, transport="ipc", loader=True),
-        project(HERE, in_process, work=LINKED),
-        project(HERE_TWICE, in_process, OURS_TWICE, work=TWICE),
+        project("async_loader, linked frames, tcp", served, once=True, work=LINKED, transport="tcp"),
+        project(
+            "async_loader, linked frames, ipc, AsyncDataLoader", served, once=True, work=LINKED, transport="ipc", loader=True
+        ),
+        project(HERE, in_process, once=True, work=LINKED),
+        project(HERE_TWICE, in_process, OURS_TWICE, once=True, work=TWICE),
         peer(THEIRS, OURS_TWICE, work=TWICE, workers=2),
         peer(THEIRS_LINKED, work=LINKED, workers=2),
     ),

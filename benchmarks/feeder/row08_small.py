@@ -14,7 +14,7 @@ ROW = Row(
     METRICS,
     (
         project(OURS, served, work=WORK, transport="ipc"),
-        project("async_loader, tcp", served, work=WORK, transport="tcp"),
+        project("async_loader, tcp", served, once=True, work=WORK, transport="tcp"),
         project("async_loader, ipc, prefetch 16", served, work=WORK, transport="ipc", prefetch=16),
         project("async_loader, ipc, AsyncDataLoader", served, work=WORK, transport="ipc", loader=True),
         project(HERE, in_process, work=WORK),

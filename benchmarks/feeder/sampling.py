@@ -57,8 +57,10 @@ def reverb(seconds: float, work: Work, workers: int) -> Figures:
         return timed(theirs.taking(address, workers), work, seconds, server)
 
 
-def project(name: str, measure: Callable[..., Figures], against: str | None = None, **options: Any) -> Contender:
-    return Contender(name, "project", partial(measure, **options), against)
+def project(
+    name: str, measure: Callable[..., Figures], against: str | None = None, once: bool = False, **options: Any
+) -> Contender:
+    return Contender(name, "project", partial(measure, **options), against, once)
 
 
 def peer(name: str, against: str | None = None, once: bool = False, **options: Any) -> Contender:
