@@ -39,7 +39,7 @@ def _both(actors: Crew, take: ours.Take, server: Child, seconds: float) -> Figur
 
 ROW = Row(
     "both",
-    f"service: {ACTORS} actors insert small transitions while a learner takes batches of {BATCH}",
+    f"service: {ACTORS} actors insert, a learner takes {BATCH} small transitions",
     (
         Metric("samples_per_s", "samples/s", "higher", digits=0),
         Metric("rows_per_s", "rows/s", "higher", digits=0),

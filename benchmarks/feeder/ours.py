@@ -72,13 +72,19 @@ def writing(address: str, work: Work, batched: bool) -> Iterator[tuple[Callable[
 
     with connect(address) as client:
         writer = client.table(TABLE).writer()
-        write = partial(_extend, writer, work.blocks()) if batched else partial(_append, writer, cycle(work.steps()))
+        write = (
+            partial(_extend, writer, work.blocks()) if batched else partial(_append, writer, cycle(_as_environments_say(work)))
+        )
         yield write, lambda: writer.flush(LIMIT_S)
+
+
+def _as_environments_say(work: Work) -> list[dict[str, Any]]:
+    return [{**step, "terminated": bool(step["terminated"])} for step in work.steps()]
 
 
 def _append(writer: Any, steps: Iterator[Any]) -> int:
     for _ in range(STEPS):
-        writer.append(next(steps))
+        writer.append(**next(steps))
     return STEPS
 
 

@@ -1,7 +1,7 @@
 """Row 8: batches of 256 transitions of two stacks of four frames from a server on the same host."""
 
 from benchmarks.feeder.sampling import METRICS, in_process, peer, project, served
-from benchmarks.feeder.workloads import ATARI_ROWS, Work
+from benchmarks.feeder.workloads import Work
 from benchmarks.harness import Row, Target
 from benchmarks.replay.workloads import BATCH
 
@@ -12,7 +12,7 @@ THEIRS, THEIRS_LINKED = "reverb", "reverb, linked frames"
 
 ROW = Row(
     "8-atari",
-    f"service: batches of {BATCH} transitions of two 4x84x84 stacks, of {ATARI_ROWS:,}, three processes",
+    f"service: batches of {BATCH} transitions of two 4x84x84 stacks",
     METRICS,
     (
         project(OURS, served, work=LINKED, transport="ipc"),

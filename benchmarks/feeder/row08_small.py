@@ -1,7 +1,7 @@
 """Row 8: batches of 256 small transitions from a server on the same host."""
 
 from benchmarks.feeder.sampling import METRICS, in_process, peer, project, served
-from benchmarks.feeder.workloads import SMALL_ROWS, Work
+from benchmarks.feeder.workloads import Work
 from benchmarks.harness import Row, Target
 from benchmarks.replay.workloads import BATCH
 
@@ -10,7 +10,7 @@ OURS, HERE, THEIRS = "async_loader, ipc", "async_loader, no server", "reverb"
 
 ROW = Row(
     "8",
-    f"service: batches of {BATCH} small transitions of {SMALL_ROWS:,}, three processes",
+    f"service: batches of {BATCH} small transitions",
     METRICS,
     (
         project(OURS, served, work=WORK, transport="ipc"),
