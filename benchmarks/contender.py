@@ -1,14 +1,16 @@
 """`python -m benchmarks.contender MODULE NAME SECONDS`: one contender of one row, as one JSON line. Compares nothing."""
 
 import importlib
+import importlib.util
 import json
 import sys
 
-import torch
-
 
 def main(module: str, name: str, seconds: str) -> None:
-    torch.set_num_threads(1)  # the learner's; all sides alike, and forking after an OpenMP pool has started can hang
+    if importlib.util.find_spec("torch"):  # the environment of Reverb has none
+        import torch
+
+        torch.set_num_threads(1)  # the learner's; all sides alike, and forking after an OpenMP pool has started can hang
     row = importlib.import_module(module).ROW
     figures = row.contender(name).measure(float(seconds))
     print(json.dumps(figures), flush=True)

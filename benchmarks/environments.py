@@ -65,8 +65,16 @@ TIANSHOU = Environment(
     "from tianshou.data import PrioritizedReplayBuffer",
     ("tianshou", "torch", "numpy"),
 )
-PEERS = {peer.name: peer for peer in (DING, REPLAY, TIANSHOU)}
-PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy")
+REVERB = Environment(
+    "reverb",
+    (("dm-reverb[tensorflow]==0.14.0", "psutil"),),
+    "import reverb",
+    ("dm-reverb", "tensorflow", "numpy"),
+)
+"""Without torch: its numpy is that of 2023, and the learner of this side reads arrays."""
+
+PEERS = {peer.name: peer for peer in (DING, REPLAY, TIANSHOU, REVERB)}
+PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")
 
 
 class CannotMake(Exception):

@@ -7,7 +7,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- figures: written by python -m benchmarks.readme -->", "<!-- end of figures -->"
 RESULTS = ROOT / "benchmarks" / "results"
-SUITES = {"loader": ("torch", "DI-engine"), "replay": ("torch", "cpprb", "torchrl", "stable-baselines3", "tianshou")}
+SUITES = {
+    "loader": ("torch", "DI-engine"),
+    "replay": ("torch", "cpprb", "torchrl", "stable-baselines3", "tianshou"),
+    "feeder": ("dm-reverb", "tensorflow", "pyzmq"),
+}
 """What the page shows where it was recorded, and the libraries whose versions it names."""
 
 _UNITS = {"idle_us": "us", "busy_us": "us", "us": "us", "busy_p99_ms": "ms", "slower_percent": "%", "kept_percent": "%"}

@@ -100,6 +100,12 @@ class ReaderLine:
         return self.phase is Phase.READY
 
     @property
+    def due(self) -> bool:
+        """Whether more batches are asked for: by halves of what may be ahead, as each PULL wakes two threads and a server."""
+        untold = self._granted - self._told
+        return untold > 0 and (2 * untold >= self.prefetch or not self.inbox)
+
+    @property
     def ended(self) -> bool:
         """Nothing more comes, and everything that came was taken."""
         return self._ended_after is not None and not self.inbox and self._came >= self._ended_after
@@ -157,7 +163,7 @@ class ReaderLine:
                 if self._returns:
                     leases, self._returns = np.array(self._returns, np.uint64), []
                     port.send(Plane.PULL, Return(leases), self.number, port.sequence())
-                if self._granted > self._told or (self._remind_at is not None and now >= self._remind_at):
+                if self.due or (self._remind_at is not None and now >= self._remind_at):
                     self._told, self._remind_at = self._granted, now + REMIND_S
                     port.send(Plane.PULL, Pull(self._granted, _NO_SLOTS), self.number, port.sequence())
             return min((due for due in (self._ask_at, self._remind_at) if due is not None), default=None)

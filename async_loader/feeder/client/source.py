@@ -98,7 +98,8 @@ class RemoteSource:
                     raise line.complaints.popleft()
                 if line.failure is not None:
                     raise line.failure()
-        self._connection.wake()  # to ask for another, to give back the last
+        if line.due or line.leased:
+            self._connection.wake()  # to ask for more, to give back the last
         if over:
             return END
         return None if came is None else self._ready(line, came)

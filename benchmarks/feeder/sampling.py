@@ -1,0 +1,67 @@
+"""A learner takes batches of a server's table: what the rows of it have in common. Sets no target."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Any
+
+from benchmarks.feeder import ours, theirs
+from benchmarks.feeder.processes import Child
+from benchmarks.feeder.workloads import Work
+from benchmarks.harness import Contender, Figures, Metric
+from benchmarks.measure import time_draws
+from benchmarks.replay.workloads import BATCH
+
+METRICS = (
+    Metric("samples_per_s", "samples/s", "higher", digits=0),
+    Metric("us", "us a batch, taken and read"),
+    Metric("cpu_us", "CPU us a batch, all processes"),
+    Metric("server_us", "the server's"),
+)
+
+
+def timed(take: Callable[[], Any], work: Work, seconds: float, server: Child | None = None) -> Figures:
+    """Figures of taking batches, the first of which is looked at."""
+    work.check(take())
+    before, taken = server.cpu_s() if server else 0.0, count()
+
+    def counted() -> Any:
+        next(taken)
+        return take()
+
+    figures = time_draws(counted, seconds)
+    figures["samples_per_s"] = BATCH / figures["us"] * 1e6
+    if server:  # of the warm-up too
+        figures["server_us"] = (server.cpu_s() - before) / next(taken) * 1e6
+    return figures
+
+
+def in_process(seconds: float, work: Work) -> Figures:
+    """The same table without a server."""
+    buffer = ours.table(work)
+    for chunk in work.chunks():
+        buffer.extend(chunk)
+    return timed(lambda: buffer.sample(BATCH), work, seconds)
+
+
+def served(seconds: float, work: Work, transport: str, loader: bool = False, **options: Any) -> Figures:
+    with ours.serving(work, transport) as (server, address):
+        ours.fill(address, work)
+        with ours.taking(address, loader, **options) as take:
+            return timed(take, work, seconds, server)
+
+
+def reverb(seconds: float, work: Work, workers: int) -> Figures:
+    with theirs.serving(work) as (server, address):
+        theirs.fill(address, work)
+        return timed(theirs.taking(address, workers), work, seconds, server)
+
+
+def project(
+    name: str, measure: Callable[..., Figures], against: str | None = None, once: bool = False, **options: Any
+) -> Contender:
+    return Contender(name, "project", partial(measure, **options), against, once)
+
+
+def peer(name: str, against: str | None = None, once: bool = False, **options: Any) -> Contender:
+    return Contender(name, "reverb", partial(reverb, **options), against, once)
