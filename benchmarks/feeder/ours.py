@@ -79,7 +79,8 @@ def writing(address: str, work: Work, batched: bool) -> Iterator[tuple[Callable[
 
 
 def _as_environments_say(work: Work) -> list[dict[str, Any]]:
-    return [{**step, "terminated": bool(step["terminated"])} for step in work.steps()]
+    """Rewards, flags and discrete actions are Python's numbers."""
+    return [{name: value if value.ndim else value.item() for name, value in step.items()} for step in work.steps()]
 
 
 def _append(writer: Any, steps: Iterator[Any]) -> int:
