@@ -174,10 +174,11 @@ class Packer:
         self.kinds: list[Kind] = [
             (key, f.dtype, f.shape, *_bounds(f)) for key, f in zip(keys, schema.fields if flat else (), strict=True)
         ]
-        self._values, self._check_end = self.stage.values, self.stage.check_end
+        self._values = self.stage.values
         known = {field.name for field in schema.fields}
         self._stored = tuple(name for name in ("terminated", "truncated") if name in known)
-        self._told = len(self._stored) == 2
+        ends = {self.stage.terminated, self.stage.truncated} - {-1}
+        self._ends = tuple(self.schema.fields[i].name for i in sorted(ends))  # what a step itself says of its end
 
     def goes_on(self, step: dict[str, Any], terminated: Any, truncated: Any) -> bool:
         """Whether the episode does after this step, which is given what it stores of that."""
@@ -186,7 +187,10 @@ class Packer:
         for name in self._stored:
             if name not in step:
                 step[name] = False
-        return not (self._told and (step["terminated"] or step["truncated"]))
+        for end in self._ends:  # noqa: SIM110 - a generator would cost as much as the rest
+            if step.get(end):
+                return False
+        return True
 
     def row(self, step: dict[str, Any], terminated: Any, truncated: Any, final: Any) -> tuple[list[Any], int, list[Any] | None]:
         """One step's values, flags and final observation. ``step`` may be changed.
@@ -199,13 +203,11 @@ class Packer:
             if name not in step:
                 step[name] = bool(terminated if name == "terminated" else truncated)
         values = self._values(step)
-        if final is None and not (terminated or truncated or self._told):
-            return values, 0, None
-        if self._told:  # the step says it
-            flags = self.stage.flags(values, final is not None) & _ENDS
-        else:
-            flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
-            self._check_end(flags, final is not None)
+        said = 0
+        for name, flag, given in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
+            if given and name not in self._stored:  # where it is stored, the step says it
+                said |= flag
+        flags = self.stage.flags(values, final is not None, said) & _ENDS
         return values, flags, None if final is None else self.stage.final_values(final)
 
     def final_values(self, final: Any) -> list[Any]:
