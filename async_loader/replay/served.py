@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.limiter import UNLIMITED
 from async_loader.replay.packing import Packing
@@ -206,7 +207,7 @@ class ServedTable:
 
     def prioritize(self, ids: Ids, priorities: npt.NDArray[np.float64]) -> Applied:
         """As `ReplayBuffer.update_priorities`."""
-        return self._in.prioritize(ids, priorities)
+        return self._in.prioritize(ids_of(ids), floats_of(priorities, "priority"))  # those of a message cannot be written to
 
     # -- out -------------------------------------------------------------------------------------------------------------
 

@@ -210,7 +210,15 @@ class Thirsty:
 alone = pytest.mark.timeout(120, method="signal")
 
 
+@pytest.fixture
+def no_strangers(monkeypatch):
+    """Threads that libraries started in earlier tests (progress bars, ZeroMQ's collector) are not those that are meant here."""
+    known, everyone = set(threading.enumerate()) - {threading.current_thread()}, threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [one for one in everyone() if one not in known])
+
+
 @alone
+@pytest.mark.usefixtures("no_strangers")
 def test_a_wait_that_only_this_thread_could_end_raises_at_once_and_can_be_taken_up_again():
     source = Thirsty()
     with load(source, timeout=None) as loader:
@@ -222,6 +230,7 @@ def test_a_wait_that_only_this_thread_could_end_raises_at_once_and_can_be_taken_
 
 
 @alone
+@pytest.mark.usefixtures("no_strangers")
 def test_a_wait_that_begins_later_is_noticed_too():
     source = Thirsty()
     source.filled = True
