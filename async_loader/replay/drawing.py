@@ -38,7 +38,12 @@ class Drawer:
         self._idle: dict[int, list[ReplayReader]] = {}  # by recipe: one per thread that samples at the same time
 
     def batch(self, sampler: Sampler, batch_size: int, view: Transitions | None, timeout_s: float | None) -> dict[str, Any]:
-        """A batch of arrays. Waits as `ids` does."""
+        """A batch of arrays, nested as the step was. Waits as `ids` does."""
+        arrays = self.arrays(sampler, batch_size, view, timeout_s)
+        return _assembled(self.recipe(view, sampler), arrays)
+
+    def arrays(self, sampler: Sampler, batch_size: int, view: Transitions | None, timeout_s: float | None) -> Sequence[Array]:
+        """A batch as one array for each field of the recipe's schema. Waits as `ids` does."""
         owner = self._owner
         positive("batch_size", batch_size)
         if not owner.ready:
@@ -55,7 +60,7 @@ class Drawer:
         if arrays is None:
             arrays = self._in_turn(reader, sampler, batch_size, timeout_s).fields
         readers.append(reader)
-        return _assembled(recipe, arrays)
+        return arrays
 
     def _at_once(self, reader: ReplayReader, sampler: Sampler, count: int) -> Sequence[Array] | None:
         """Draw and read under one lock, where that is quick and nothing is to be waited for or counted; else ``None``."""

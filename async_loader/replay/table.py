@@ -105,6 +105,10 @@ class Table:
         self._tell(sampler)
         self.tell_all(sampler)
 
+    def detach(self, sampler: Sampler) -> None:
+        """The opposite of `attach`."""
+        self._told.remove(sampler)
+
     def tell_all(self, sampler: Sampler) -> None:
         """Tell a sampler, which knows nothing yet, of the items that there are."""
         there = np.flatnonzero(self.items.alive)

@@ -1,0 +1,53 @@
+"""Everything that a server has, in one place: sessions, tables, weights, limits. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from async_loader.errors import Malformed
+from async_loader.feeder.server.intake import Intake
+from async_loader.feeder.server.outlet import Outlet
+from async_loader.feeder.server.sessions import Session, Sessions
+from async_loader.feeder.server.weights import WeightStore
+from async_loader.feeder.wire import ErrorCode, Limits
+from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.served import ServedTable
+
+
+class Table:
+    """One table: what goes in, what comes out."""
+
+    def __init__(self, name: str, buffer: ReplayBuffer) -> None:
+        self.name, self.buffer = name, buffer
+        self.table = ServedTable(buffer)
+        self.intake, self.outlet = Intake(name, self.table), Outlet(name, self.table)
+
+
+@dataclass(slots=True, eq=False)
+class Hall:
+    """See the module."""
+
+    tables: Mapping[str, Table]
+    sessions: Sessions
+    weights: WeightStore
+    limits: Limits
+    window_bytes: int
+    window_rows: int
+    clock: Callable[[], float]
+    draining: bool = False
+
+    def table(self, name: str) -> Table:
+        """Raises Malformed, UNKNOWN_TABLE."""
+        table = self.tables.get(name)
+        if table is None:
+            known = ", ".join(self.tables) or "none"
+            raise Malformed(f"there is no table {name!r} here, there are: {known}", ErrorCode.UNKNOWN_TABLE)
+        return table
+
+    def leave(self, session: Session) -> None:
+        """A session is over: what it had borrowed comes back. Its producers stay, for whoever comes to go on with them."""
+        for reader in session.readers.values():
+            reader.outlet.close(reader)
+        session.readers.clear()
+        session.writers.clear()

@@ -1,0 +1,106 @@
+"""The server's three sockets: frames in, frames out, neither ever waits. Understands no message."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import zmq
+
+from async_loader.feeder.wire import Limits
+
+_ZERO_COPY_FROM = 64 << 10  # below that a copy is cheaper than telling who owns the memory
+_ROUTES = 4096
+_PATIENCE = 16
+
+
+class Plane(Enum):
+    """Which of the server's sockets. Separate, so that a large batch never stands before a heartbeat."""
+
+    CONTROL = "control"
+    INSERT = "insert"
+    PULL = "pull"
+
+
+class Ports:
+    """ROUTERs, bound.
+
+    Parameters
+    ----------
+    context : zmq.Context
+    endpoints : mapping of Plane to str
+        Where each is bound; a port of 0 in the second and third is filled in.
+    limits : Limits
+    secure : callable, optional
+        Called with each socket before it is bound.
+    """
+
+    def __init__(self, context: Any, endpoints: Mapping[Plane, str], limits: Limits, secure: Any = None) -> None:
+        self.sockets: dict[Plane, Any] = {}
+        self.endpoints: dict[Plane, str] = {}
+        self._refused: OrderedDict[tuple[Plane, bytes], int] = OrderedDict()
+        self.unsent = self.ignored = 0
+        try:
+            for plane, endpoint in endpoints.items():
+                socket = self.sockets[plane] = _router(
+                    context, limits.control_bytes if plane is not Plane.INSERT else limits.message_bytes
+                )
+                if secure is not None:
+                    secure(socket)
+                socket.bind(endpoint)
+                self.endpoints[plane] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self, plane: Plane, most: int) -> Iterator[tuple[bytes, list[Any]]]:
+        """Up to ``most`` messages that are there: who sent each, as ZeroMQ calls it on this plane, and its frames."""
+        socket = self.sockets[plane]
+        for _ in range(most):
+            try:
+                route, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=plane is Plane.PULL)
+            except zmq.Again:
+                return
+            route = bytes(route)
+            if self._refused and self._refused.get((plane, route), 0) >= _PATIENCE:
+                self.ignored += 1
+                continue
+            yield route, frames
+
+    def refused(self, plane: Plane, route: bytes) -> None:
+        """What came from there could not be read. Whoever goes on like that is not listened to any more."""
+        key = (plane, route)
+        self._refused[key] = self._refused.get(key, 0) + 1
+        if len(self._refused) > _ROUTES:
+            self._refused.popitem(last=False)
+
+    def send(self, plane: Plane, route: bytes, frames: list[Any]) -> bool:
+        """Hand frames to ZeroMQ; whether it took them. It does not, where nobody is there any more or does not read."""
+        large = any(not isinstance(frame, bytes) and memoryview(frame).nbytes >= _ZERO_COPY_FROM for frame in frames)
+        try:
+            self.sockets[plane].send_multipart([route, *frames], zmq.NOBLOCK, copy=not large)
+        except zmq.ZMQError:
+            self.unsent += 1
+            return False
+        return True
+
+    def close(self) -> None:
+        """What is not sent yet has ``linger`` milliseconds; see `_router`."""
+        for socket in self.sockets.values():
+            with contextlib.suppress(zmq.ZMQError):
+                socket.close()
+        self.sockets.clear()
+
+
+def _router(context: Any, message_bytes: int) -> Any:
+    socket = context.socket(zmq.ROUTER)
+    socket.linger = 200  # the last words: END, and the answer to DRAIN
+    socket.maxmsgsize = message_bytes
+    socket.router_mandatory = 1
+    socket.sndhwm = socket.rcvhwm = 1024
+    socket.handshake_ivl = 5000
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    return socket

@@ -1,0 +1,60 @@
+"""What a server says of itself, in plain values. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from async_loader.feeder.server.counters import Counters
+from async_loader.feeder.server.hall import Hall, Table
+from async_loader.feeder.server.sessions import Session
+
+
+def status_of(hall: Hall, counters: Counters) -> dict[str, Any]:
+    """The answer to STATUS, without what the server's process is."""
+    uptime = counters.uptime_s
+    return {
+        "uptime_s": uptime,
+        "draining": hall.draining,
+        "tables": {name: _table(table, hall, uptime) for name, table in hall.tables.items()},
+        "sessions": [_session(session, hall.clock()) for session in hall.sessions],
+        "weights": hall.weights.versions(),
+        "counters": counters.snapshot(),
+    }
+
+
+def _table(table: Table, hall: Hall, uptime: float) -> dict[str, Any]:
+    stats, intake, outlet = table.buffer.stats(), table.intake, table.outlet
+    sessions = list(hall.sessions)
+    return {
+        "size": stats.size,
+        "capacity": stats.capacity,
+        "inserted": stats.inserted,
+        "sampled": stats.sampled,
+        "deleted": stats.deleted,
+        "inserts_per_s": stats.inserted / max(uptime, 1e-9),
+        "samples_per_s": stats.sampled / max(uptime, 1e-9),
+        "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
+        "waiting": [*intake.waiting(), *outlet.waiting()],
+        "writers": sum(one.intake is intake for session in sessions for one in session.writers.values()),
+        "readers": sum(one.outlet is outlet for session in sessions for one in session.readers.values()),
+        "rows_in": intake.rows,
+        "duplicates": intake.duplicates,
+        "gaps": intake.gaps,
+        "batches_out": outlet.batches,
+        "redelivered": outlet.redelivered,
+    }
+
+
+def _session(session: Session, now: float) -> dict[str, Any]:
+    return {
+        "id": session.number,
+        "pid": session.hello.pid,
+        "host": session.hello.host,
+        "user": session.user,
+        "user_agent": session.hello.user_agent,
+        "age_s": now - session.since,
+        "silent_s": now - session.heard,
+        "writers": len(session.writers),
+        "readers": len(session.readers),
+        "in_flight_bytes": session.in_flight_bytes,
+    }

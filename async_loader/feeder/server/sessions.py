@@ -1,0 +1,120 @@
+"""Who is connected: sessions, how they are reached, and when they were last heard of. Sends nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from async_loader.errors import Malformed
+from async_loader.feeder.server.intake import WriterState
+from async_loader.feeder.server.outlet import ReaderState
+from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.wire import ErrorCode, Hello
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One client, from its HELLO until it is silent for too long, or says HELLO again.
+
+    Attributes
+    ----------
+    number : int
+        What its messages carry.
+    version : int
+        That its messages are written in.
+    routes : dict
+        Of each plane on which it was heard: what ZeroMQ calls it there now.
+    heard, since : float
+        On the server's clock.
+    """
+
+    number: int
+    hello: Hello
+    version: int
+    since: float
+    heard: float
+    user: str | None = None
+    routes: dict[Plane, bytes] = field(default_factory=dict)
+    writers: dict[int, WriterState] = field(default_factory=dict)
+    readers: dict[int, ReaderState] = field(default_factory=dict)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Of its inserts that wait for a table."""
+        return sum(writer.producer.queued_bytes for writer in self.writers.values())
+
+
+class Sessions:
+    """All of them.
+
+    Parameters
+    ----------
+    most : int
+        At the same time.
+    silence_s : float
+        After which one is over.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(self, most: int, silence_s: float, clock: Callable[[], float]) -> None:
+        self._most, self._silence_s, self._clock = most, silence_s, clock
+        self._by_number: dict[int, Session] = {}
+        self._by_client: dict[bytes, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_number.values()))
+
+    def open(self, hello: Hello, version: int, user: str | None) -> tuple[Session, Session | None]:
+        """A new session, and the one of the same client that it takes the place of.
+
+        Raises
+        ------
+        Malformed
+            LIMIT, if there are too many.
+        """
+        before = self._by_client.get(hello.client)
+        if before is not None:
+            self.drop(before)
+        elif len(self) >= self._most:
+            raise Malformed(f"{len(self)} sessions are open, which is all that this server takes", ErrorCode.LIMIT)
+        now = self._clock()
+        session = Session(secrets.randbits(63) | 1, hello, version, now, now, user)
+        self._by_number[session.number] = self._by_client[hello.client] = session
+        return session, before
+
+    def heard(self, number: int, plane: Plane, route: bytes) -> Session:
+        """The session that a message came from.
+
+        Raises
+        ------
+        Malformed
+            UNKNOWN_SESSION.
+        """
+        session = self._by_number.get(number)
+        if session is None:
+            raise Malformed(f"session {number:#x} is not known here: begin again with HELLO", ErrorCode.UNKNOWN_SESSION)
+        session.heard = self._clock()
+        session.routes[plane] = route
+        return session
+
+    def drop(self, session: Session) -> None:
+        """It is over."""
+        self._by_number.pop(session.number, None)
+        if self._by_client.get(session.hello.client) is session:
+            del self._by_client[session.hello.client]
+
+    def silent(self) -> list[Session]:
+        """Those that have not been heard of for too long."""
+        oldest = self._clock() - self._silence_s
+        return [session for session in self if session.heard <= oldest]
+
+    def left_s(self) -> float | None:
+        """Seconds until the next may be too silent; ``None`` if there is none."""
+        if not self._by_number:
+            return None
+        return max(0.0, min(session.heard for session in self._by_number.values()) + self._silence_s - self._clock())

@@ -1,0 +1,108 @@
+"""The newest weights of every name: parts in, parts out, and who waits for newer ones. Has no socket and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from async_loader.errors import Malformed
+from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
+
+
+@dataclass(slots=True, eq=False)
+class Version:
+    """One version of the weights of a name, whole or in the making."""
+
+    version: int
+    specs: tuple[TensorSpec, ...]
+    blob: bytearray
+    filled: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return self.filled == len(self.blob)
+
+
+class WeightStore:
+    """Takes parts of versions from learners; a version is there when its last byte has come, and the newest wins.
+
+    Parameters
+    ----------
+    most_bytes : int
+        Of one version; of all that are in the making, four times as many.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._newest: dict[str, Version] = {}
+        self._making: dict[tuple[Hashable, str], Version] = {}
+        self.published = self.stale = 0
+
+    def versions(self) -> dict[str, int]:
+        """The newest version of each name."""
+        return {name: one.version for name, one in self._newest.items()}
+
+    def publish(self, who: Hashable, part: Publish, data: Any) -> bool:
+        """Take a part; whether there is a new version now.
+
+        Parameters
+        ----------
+        who : hashable
+            The publisher: each makes its versions by itself.
+
+        Raises
+        ------
+        Malformed
+            For a part that does not continue what came before, and for too much.
+        """
+        newest = self._newest.get(part.name)
+        if newest is not None and part.version <= newest.version:
+            self.stale += not part.offset
+            return False
+        key = (who, part.name)
+        if part.offset == 0:
+            self._begin(key, part)
+        making = self._making.get(key)
+        if making is None or making.version != part.version or making.filled != part.offset:
+            there = 0 if making is None or making.version != part.version else making.filled
+            text = f"weights {part.name!r} go on at byte {part.offset}, {there} have come: begin again at 0"
+            raise Malformed(text, ErrorCode.GAP, 0)
+        view = memoryview(data).cast("B")
+        making.blob[part.offset : part.offset + len(view)] = view
+        making.filled += len(view)
+        if not making.whole:
+            return False
+        del self._making[key]
+        self._newest[part.name] = making
+        self.published += 1
+        return True
+
+    def _begin(self, key: tuple[Hashable, str], part: Publish) -> None:
+        self._making.pop(key, None)
+        making = sum(len(one.blob) for one in self._making.values())
+        if part.total_bytes > self._most or making + part.total_bytes > 4 * self._most:
+            text = f"weights {part.name!r} have {part.total_bytes} bytes, this server takes {self._most}"
+            raise Malformed(f"{text} ({making} are in the making): raise weight_bytes", ErrorCode.TOO_LARGE)
+        self._making[key] = Version(part.version, part.specs, bytearray(part.total_bytes))
+
+    def gone(self, who: Hashable) -> None:
+        """A publisher will send no more parts."""
+        for key in [key for key in self._making if key[0] == who]:
+            del self._making[key]
+
+    def answer(self, wanted: Latest, most: int) -> tuple[Weights, Any] | None:
+        """What to answer, and the data frame if there is one; ``None`` while there is nothing newer."""
+        newest = self._newest.get(wanted.name)
+        if newest is None or (wanted.newer_than is not None and newest.version <= wanted.newer_than):
+            return None
+        offset = wanted.offset if wanted.version == newest.version and wanted.offset < len(newest.blob) else 0
+        data = memoryview(newest.blob)[offset : offset + min(wanted.most, most)]
+        specs = () if offset else newest.specs
+        body = Weights(name=wanted.name, version=newest.version, total_bytes=len(newest.blob), offset=offset, specs=specs)
+        return body, data if len(data) else None
+
+    def nothing(self, wanted: Latest) -> Weights:
+        """The answer when there is nothing newer."""
+        newest = self._newest.get(wanted.name)
+        return Weights(name=wanted.name, version=None if newest is None else newest.version)

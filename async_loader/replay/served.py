@@ -1,0 +1,242 @@
+"""A table as a server uses it: nothing here waits, and whoever could not go on tries again when something has changed.
+
+One thread. Steps come as columns that lie in messages, and are copied from there into the table, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import ConfigError, SchemaError
+from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.limiter import UNLIMITED
+from async_loader.replay.rows import AWAITS, FINAL, TERMINATED, TRUNCATED
+from async_loader.replay.samplers import Fifo, Sampler, Uniform
+from async_loader.replay.staging import NO_FIELDS
+from async_loader.replay.views import Transitions
+from async_loader.schema import Schema
+from async_loader.source import Applied
+
+Ids = npt.NDArray[np.int64]
+_ENDS = TERMINATED | TRUNCATED
+_NO_PRIORITIES = np.empty(0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Incoming:
+    """Steps on their way in, ``[rows]`` each.
+
+    Attributes
+    ----------
+    streams : int64
+        Numbers of the table's streams; see `ServedTable.streams`.
+    flags : int64
+        How each step stands in its episode. FINAL alone: no step, but the observation after the one right before; FINAL with
+        another flag: the episode of that stream ended after its last step, in that way, and nobody knows what came after.
+    priorities : float64
+        NaN: none given.
+    columns : list of arrays [rows, *shape]
+        One per field of the schema; may be strided from row to row.
+    """
+
+    streams: Ids
+    flags: Ids
+    priorities: npt.NDArray[np.float64]
+    columns: list[npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.streams)
+
+
+class ServedTable:
+    """A `ReplayBuffer` for the loop of a server.
+
+    Parameters
+    ----------
+    buffer : ReplayBuffer
+        Used by nobody else.
+    """
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self.buffer = buffer
+        self._owner, self._in, self._out = buffer._owner, buffer._in, buffer._out
+
+    @property
+    def schema(self) -> Schema | None:
+        return self._owner.schema
+
+    @property
+    def leased(self) -> bool:
+        """Whether every item goes out once: then what a learner took and did not use has to come back."""
+        return self._owner.max_times_sampled == 1 and type(self._owner.sampler) is Fifo
+
+    def start(self, schema: Schema) -> None:
+        """The first writer says what a step is. Raises SchemaError, ConfigError and OutOfMemory as a ReplayBuffer does."""
+        self._owner.start(schema)
+
+    # -- in --------------------------------------------------------------------------------------------------------------
+
+    def stream(self, name: Hashable) -> int:
+        """The number of a stream."""
+        return self._owner.table.stream(name)
+
+    def check(self, steps: Incoming) -> None:
+        """Raise SchemaError or ConfigError for steps that `insert` could not take. Changes nothing."""
+        finals = np.flatnonzero(steps.flags & (FINAL | _ENDS) == FINAL)
+        if len(finals):
+            before = finals - 1
+            fits = (before >= 0) & (steps.flags[before] & _ENDS != 0) & (steps.flags[before] & FINAL == 0)
+            fits &= steps.streams[before] == steps.streams[finals]
+            if not fits.all():
+                wrong = int(finals[np.flatnonzero(~fits)[0]])
+                raise SchemaError(f"row {wrong} is a final observation, and the row before it does not end its episode")
+        if self._owner.prioritized:
+            self._in.checked(steps.priorities)
+
+    def insert(self, steps: Incoming, start: int) -> int:
+        """Insert as many steps as the limiter lets in now, from row ``start`` on; the row after the last of them."""
+        count = len(steps)
+        with self._owner.lock:
+            self._owner.own()
+            while start < count:
+                stop = self._insert_some(steps, start)
+                if stop == start:
+                    break
+                start = stop
+        return start
+
+    def _insert_some(self, steps: Incoming, start: int) -> int:
+        """Insert up to the next final observation, and that one; or as far as the limiter lets."""
+        flags = steps.flags
+        if flags[start] & FINAL:
+            self._end(int(steps.streams[start]), int(flags[start]) & _ENDS or TRUNCATED, NO_FIELDS)
+            return start + 1
+        finals = np.flatnonzero(flags[start:] & FINAL)
+        stop = start + int(finals[0]) if len(finals) else len(steps)
+        allowed = self._insertable()
+        if allowed < stop - start:
+            self._write(steps, start, start + allowed, False)
+            return start + allowed
+        followed = stop < len(steps) and not flags[stop] & _ENDS
+        self._write(steps, start, stop, followed)
+        return stop + followed
+
+    def _insertable(self) -> int:
+        limits = self._owner.limits
+        return UNLIMITED if limits is None else limits.insertable()
+
+    def _write(self, steps: Incoming, start: int, stop: int, followed: bool) -> None:
+        """Write the steps ``start`` to ``stop``, with the final observation right behind them if they are ``followed``."""
+        if start == stop:
+            return
+        stage, flags, streams = self._owner.stage, steps.flags[start:stop].copy(), steps.streams[start:stop]
+        source, final, cut = self._from(steps, start), NO_FIELDS, []
+        if stage.followed:
+            if followed:
+                final = source[stage.followed]
+                final[:, 3] += final[:, 4]  # the final observation of a step is in the row behind it
+                flags[-1] |= AWAITS
+            unknown = flags & (_ENDS | AWAITS) == TRUNCATED
+            flags[unknown] &= ~TRUNCATED  # `_end` says it, and gives up the step that nothing follows
+            cut = np.flatnonzero(unknown).tolist()
+        given = steps.priorities[start:stop] if self._owner.prioritized else _NO_PRIORITIES
+        first = 0
+        for last in cut:
+            self._write_part(source, final, slice(first, last + 1), streams, flags, given)
+            self._end(int(streams[last]), TRUNCATED, NO_FIELDS)
+            first = last + 1
+        if first < stop - start:
+            self._write_part(source, final, slice(first, stop - start), streams, flags, given)
+
+    def _write_part(self, source: Ids, final: Ids, part: slice, streams: Ids, flags: Ids, given: Any) -> None:
+        source, final = _from_row(source, part.start), _from_row(final, part.start)
+        count = part.stop - part.start
+        given = given[part] if len(given) else given
+        self._owner.table.write(source, final, count, streams[part], flags[part], given, np.empty(count, np.int64))
+
+    def _from(self, steps: Incoming, start: int) -> Ids:
+        """What kernels take: where each field lies in the table, and where in the message."""
+        stage = self._owner.stage
+        columns = steps.columns
+        fields = stage.fields(stage.everything, columns)
+        fields[:, 4] = [column.strides[0] for column in columns]
+        return _from_row(fields, start)
+
+    def _end(self, stream: int, flags: int, final: Ids) -> None:
+        self._owner.table.end_stream(stream, flags, final)
+
+    def end(self, streams: Sequence[int]) -> None:
+        """The episodes of these streams, if they are open, end as truncated: nobody will go on with them."""
+        with self._owner.lock:
+            self._owner.own()
+            for stream in streams:
+                self._end(stream, TRUNCATED, NO_FIELDS)
+
+    def why_not_insert(self) -> str | None:
+        """Why the limiter lets nothing in, in numbers."""
+        limits = self._owner.limits
+        return None if limits is None or limits.may_insert(1) else limits.why_not_insert(1)
+
+    def prioritize(self, ids: Ids, priorities: npt.NDArray[np.float64]) -> Applied:
+        """As `ReplayBuffer.update_priorities`."""
+        return self._in.prioritize(ids, priorities)
+
+    # -- out -------------------------------------------------------------------------------------------------------------
+
+    def drawing(self, view: Transitions | None, rank: int, world_size: int, seed: int | None) -> Drawing:
+        """What one learner draws with. The table has a schema.
+
+        One learner alone, without a seed, draws as `ReplayBuffer.sample` does, the same items in the same order.
+        """
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
+        owner, sampler = self._owner, self._owner.sampler
+        own = type(sampler) is Uniform and (world_size > 1 or seed is not None)
+        if own:
+            sampler = Uniform()
+            words = [rank, world_size, *owner.seeds.generate_state(4).tolist()] if seed is None else [rank, world_size, seed]
+            sampler.bind(owner.table.items, np.random.SeedSequence(words))
+            with owner.lock:
+                owner.table.attach(sampler)
+        return Drawing(self, view, sampler, own)
+
+
+def _from_row(fields: Ids, row: int) -> Ids:
+    """The same sources, from a later row on."""
+    moved = fields.copy()
+    moved[:, 3] += row * moved[:, 4]
+    return moved
+
+
+class Drawing:
+    """How one learner's batches are drawn. Made by `ServedTable.drawing`."""
+
+    def __init__(self, table: ServedTable, view: Transitions | None, sampler: Sampler, own: bool) -> None:
+        self._table, self._view, self._sampler, self._own = table, view, sampler, own
+        self._recipe = table._out.recipe(view, sampler)
+
+    @property
+    def schema(self) -> Schema:
+        """Of a batch's rows, with ``index``, and ``weight`` where the sampler has weights."""
+        return self._recipe.schema
+
+    def why_not(self, count: int) -> str | None:
+        """Why so many cannot be drawn now, in numbers. Raises ConfigError if they never can be."""
+        owner = self._table._owner
+        with owner.lock:
+            return self._table._out.why_not(self._sampler, count)
+
+    def arrays(self, count: int) -> Sequence[npt.NDArray[Any]]:
+        """A batch: an array ``[count, *shape]`` per field of `schema`, in memory of its own. `why_not` said ``None``."""
+        return self._table._out.arrays(self._sampler, count, self._view, 0.0)
+
+    def close(self) -> None:
+        """Nobody draws with it any more."""
+        if self._own:
+            with self._table._owner.lock:
+                self._table._owner.table.detach(self._sampler)
