@@ -1,1 +1,25 @@
 """The feeder: a standalone process that owns replay tables; actors push steps in, learners pull batches out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = ["connect"]
+
+if TYPE_CHECKING:
+    from async_loader.feeder.client.client import connect
+else:
+    _HOMES = {"connect": "async_loader.feeder.client.client"}
+
+    def __getattr__(name):
+        """Public names are imported when they are first used: who reads the wire needs no socket."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'async_loader.feeder' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted(__all__)

@@ -1,0 +1,12 @@
+"""The feeder's client: one IO thread, three sockets, and what waits for them. Owns no row.
+
+::
+
+    RemoteWriter ──rows──▶ Part ──sealed──▶ Outbox (go-back-N) ─┐                    ┌─▶ control
+                                                 WriterLine     ├─▶ Connection ◀─────┼─▶ insert
+    AsyncDataLoader ◀── RemoteSource ◀── inbox ◀─ ReaderLine ◀──┤   one IO thread    └─▶ pull
+    Client.status, publish, latest, feedback ───── Call ────────┘   Session, Planes
+
+`session` and `outbox` are arithmetic; `planes` alone knows ZeroMQ; `connection` is the only thread. A user's thread waits at
+`News` (any number of them) or, in a source's plan, at a Bell.
+"""

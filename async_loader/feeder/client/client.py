@@ -1,0 +1,310 @@
+"""What users hold: a client of a feeder, and its tables. The work is done by connection, writers and sources."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+from async_loader.errors import AsyncLoaderError, Closed, ConfigError
+from async_loader.feeder.client import weights
+from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.outbox import Counts
+from async_loader.feeder.client.reader_line import ReaderLine
+from async_loader.feeder.client.source import RemoteSource, update, view_of
+from async_loader.feeder.client.stats import ClientStats
+from async_loader.feeder.client.weights import Published
+from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.feeder.client.writer_line import WriterLine
+from async_loader.feeder.wire import Drain, OpenReader, Status, StatusReply
+from async_loader.lifecycle import Deadline
+from async_loader.replay.arguments import positive
+from async_loader.replay.views import Transitions
+from async_loader.schema import Schema
+from async_loader.source import Applied
+
+OnDisconnect = Literal["wait", "raise"] | float
+
+
+def connect(address: str, *, on_disconnect: OnDisconnect = "wait", timeout_s: float = 30.0) -> Client:
+    """A client of the feeder at ``address``.
+
+    Parameters
+    ----------
+    address : str
+        ``tcp://host:port`` or ``ipc:///path``, as the feeder prints it.
+    on_disconnect : "wait" | "raise" | float
+        What to do when the feeder is not heard of any more: connect again for as long as it takes, give up at once, or
+        after so many seconds. Until then writers fill their buffers and sources wait.
+    timeout_s : float
+        For connecting, and for everything that waits for an answer unless it says otherwise, in seconds.
+
+    Raises
+    ------
+    Timeout
+        Nobody answered.
+    ConfigError
+        The address is none.
+    Unsupported
+        The feeder speaks another version.
+    """
+    if not isinstance(address, str) or "://" not in address:
+        raise ConfigError(f"{address!r} is no address: give tcp://host:port or ipc:///path")
+    waits = {"wait": None, "raise": 0.0}
+    if isinstance(on_disconnect, str) and on_disconnect not in waits:
+        raise ConfigError(f"on_disconnect={on_disconnect!r}: 'wait', 'raise' or seconds")
+    wait_s = waits[on_disconnect] if isinstance(on_disconnect, str) else float(on_disconnect)
+    connection = Connection(address, wait_s)
+    try:
+        connection.wait_open(Deadline(_seconds("timeout_s", timeout_s)))
+    except BaseException:
+        connection.stop(timeout_s)
+        raise
+    return Client(connection, timeout_s)
+
+
+class Client:
+    """A connection to a feeder. Made by `connect`. Any thread; after a fork, the child makes its own.
+
+    Parameters
+    ----------
+    connection : Connection
+    timeout_s : float
+    """
+
+    def __init__(self, connection: Connection, timeout_s: float) -> None:
+        self._connection, self._timeout_s = connection, timeout_s
+        self._lock = threading.Lock()
+        self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()
+        self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
+        self._written: list[tuple[WriterLine, Counts]] = []
+        self._read: list[ReaderLine] = []
+        self._end = weakref.finalize(self, connection.stop, 2.0)  # also at exit; the IO thread does not know the client
+
+    @property
+    def address(self) -> str:
+        return self._connection.address
+
+    def table(self, name: str) -> TableClient:
+        """A table, which is not asked for before it is used."""
+        self._connection.check()
+        return TableClient(self, self._connection, name, self._timeout_s)
+
+    def status(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """What the feeder says of itself, as plain values. Raises Timeout, Closed, Broken."""
+        reply = self._connection.call(Status(), self._deadline(timeout_s))
+        assert isinstance(reply.body, StatusReply)
+        return reply.body.status
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Tell the feeder to take nothing new, deliver what it has, and end; returns when it has. Raises as `status`."""
+        self._connection.call(Drain(), self._deadline(timeout_s))
+
+    def publish(self, name: str, tensors: Mapping[str, Any], version: int, timeout_s: float | None = None) -> None:
+        """Hand weights to the feeder, for `latest` of whoever asks.
+
+        Parameters
+        ----------
+        tensors : mapping of str to array or torch tensor
+            As a ``state_dict``; copied before this returns. Of dtypes that numpy has (bfloat16: ``t.view(torch.uint16)``).
+        version : int
+            Goes up.
+
+        Raises
+        ------
+        SchemaError, ConfigError, Timeout, Closed, Broken
+        """
+        if isinstance(version, bool) or not hasattr(version, "__index__") or not 0 <= version < 1 << 64:
+            raise ConfigError(f"version={version!r}: versions are numbers from 0 that go up")
+        weights.publish(self._connection, name, tensors, int(version), self._deadline(timeout_s))
+
+    def latest(
+        self, name: str, newer_than: int | None = None, timeout_s: float = 0.0, *, as_torch: bool = False
+    ) -> Published | None:
+        """The newest weights, if there are any newer than ``newer_than``.
+
+        Parameters
+        ----------
+        timeout_s : float
+            How long to wait until there are. (The answer itself may take as long as the client's ``timeout_s`` on top.)
+        as_torch : bool
+            Torch tensors rather than numpy arrays.
+
+        Returns
+        -------
+        Published | None
+            ``None``: there is nothing newer.
+
+        Raises
+        ------
+        Timeout, Closed, Broken
+        """
+        deadline = Deadline(max(0.0, timeout_s) + self._timeout_s)
+        return weights.latest(self._connection, name, newer_than, timeout_s, deadline, as_torch)
+
+    def stats(self) -> ClientStats:
+        """What was sent, lost and received so far."""
+        connection, lines = self._connection, self._written
+        heard = connection.session.heard_at
+        total = {name: sum(getattr(counts, name) for _, counts in lines) for name in Counts.__slots__}
+        return ClientStats(
+            rows_added=sum(line.rows_in + (line.part.count if line.part is not None else 0) for line, _ in lines),
+            bytes_kept=sum(line.outbox.nbytes for line, _ in lines),
+            batches=sum(line.batches for line in self._read),
+            batches_redelivered=sum(line.redelivered for line in self._read),
+            sessions=connection.session.opened,
+            last_heard_s=None if heard is None else connection.clock() - heard,
+            connected=connection.is_open,
+            **total,
+        )
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush and close what is still open, and end. Twice does no harm.
+
+        Raises
+        ------
+        Timeout, Broken, ...
+            Not everything that was written is known to be in its table. The client is closed all the same.
+        """
+        if not self._end.alive:
+            return
+        deadline, first = self._deadline(timeout_s), None
+        self._connection.check_fork()
+        closing: list[RemoteWriter | RemoteSource] = [*self._writers, *self._sources]
+        for one in closing:
+            try:
+                one.close(deadline.left())
+            except Closed:
+                continue
+            except AsyncLoaderError as error:
+                first = first or error if isinstance(one, RemoteWriter) else first
+        self._end.detach()
+        self._connection.stop(max(2.0, deadline.left() or 0.0))
+        if first is not None:
+            raise first
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except AsyncLoaderError as late:
+            if error is None:
+                raise
+            warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
+
+    def _keep(self, one: RemoteWriter | RemoteSource) -> None:
+        with self._lock:
+            (self._writers if isinstance(one, RemoteWriter) else self._sources).add(one)  # type: ignore[arg-type]
+
+
+class TableClient:
+    """One table of a feeder. Made by `Client.table`. Any thread."""
+
+    def __init__(self, client: Client, connection: Connection, name: str, timeout_s: float) -> None:
+        self._client, self._connection, self.name, self._timeout_s = client, connection, name, timeout_s
+        self._lock = threading.Lock()
+        self._updates: ReaderLine | None = None
+
+    def writer(
+        self, *, stream: int = 0, schema: Any = None, batch_rows: int = 256, linger_ms: float = 5.0,
+        buffer_bytes: int = 64 << 20, overflow: Literal["block", "drop_oldest"] = "block",
+    ) -> RemoteWriter:  # fmt: skip
+        """A writer of its own. It is opened in the background; what keeps it from that is raised by its first call that waits.
+
+        Parameters
+        ----------
+        stream : int
+            Of steps that name none.
+        schema : Schema, or what `Schema.of` takes, optional
+            For a table that has none yet, rather than that of the first step.
+        batch_rows : int
+            Of a message that is sent at once.
+        linger_ms : float
+            After which a message with fewer is sent, counted from its first row.
+        buffer_bytes : int
+            That are kept at most until they are acknowledged.
+        overflow : "block" | "drop_oldest"
+            When they are more: let `append` wait, or give up the oldest message that was not sent yet.
+
+        Raises
+        ------
+        ConfigError, Closed, Broken
+        """
+        if overflow not in ("block", "drop_oldest"):
+            raise ConfigError(f"overflow={overflow!r}: 'block' or 'drop_oldest'")
+        if linger_ms < 0:
+            raise ConfigError(f"linger_ms={linger_ms}: it must be 0 or more")
+        rows, size = positive("batch_rows", batch_rows), positive("buffer_bytes", buffer_bytes)
+        known = None if schema is None else Schema.of(schema)
+        line = self._connection.add(
+            lambda number: WriterLine(number, self.name, known, rows, linger_ms / 1000, size, overflow == "drop_oldest")
+        )
+        line.limit(self._connection.limits.message_bytes)
+        self._client._written.append((line, line.outbox.counts))
+        writer = RemoteWriter(self._connection, line, stream, self._timeout_s, self._client)
+        self._client._keep(writer)
+        return writer
+
+    def source(
+        self, *, view: Transitions | None = None, rank: int = 0, world_size: int = 1, seed: int | None = None, prefetch: int = 4,
+        timeout_s: float | None = None,
+    ) -> RemoteSource:  # fmt: skip
+        """For ``AsyncDataLoader(source, batch_size=...)``.
+
+        Parameters
+        ----------
+        view : Transitions, optional
+        rank, world_size : int
+            Of this learner, among those that share the table.
+        seed : int, optional
+        prefetch : int
+            Batches on their way or waiting here; a loader that plans further ahead raises it.
+        timeout_s : float, optional
+            After which a batch that cannot be drawn is a Timeout.
+
+        Raises
+        ------
+        ConfigError
+        """
+        self._connection.check()
+        seen = view_of(view)
+
+        def wanted(batch_size: int, ahead: int) -> OpenReader:
+            return OpenReader(
+                table=self.name, batch_size=batch_size, view=seen, rank=rank, world_size=world_size, seed=seed,
+                timeout_s=timeout_s, prefetch=ahead,
+            )  # fmt: skip
+
+        source = RemoteSource(self._connection, wanted, positive("prefetch", prefetch), self._timeout_s, self._client)
+        source.on_open = self._client._read.append
+        self._client._keep(source)
+        return source
+
+    def update_priorities(self, ids: Any, priority: Any, timeout_s: float | None = None) -> Applied:
+        """New priorities by id, as `ReplayBuffer.update_priorities`.
+
+        Raises
+        ------
+        ConfigError, Unsupported, Timeout, Closed, Broken
+        """
+        self._connection.check()
+        with self._lock:
+            if self._updates is None:  # a reader that never asks for a batch
+                wanted = OpenReader(table=self.name, batch_size=1)
+                self._updates = self._connection.add(lambda number: ReaderLine(number, wanted, 0))
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        return update(self._connection, self._updates, ids, priority, deadline)
+
+
+def _seconds(name: str, value: float) -> float:
+    if not value > 0:
+        raise ConfigError(f"{name}={value!r}: seconds, more than 0")
+    return float(value)

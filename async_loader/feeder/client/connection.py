@@ -1,0 +1,401 @@
+"""The thread that talks to the server. It knows lines and calls, never the client, so that a client that is dropped ends it.
+
+::
+
+    user threads                       IO thread                                    server
+    call() ──▶ calls ──────────┐
+    append() ──▶ WriterLine ───┼──▶ _round: session.step, lines.step, calls ──▶ Planes ◀──▶ control, insert, pull
+    plan() ──▶ ReaderLine ─────┘           │
+         ▲                                 │ answers by sequence, everything else by number of the line
+         └──── News, Bell ◀────────────────┘
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import socket as hosts
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import async_loader
+from async_loader.errors import AsyncLoaderError, Broken, Closed, Malformed, Unsupported
+from async_loader.feeder.client.forks import forks
+from async_loader.feeder.client.planes import Plane, Planes
+from async_loader.feeder.client.refusals import error_of
+from async_loader.feeder.client.session import Act, Phase, Session
+from async_loader.feeder.client.waiting import News
+from async_loader.feeder.wire import (
+    NEWEST,
+    OLDEST,
+    Control,
+    Data,
+    End,
+    Error,
+    ErrorCode,
+    Hello,
+    Limits,
+    Message,
+    Ping,
+    Type,
+    Welcome,
+    decode,
+    encode,
+)  # fmt: skip
+from async_loader.lifecycle import Bell, Deadline, join
+
+Failure = Callable[[], AsyncLoaderError]
+"""Makes what to raise; a new one for each thread."""
+_AT_ONCE = 256
+"""Messages of one plane that are read before the others have their turn."""
+
+
+class Line(Protocol):
+    """A writer or a reader, as the IO thread sees it. Called by that thread only."""
+
+    number: int
+
+    def begin(self) -> None:
+        """There is a new session: open again."""
+
+    def step(self, now: float, port: Connection) -> float | None:
+        """Do what is due, and say when the next thing is."""
+
+    def take(self, message: Message, now: float) -> None:
+        """What came for this line."""
+
+    def end(self, failure: Failure) -> None:
+        """Nothing comes any more: wake everybody up with this."""
+
+
+class Call:
+    """A request that somebody waits for. ``ready`` says whether it may be sent now."""
+
+    __slots__ = ("body", "data", "error", "number", "plane", "ready", "reply", "sequence")
+
+    def __init__(self, body: Control | Data, sequence: int, plane: Plane, number: int, data: Any, ready: Any) -> None:
+        self.body, self.sequence, self.plane, self.number, self.data, self.ready = body, sequence, plane, number, data, ready
+        self.reply: Message | None = None
+        self.error: AsyncLoaderError | None = None
+
+
+class Connection:
+    """One client's connection, over all its sessions. Any thread, but for what says otherwise.
+
+    Parameters
+    ----------
+    address : str
+        The server's control endpoint.
+    wait_s : float | None
+        How long a lost session may stay lost until everything is Broken; ``None``: for ever.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(self, address: str, wait_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.address, self.clock = address, clock
+        self.lock = threading.Lock()
+        self.news = News(self.lock)
+        self.session = Session(clock(), wait_s, random.random)
+        self.limits = Limits()
+        self.incarnation = b""
+        self._pid, self._generation = os.getpid(), forks.generation
+        self._client = secrets.token_bytes(16)
+        self._bell, self._rung = Bell(), False
+        self._bell_lock = threading.RLock()  # finalizers ring too
+        self._calls: dict[int, Call] = {}
+        self._unsent: dict[int, Call] = {}
+        self._lines: dict[int, Line] = {}
+        self._numbers = self._sequences = 0
+        self._failure: Failure | None = None
+        self._stop = False
+        self._planes: Planes
+        self._thread = threading.Thread(target=self._run, name="async-loader-feeder-client", daemon=True)
+        self._thread.start()
+
+    # -- user threads ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises Unsupported in a forked process, Closed, Broken, or whatever ended the connection."""
+        self.check_fork()
+        if self._failure is not None:
+            raise self._failure()
+
+    def check_fork(self) -> None:
+        """Raises Unsupported in a forked process, where there is no IO thread."""
+        if forks.generation != self._generation:
+            raise Unsupported(
+                f"this client of {self.address} was made in process {self._pid}, this is a fork of it: connect() here too"
+            )
+
+    def wake(self) -> None:
+        """There is something to do for the IO thread."""
+        if not self._rung:
+            with self._bell_lock:
+                if not self._rung:
+                    self._rung = True
+                    self._bell.ring()
+
+    def add(self, make: Callable[[int], Any]) -> Any:
+        """A line, made with a number that no other line of this client had."""
+        with self.lock:
+            self.check()
+            self._numbers += 1
+            line = self._lines[self._numbers] = make(self._numbers)
+        self.wake()
+        return line
+
+    def forget(self, line: Line) -> None:
+        """Nothing is to be done for it any more. Also from finalizers, so it takes no lock."""
+        self._lines.pop(line.number, None)
+
+    def call(
+        self, body: Control | Data, deadline: Deadline, *, plane: Plane = Plane.CONTROL, number: int = 0, data: Any = None,
+        ready: Callable[[], bool] | None = None,
+    ) -> Message:  # fmt: skip
+        """Ask, and wait for the answer; it is asked again after a reconnect.
+
+        Raises
+        ------
+        Timeout
+            The answer may still change something there.
+        Closed, Broken, Unsupported, ...
+            As `check`, and as `refusals` makes of the server's ERROR.
+        """
+        self.check()
+        with self.lock:
+            self._sequences += 1
+            call = Call(body, self._sequences, plane, number, data, ready)
+            self._calls[call.sequence] = self._unsent[call.sequence] = call
+        self.wake()
+        try:
+            self.news.until(lambda: self._answered(call), deadline, lambda: self.no_answer(body.TYPE.name))
+        finally:
+            with self.lock:
+                self._calls.pop(call.sequence, None)
+                self._unsent.pop(call.sequence, None)
+        if call.error is not None:
+            raise call.error
+        assert call.reply is not None
+        return call.reply
+
+    def no_answer(self, what: str) -> str:
+        """In words, for a Timeout."""
+        return f"the feeder at {self.address} did not answer {what} in time ({self.state()}): the call may be made again"
+
+    def state(self) -> str:
+        """Where the connection stands, in words."""
+        heard = self.session.heard_at
+        if heard is None:
+            return "it was never heard of: does it run there?"
+        return f"{self.session.phase.value}, last heard {self.clock() - heard:.1f} s ago"
+
+    def wait_open(self, deadline: Deadline) -> None:
+        """Until there is a session.
+
+        Raises
+        ------
+        Timeout, Unsupported, ConfigError, Broken
+        """
+        self.news.until(self._greeted, deadline, lambda: self.no_answer("HELLO"))
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """End the IO thread; whether it has ended. Twice does no harm; in a fork it does nothing."""
+        if forks.generation != self._generation:
+            return True
+        self._stop = True
+        self.wake()
+        return join(self._thread, timeout_s)
+
+    def _answered(self, call: Call) -> bool:
+        if call.reply is None and call.error is None and self._failure is not None:
+            call.error = self._failure()
+        return call.reply is not None or call.error is not None
+
+    def _greeted(self) -> bool:
+        if self._failure is not None:
+            raise self._failure()
+        return self.session.opened > 0
+
+    # -- the IO thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._planes = Planes(self.address, self._bell.fileno())
+        try:
+            while not self._stop and self._failure is None:
+                self._round()
+        except AsyncLoaderError as error:
+            kind, text = type(error), str(error)
+            self._fail(lambda: kind(text))
+        except Exception as error:
+            fault = error
+
+            def failure() -> AsyncLoaderError:
+                broken = Broken(f"the client of {self.address} failed inside: {fault!r}")
+                broken.__cause__ = fault
+                return broken
+
+            self._fail(failure)
+        finally:
+            self._planes.close()
+            with self._bell_lock:
+                self._rung = True  # so that nobody rings it any more
+                self._bell.close()
+            self._fail(lambda: Closed(f"this client of {self.address} is closed"))
+
+    def _fail(self, failure: Failure) -> None:
+        """The first reason counts, until it is closed."""
+        with self.lock:
+            self._failure = self._failure or failure
+        for line in list(self._lines.values()):
+            line.end(self._failure)
+        self.news.ring()
+
+    def _round(self) -> None:
+        now = self.clock()
+        while (act := self.session.step(now)) is not None:
+            self._act(act)
+        dues = [line.step(now, self) for line in list(self._lines.values())]
+        if self.is_open:
+            self._send_calls()
+        dues.append(self.session.due())
+        left = min((due for due in dues if due is not None), default=None)
+        self._planes.wait(None if left is None else max(0.0, left - self.clock()))
+        self._bell.clear()
+        self._rung = False  # before looking: what comes from here on rings again
+        for plane in Plane:
+            for _ in range(_AT_ONCE):
+                frames = self._planes.receive(plane)
+                if frames is None:
+                    break
+                self._read(plane, frames)
+
+    def _act(self, act: Act) -> None:
+        if act is Act.CONNECT:
+            self._planes.open_control()
+            hello = Hello(
+                client=self._client, pid=self._pid, host=hosts.gethostname()[:256] or "?", oldest=OLDEST, newest=NEWEST,
+                user_agent=f"async_loader/{async_loader.__version__}",
+            )  # fmt: skip
+            self._planes.send(Plane.CONTROL, encode(Message(hello, version=OLDEST)))
+        elif act is Act.LEAVE:
+            self._planes.leave()
+        elif act is Act.PING:
+            self.send(Plane.CONTROL, Ping(), 0, self.sequence())
+        else:
+            self._fail(lambda: Broken(f"the feeder at {self.address} was lost: {self.state()}"))
+
+    def sequence(self) -> int:
+        """A number for a request that a line makes. IO thread."""
+        with self.lock:
+            self._sequences += 1
+            return self._sequences
+
+    @property
+    def is_open(self) -> bool:
+        return self.session.phase is Phase.OPEN
+
+    def send(self, plane: Plane, body: Control | Data, number: int, sequence: int, data: Any = None) -> None:
+        """In order, as soon as it can be. IO thread, while there is a session."""
+        self.session.sent(self.clock())
+        self._planes.send(plane, encode(Message(body, self.session.number, sequence, number, data=data)))
+
+    def send_insert(self, body: Data, number: int, sequence: int, schema: int, flags: int) -> bool:
+        """Whether it could be sent. IO thread, while there is a session."""
+        frames = encode(Message(body, self.session.number, sequence, number, schema, flags))
+        if not self._planes.send_now(Plane.INSERT, frames):
+            return False
+        self.session.sent(self.clock())
+        return True
+
+    def _send_calls(self) -> None:
+        for call in list(self._unsent.values()):
+            if call.ready is not None and not call.ready():
+                continue
+            self._unsent.pop(call.sequence, None)
+            try:
+                self.send(call.plane, call.body, call.number, call.sequence, call.data)
+            except Malformed as error:  # what a peer would refuse
+                call.error = error
+                self.news.ring()
+
+    # -- what comes ------------------------------------------------------------------------------------------------------
+
+    def _read(self, plane: Plane, frames: list[Any]) -> None:
+        try:
+            message = decode(frames, self.limits)
+        except Malformed as error:
+            if plane is Plane.CONTROL and self.session.phase is Phase.CONNECTING:
+                raise Unsupported(f"what answers at {self.address} is no feeder of this version: {error}") from None
+            return  # a peer that sends what cannot be read says nothing: its silence ends the session
+        if message.type is Type.WELCOME:
+            self._welcomed(message)
+        elif self.session.phase is Phase.CONNECTING and isinstance(message.body, Error):
+            self._refused(message.body)
+        elif self.session.phase is Phase.OPEN and message.session == self.session.number:
+            self.session.heard(self.clock())
+            self._dispatch(plane, message)
+
+    def _welcomed(self, message: Message) -> None:
+        welcome = message.body
+        assert isinstance(welcome, Welcome)
+        if not self.session.welcomed(self.clock(), message.session, welcome):
+            return
+        self.limits, self.incarnation = welcome.limits, welcome.incarnation
+        self._planes.open_data(welcome.insert_endpoint, welcome.pull_endpoint, welcome.limits.message_bytes)
+        for plane in (Plane.INSERT, Plane.PULL):
+            self.send(plane, Ping(), 0, self.sequence())  # so that the server knows their routes
+        with self.lock:
+            self._unsent = dict(self._calls)
+        for line in list(self._lines.values()):
+            line.begin()
+        self.news.ring()
+
+    def _refused(self, error: Error) -> None:
+        """A HELLO was. What passes by itself is asked for again."""
+        if error.retryable:
+            self.session.lost(self.clock())
+            self._planes.leave()
+        else:
+            raise error_of(error, self.address)
+
+    def _dispatch(self, plane: Plane, message: Message) -> None:
+        body = message.body
+        if (isinstance(body, Error) and body.code == ErrorCode.UNKNOWN_SESSION) or (isinstance(body, End) and not message.number):
+            self._leave()
+        elif self._is_answer(plane, message):
+            self._answer(self._calls.get(message.sequence), message)
+        else:
+            line = self._lines.get(message.number)
+            if line is not None:
+                line.take(message, self.clock())
+
+    def _leave(self) -> None:
+        self.session.lost(self.clock())
+        self._planes.leave()
+
+    def _is_answer(self, plane: Plane, message: Message) -> bool:
+        """Whether the sequence is that of a call: those of INSERTs, BATCHes and TIMEOUTs of a reader are other numbers."""
+        body = message.body
+        if message.sequence not in self._calls or plane is Plane.INSERT:
+            return False
+        if plane is Plane.CONTROL:
+            return True
+        return message.type is Type.APPLIED or (isinstance(body, Error) and body.code != ErrorCode.TIMEOUT)
+
+    def _answer(self, call: Call | None, message: Message) -> None:
+        body = message.body
+        if call is None:
+            return  # it was given up meanwhile
+        if isinstance(body, Error):
+            if body.code == ErrorCode.UNKNOWN_READER and (line := self._lines.get(call.number)) is not None:
+                line.begin()
+                self._unsent[call.sequence] = call
+                return
+            call.error = error_of(body, self.address)
+        else:
+            call.reply = message
+        self.news.ring()

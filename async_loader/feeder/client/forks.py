@@ -1,0 +1,16 @@
+"""Whether this process is a fork of the one that made something: asked at every append, so it is a number, not a system call."""
+
+from __future__ import annotations
+
+import os
+
+
+class _Forks:
+    generation = 0
+
+    def born(self) -> None:
+        self.generation += 1
+
+
+forks = _Forks()
+os.register_at_fork(after_in_child=forks.born)

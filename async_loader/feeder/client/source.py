@@ -1,0 +1,210 @@
+"""A table of a feeder as the loader sees it. Draws nothing itself, and starts no thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import Closed, ConfigError, Malformed
+from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.planes import Plane
+from async_loader.feeder.client.reader_line import Came, Phase, ReaderLine
+from async_loader.feeder.wire import Applied as WireApplied
+from async_loader.feeder.wire import OpenReader, Priorities, View, read_batch
+from async_loader.lifecycle import Bell, Deadline, Patience
+from async_loader.replay.arguments import floats_of
+from async_loader.replay.views import Transitions
+from async_loader.source import END, Applied, Plan, Ready
+
+
+class RemoteSource:
+    """Batches that a feeder draws, some of them ahead. Made by `TableClient.source`; a reader is opened with the first plan.
+
+    When the connection is lost, the reader is opened again with the next session: batches of a replay table that were
+    on their way are drawn anew, those of a queue are delivered again.
+
+    Parameters
+    ----------
+    connection : Connection
+    wanted : callable
+        Makes the OPEN_READER of a batch size and a prefetch.
+    prefetch : int
+        Batches that the feeder may send ahead.
+    timeout_s : float
+        For `feedback` and `close`.
+    owner : object
+        Lives as long as this does.
+    """
+
+    def __init__(
+        self, connection: Connection, wanted: Callable[[int, int], OpenReader], prefetch: int, timeout_s: float, owner: object
+    ) -> None:
+        self._connection, self._wanted, self._timeout_s, self._owner = connection, wanted, timeout_s, owner
+        self._prefetch = prefetch
+        self._line: ReaderLine | None = None
+        self._lock = threading.Lock()
+        self._held: Came | None = None
+        self._closed = False
+        self.on_open: Callable[[ReaderLine], None] = lambda line: None
+
+    def note_ahead(self, batch_size: int, batches: int) -> None:
+        """A loader will plan so many batches ahead, so as many are worth being on their way; more if asked for."""
+        if self._line is None:
+            self._prefetch = max(self._prefetch, min(batches, 64))
+
+    def plan(self, batch_size: int, patience: Patience) -> Plan:
+        """The next batch, as it was drawn: contiguous arrays, that nobody changes any more.
+
+        Raises
+        ------
+        Timeout
+            None could be drawn for as long as ``timeout_s`` said, or patience is over.
+        Closed, Broken, ...
+            Whatever ended the reader.
+        """
+        line = self._reader_line(batch_size)
+        found = self._attempt(line)
+        if found is None:
+            bell = Bell()
+            try:
+                with line.lock:
+                    line.on_news(bell)
+                while (found := self._attempt(line)) is None:
+                    patience.wait(bell, f"batches of table {line.wanted.table!r} ({self._connection.state()})")
+                    bell.clear()  # before looking again: what comes from here on rings it again
+            finally:
+                with line.lock:
+                    line.on_news(None)
+                bell.close()
+        return found
+
+    def _attempt(self, line: ReaderLine) -> Plan | None:
+        """The next batch, or the end, or what went wrong; ``None``: not yet."""
+        with line.lock:
+            if self._held is not None:
+                line.give_back(self._held)
+                self._held = None
+            came = line.next()
+            over = came is None and line.ended
+            if came is None and not over:
+                if self._closed:
+                    raise Closed("this source is closed")
+                if line.complaints:
+                    raise line.complaints.popleft()
+                if line.failure is not None:
+                    raise line.failure()
+        self._connection.wake()  # to ask for another, to give back the last
+        if over:
+            return END
+        return None if came is None else self._ready(line, came)
+
+    def reader(self) -> None:
+        """No rows are planned."""
+        return
+
+    def feedback(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
+        """New priorities for rows of earlier batches; waits for what became of them.
+
+        Raises
+        ------
+        ConfigError, Unsupported, Timeout, Closed, Broken
+        """
+        if self._line is None:
+            raise ConfigError("feedback before the first batch: there is nothing to give new priorities to")
+        return update(self._connection, self._line, index, priority, Deadline(self._timeout_s))
+
+    def waiting_for(self) -> str | None:
+        """``None``: what this waits for comes from other processes."""
+        return None
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Give everything back. Twice does no harm. Raises Timeout if the feeder does not answer."""
+        self._closed = True
+        line = self._line
+        if line is None or line.phase is Phase.CLOSED or line.failure is not None:
+            return
+        self._connection.check()
+        with line.lock:
+            if self._held is not None and line.ended:
+                line.give_back(self._held)
+            line.close()
+            if line.bell is not None:
+                line.bell.ring()
+        self._connection.wake()
+        over = (Phase.CLOSED, Phase.FAILED)
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        line.news.until(lambda: line.phase in over, deadline, lambda: self._connection.no_answer("CLOSE_READER"))
+        self._connection.forget(line)
+
+    def _reader_line(self, batch_size: int) -> ReaderLine:
+        self._connection.check()
+        with self._lock:
+            if self._closed:
+                raise Closed("this source is closed")
+            if self._line is None:
+                wanted = self._wanted(batch_size, self._prefetch)
+                line = self._connection.add(lambda number: ReaderLine(number, wanted, self._prefetch))
+                weakref.finalize(self, _let_go, self._connection, line).atexit = False
+                self._line = line
+                self.on_open(line)
+            line = self._line
+        if line.wanted.batch_size != batch_size:
+            raise ConfigError(f"batch_size={batch_size}, and this source was opened for {line.wanted.batch_size}: make another")
+        return line
+
+    def _ready(self, line: ReaderLine, came: Came) -> Ready:
+        try:
+            columns = read_batch(came.body, came.layout)
+        except Malformed as error:
+            raise Malformed(f"a batch of table {line.wanted.table!r} is not as the feeder said it would be: {error}") from None
+        self._held = came if came.lease is not None else None
+        assert line.schema is not None
+        batch: Any = line.schema.rebuild(np.ascontiguousarray(column) for column in columns)
+        return Ready(batch, lent=True)
+
+
+def _let_go(connection: Connection, line: ReaderLine) -> None:
+    """A source was dropped. May run anywhere, so it takes no lock: the IO thread closes it in its next round."""
+    line.phase = Phase.CLOSING
+    line.inbox.clear()
+    connection.wake()
+
+
+def view_of(view: Transitions | View | None) -> View | None:
+    """As it travels. Raises ConfigError for what is none."""
+    if view is None:
+        return None
+    try:
+        return View(n=view.n, gamma=view.gamma)
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(f"view={view!r}: a Transitions(n, gamma) or None") from None
+
+
+def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, deadline: Deadline) -> Applied:
+    """PRIORITIES, and what became of them."""
+    ids = np.ascontiguousarray(index, np.int64).reshape(-1)
+    values = floats_of(priority, "priority").reshape(-1)
+    if ids.shape != values.shape:
+        raise ConfigError(f"{len(ids)} ids and {len(values)} priorities: one for each")
+    if values.size and not (values.min() >= 0 and values.max() < np.inf):
+        raise ConfigError(f"priorities from {values.min()} to {values.max()}: they are finite, 0 or more")
+    if not len(ids):
+        return Applied(0, 0)
+
+    def ready() -> bool:
+        if line.failure is not None:
+            raise line.failure()
+        return line.is_open
+
+    applied, stale, most = 0, 0, connection.limits.control_bytes // ids.itemsize
+    for at in range(0, len(ids), most):
+        some = Priorities(ids[at : at + most].copy(), values[at : at + most])
+        reply = connection.call(some, deadline, plane=Plane.PULL, number=line.number, ready=ready).body
+        assert isinstance(reply, WireApplied)
+        applied, stale = applied + reply.applied, stale + reply.stale
+    return Applied(applied, stale)

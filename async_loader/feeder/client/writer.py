@@ -1,0 +1,346 @@
+"""What an actor writes with. Checks and waits; what is sent when is the line's business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
+from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.forks import forks
+from async_loader.feeder.client.outbox import Entry
+from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
+from async_loader.feeder.client.writer_line import Phase, WriterLine
+from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED
+from async_loader.lifecycle import Deadline
+from async_loader.replay.arguments import one_of, schema_of_columns
+from async_loader.schema import Schema
+
+
+class RemoteWriter:
+    """Appends steps to a table of a feeder. Made by `TableClient.writer`. Any thread; the steps of a stream are in one.
+
+    Steps are gathered into messages, which are sent when they are full or have lingered, and kept until the feeder has
+    acknowledged that they are in its table: however often the connection is lost, each is there once, in order.
+
+    Parameters
+    ----------
+    connection, line : Connection, WriterLine
+    stream : int
+        Of steps that name none.
+    timeout_s : float
+        For `flush` and `close`, unless they say otherwise.
+    """
+
+    def __init__(self, connection: Connection, line: WriterLine, stream: int, timeout_s: float, owner: object) -> None:
+        self._connection, self._line, self._stream, self._timeout_s = connection, line, stream, timeout_s
+        self._owner = owner  # the client lives as long as its writers
+        self._generation = forks.generation
+
+    @property
+    def schema(self) -> Schema | None:
+        """Of the table's steps; ``None`` while nobody has said it."""
+        packer = self._line.packer
+        return None if packer is None else packer.schema
+
+    def append(
+        self,
+        step: Mapping[str, Any] | None = None,
+        /,
+        *,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_obs: Any = None,
+        priority: float | None = None,
+        stream: int | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> None:
+        """Add a stream's next step: what was observed, what was done, what it gave, and whether the episode ended with it.
+
+        Parameters
+        ----------
+        terminated, truncated : bool
+            Whether nothing comes after this step, or the episode was cut off after it. Stored too, where the schema (or
+            the first step, if there is no schema) has fields of these names.
+        final_obs : array or (nested) dict of arrays, optional
+            The observation after the episode's last step.
+        stream : int, optional
+            Which of the writer's environments this is, 0 to 2**32 - 1.
+        timeout_s : float, optional
+            How long to wait for room in the buffer; ``None``: until there is some.
+
+        Raises
+        ------
+        SchemaError, ConfigError, Timeout, Closed, Broken
+            The step was not added.
+        """
+        line = self._line
+        if forks.generation != self._generation:
+            self._connection.check()
+        values = fields if step is None else dict(one_of(step, fields, "step"))
+        packer = line.packer
+        if packer is None:
+            first = {"terminated": bool(terminated), "truncated": bool(truncated), **values}
+            packer = self._agree(lambda: Schema.of_step(first), Deadline(timeout_s))
+        number = self._stream if stream is None else stream
+        if type(number) is not int or not 0 <= number < 1 << 32:
+            number = _stream_number(number)
+        if priority is not None:
+            priority = checked_priority(priority)
+        if final_obs is None and packer.goes_on(values, terminated, truncated):
+            with line.lock:
+                part = line.part
+                open_ = part is not None and not line.closing and line.failure is None and part.count + 1 < part.most
+                if part is not None and open_ and part.put_step(values, number, priority):
+                    return
+        checked, flags, final = packer.row(values, terminated, truncated, final_obs)
+        self._append(packer, checked, number, flags, priority, final, timeout_s)
+
+    def extend(
+        self, batch: Mapping[str, Any] | None = None, /, *, stream: Any = None, priority: Any = None, final_obs: Any = None,
+        timeout_s: float | None = None, **columns: Any,
+    ) -> None:  # fmt: skip
+        """Add many steps: one array ``[rows, ...]`` for each field.
+
+        Parameters
+        ----------
+        stream : int or int array [rows], optional
+            Which stream each row continues.
+        priority : float array [rows], optional
+        final_obs : as for `append`, [rows, ...], optional
+            Only rows that end an episode are looked at.
+
+        Raises
+        ------
+        SchemaError, ConfigError
+            Nothing was added.
+        Timeout
+            Says how many rows were.
+        """
+        self._connection.check()
+        deadline = Deadline(timeout_s)
+        whole = one_of(batch, columns, "batch")
+        packer = self._line.packer or self._agree(lambda: schema_of_columns(whole), deadline)
+        rows = packer.rows(whole, self._stream if stream is None else stream, priority, final_obs)
+        at = 0
+        try:
+            while at < len(rows):
+                at += self._some(packer, rows, at, deadline)
+        except Timeout as error:
+            raise Timeout(f"{at} of {len(rows)} rows are on their way: {error}") from None
+
+    def end_episode(
+        self, final_obs: Any = None, *, stream: int | None = None, terminated: bool = False, truncated: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """End a stream's episode after its last step, which was thought to be followed by another.
+
+        Raises
+        ------
+        SchemaError, ConfigError, Timeout, Closed, Broken
+        """
+        if terminated and truncated:
+            raise ConfigError("terminated and truncated: an episode ends in one way, give the one that counts")
+        self._connection.check()
+        packer, line = self._line.packer, self._line
+        if packer is None:
+            return  # there was no step
+        final = None if final_obs is None else packer.final_values(final_obs)
+        ends = TERMINATED if terminated else TRUNCATED
+        number = _stream_number(self._stream if stream is None else stream)
+        room = self._make_room(Deadline(timeout_s))
+        with line.lock:
+            line.check()
+            if final is not None and line.part is not None and line.part.end_last(number, ends):
+                line.part.put_final(packer.followed, final, number)
+            elif room:
+                self._part(packer).put_final(packer.followed if final else (), final or (), number, FINAL | ends)
+        self._connection.wake()
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when everything that was added is in the table.
+
+        Raises
+        ------
+        Timeout
+            Nothing was lost: it is still on its way.
+        Closed, Broken, SchemaError, ...
+            Whatever ended the writer.
+        """
+        self._connection.check()
+        self._flush(Deadline(self._timeout_s if timeout_s is None else timeout_s))
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """`flush`, and tell the feeder that nothing more comes. Twice does no harm.
+
+        Raises
+        ------
+        Timeout
+            What was added is still on its way, and close may be called again.
+        """
+        line = self._line
+        if line.phase is Phase.CLOSED:
+            return
+        self._connection.check()
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        with line.lock:
+            if line.failure is not None:
+                raise line.failure()
+            line.closing = True
+            line.seal()
+            if line.phase is Phase.NAMELESS:
+                line.phase = Phase.CLOSED
+        self._connection.wake()
+        line.hurry(1)
+        line.news.until(self._is_closed, deadline, self._why_not)
+        self._connection.forget(line)
+        line.warn()
+
+    def __enter__(self) -> RemoteWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except AsyncLoaderError:
+            if error is None:  # else it would hide why
+                raise
+
+    # -- rows into messages ------------------------------------------------------------------------------------------------
+
+    def _append(
+        self, packer: Packer, values: list[Any], stream: int, flags: int, priority: float | None, final: list[Any] | None,
+        timeout_s: float | None,
+    ) -> None:  # fmt: skip
+        """One row that begins or fills a message."""
+        room = self._make_room(Deadline(timeout_s))
+        line = self._line
+        with line.lock:
+            line.check()
+            if room:
+                part = self._part(packer)
+                part.put(values, stream, flags, priority)
+                if final is not None:
+                    part.put_final(packer.followed, final, stream)
+                if part.count >= part.most:
+                    line.seal()
+            else:
+                line.give_up(1, (stream,))
+        self._connection.wake()
+
+    def _make_room(self, deadline: Deadline) -> bool:
+        """Wait until the part has room, or the buffer for another; ``False``: there is none, and nothing that may be dropped.
+
+        Another thread may take it meanwhile: the buffer exceeds its bound by a message for each thread at most.
+        """
+        line, found = self._line, True
+        line.warn()
+
+        def attempt() -> bool:
+            nonlocal found
+            line.check()
+            found = (line.part is not None and line.part.count < line.part.most) or line.room()
+            return found or line.gives_up_rows
+
+        line.news.until(attempt, deadline, self._full)
+        return found
+
+    def _part(self, packer: Packer) -> Part:
+        """One with room for a step and its final observation. Under the lock."""
+        line = self._line
+        if line.part is not None and line.part.count >= line.part.most:
+            line.seal()
+        return line.part or line.begin_part(self._connection.clock())
+
+    def _some(self, packer: Packer, rows: Rows, at: int, deadline: Deadline) -> int:
+        """Add the next of many, as a part of a message or a whole one; how many."""
+        line, left = self._line, len(rows) - at
+        room = self._make_room(deadline)
+        with line.lock:
+            line.check()
+            count = packer.whole(rows, at)
+            if not room:
+                line.give_up(count, rows.streams[at : at + count].tolist())
+            elif left > packer.part_rows or line.part is None or line.part.count + left > line.part.most:
+                line.seal()
+                part = line.begin_part(self._connection.clock()) if left < packer.part_rows else Part(packer.layout, count)
+                part.put_rows(rows, at, count)
+                if line.part is None:
+                    payload, nbytes = part.sealed()
+                    line.put(Entry(payload, count, nbytes))
+            else:
+                line.part.put_rows(rows, at, count)
+        self._connection.wake()
+        return count
+
+    # -- waiting -----------------------------------------------------------------------------------------------------------
+
+    def _agree(self, schema: Any, deadline: Deadline) -> Packer:
+        """The table's schema, which is the first step's if it has none yet."""
+        line = self._line
+        self._connection.check()
+        proposed = schema()
+
+        def attempt() -> bool:
+            line.check()
+            if line.phase is Phase.NAMELESS:
+                line.propose(proposed)
+                self._connection.wake()
+            return line.packer is not None
+
+        line.news.until(attempt, deadline, lambda: self._connection.no_answer("OPEN_WRITER"))
+        assert line.packer is not None
+        return line.packer
+
+    def _flush(self, deadline: Deadline) -> None:
+        line = self._line
+        with line.lock:
+            line.seal()
+            target = line.outbox.put_total
+            line.hurry(1)
+        self._connection.wake()
+
+        def attempt() -> bool:
+            if line.outbox.done_total >= target:
+                return True
+            if line.failure is not None:
+                raise line.failure()
+            return False
+
+        try:
+            line.news.until(attempt, deadline, self._why_not)
+        finally:
+            with line.lock:
+                line.hurry(-1)
+        line.warn()
+
+    def _is_closed(self) -> bool:
+        if self._line.failure is not None:
+            raise self._line.failure()
+        return self._line.phase is Phase.CLOSED
+
+    def _why_not(self) -> str:
+        box = self._line.outbox
+        return (
+            f"{len(box)} messages ({box.nbytes} bytes) for table {self._line.table!r} are not acknowledged "
+            f"({self._connection.state()}): they stay on their way"
+        )
+
+    def _full(self) -> str:
+        box = self._line.outbox
+        return (
+            f"the buffer for table {self._line.table!r} is full: {box.nbytes} of {box.buffer_bytes} bytes wait to be "
+            f"acknowledged ({self._connection.state()}): the table's limiter may hold them up, or raise buffer_bytes"
+        )
+
+
+def _stream_number(stream: Any) -> int:
+    try:
+        number = stream.__index__()
+    except AttributeError:
+        number = -1
+    if not 0 <= number < 1 << 32:
+        raise ConfigError(f"stream={stream!r}: streams are numbers from 0 to 2**32 - 1")
+    return int(number)

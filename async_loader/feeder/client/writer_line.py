@@ -1,0 +1,338 @@
+"""A writer between its user's threads and the IO thread: what is being filled, what is to be sent, where it stands.
+
+NOTE [writer's lock]. Rows, outbox and phase change under ``lock`` only. The IO thread holds it for one message at a time.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+
+from async_loader.errors import AsyncLoaderError, Closed, Malformed, SchemaError
+from async_loader.feeder.client.connection import Connection, Failure
+from async_loader.feeder.client.outbox import Entry, Outbox
+from async_loader.feeder.client.planes import Plane
+from async_loader.feeder.client.refusals import error_of
+from async_loader.feeder.client.steps import Packer, Part
+from async_loader.feeder.client.waiting import News
+from async_loader.feeder.wire import (
+    ACK_NOW,
+    Ack,
+    CloseWriter,
+    Error,
+    ErrorCode,
+    Gap,
+    Message,
+    OpenWriter,
+    Writer,
+    schema_of,
+    spec_of,
+)  # fmt: skip
+from async_loader.schema import Schema
+
+MESSAGE_BYTES = 4 << 20
+"""Of an INSERT at most, but for rows that are larger: several fit into a window, and none holds up the next for long."""
+ASK_AGAIN_S = 5.0
+"""After which an OPEN_WRITER or CLOSE_WRITER without an answer is sent again: its connection may have been another."""
+PROBE_S, PROBE_MOST_S = 1.0, 10.0
+"""After which the newest INSERT is sent again when nothing is acknowledged: it may be lost, and with it the GAP for others."""
+
+
+class Phase(enum.Enum):
+    WANTED = "wanted"
+    """An OPEN_WRITER is to be sent."""
+    OPENING = "opening"
+    NAMELESS = "nameless"
+    """The table has no schema yet, and neither has the writer: the first step gives it."""
+    READY = "ready"
+    CLOSED = "closed"
+    FAILED = "failed"
+
+
+class WriterLine:
+    """One writer of one table.
+
+    Parameters
+    ----------
+    number : int
+    table : str
+    schema : Schema | None
+    batch_rows, linger_s, buffer_bytes : int, float, int
+    drop_oldest : bool
+        Rather than to wait for room.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        table: str,
+        schema: Schema | None,
+        batch_rows: int,
+        linger_s: float,
+        buffer_bytes: int,
+        drop_oldest: bool,
+    ) -> None:
+        self.number, self.table = number, table
+        self.lock = threading.Lock()
+        self.news = News(self.lock)
+        self.phase = Phase.WANTED
+        self.outbox = Outbox(buffer_bytes)
+        self.packer: Packer | None = None
+        self.part: Part | None = None
+        self.closing = False
+        self.failure: Failure | None = None
+        self.rows_in = 0
+        self._schema, self._batch_rows, self._linger_s, self._drops = schema, batch_rows, linger_s, drop_oldest
+        self._producer, self._epoch = secrets.token_bytes(16), 1
+        self._part_due: float | None = None
+        self._asked = 0  # sequence of the OPEN_WRITER or CLOSE_WRITER that waits for its answer
+        self._ask_at: float | None = None
+        self._probe_at: float | None = None
+        self._probe_s = PROBE_S
+        self._hurry = 0
+        self._streams: set[int] = set()
+        self._broken_off: set[int] = set()
+        self._untold_losses = 0
+
+    # -- under the lock, any thread ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises what ended this writer, if anything has."""
+        if self.failure is not None:
+            raise self.failure()
+        if self.closing:
+            raise Closed(f"this writer of {self.table!r} is closed")
+
+    def propose(self, schema: Schema) -> None:
+        """The first step's, for a table that has none."""
+        if self.phase is Phase.NAMELESS:
+            self._schema, self.phase, self._ask_at = schema, Phase.WANTED, None
+
+    def room(self) -> bool:
+        """Whether the part that is filled may be followed by another; with drop_oldest there always is, whatever it takes."""
+        assert self.packer is not None
+        return self.fits(self.packer.part_bytes)
+
+    def fits(self, nbytes: int) -> bool:
+        if self._drops:
+            while not self.outbox.room(nbytes) and self.outbox.drop_oldest(self._cut):
+                continue
+        return self.outbox.room(nbytes)
+
+    @property
+    def gives_up_rows(self) -> bool:
+        """Whether rows that find no room are dropped."""
+        return self._drops
+
+    def give_up(self, rows: int, streams: Iterable[int]) -> None:
+        """These rows found no room, since everything was sent already and may arrive."""
+        self.outbox.counts.rows_dropped += rows
+        self._broken_off.update(streams)
+
+    def begin_part(self, now: float) -> Part:
+        """An empty one. The IO thread must be woken, which sends it when it has lingered."""
+        assert self.packer is not None
+        self._mend()
+        self.part = Part(self.packer.layout, self.packer.part_rows, self.packer.kinds)
+        self._part_due = now + self._linger_s
+        return self.part
+
+    def seal(self) -> None:
+        """What is filled so far becomes a message."""
+        part, self.part, self._part_due = self.part, None, None
+        if part is not None and part.count:
+            payload, nbytes = part.sealed()
+            self._put(Entry(payload, part.count, nbytes))
+
+    def put(self, entry: Entry) -> None:
+        """A whole message; what is filled was sealed before."""
+        self._mend()
+        self._put(entry)
+
+    def _mend(self) -> None:
+        """Say where rows are missing, before anything is taken for their continuation."""
+        if self._broken_off:
+            assert self.packer is not None
+            payload, nbytes = self.packer.cut(self._broken_off)
+            self._broken_off = set()
+            self._put(Entry(payload, payload.insert.rows, nbytes, cut=True))
+
+    def _put(self, entry: Entry) -> None:
+        self._streams |= entry.payload.streams
+        self.rows_in += entry.steps
+        self.outbox.put(entry)
+
+    def hurry(self, by: int) -> None:
+        """Somebody waits (or does no more) for what was put last to be acknowledged."""
+        self._hurry += by
+
+    def warn(self) -> None:
+        """Tell the user's thread what the server has lost. Not under the lock."""
+        if self._untold_losses:
+            lost, self._untold_losses = self._untold_losses, 0
+            warnings.warn(
+                f"the feeder lost {lost} rows of table {self.table!r} that it had acknowledged: it was started anew", stacklevel=4
+            )
+
+    def _cut(self, taken: Sequence[Entry]) -> Entry:
+        assert self.packer is not None
+        payload, nbytes = self.packer.cut(frozenset().union(*(entry.payload.streams for entry in taken)))
+        return Entry(payload, payload.insert.rows, nbytes, cut=True)
+
+    # -- the IO thread -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self.phase is Phase.READY
+
+    def begin(self) -> None:
+        """See `Line`."""
+        with self.lock:
+            if self.phase in (Phase.OPENING, Phase.READY):
+                self.phase = Phase.WANTED
+            self._ask_at, self._asked = None, 0
+
+    def step(self, now: float, port: Connection) -> float | None:
+        """See `Line`."""
+        with self.lock:
+            if self._part_due is not None and now >= self._part_due:
+                self.seal()
+            self._ask(now, port)
+        while port.is_open and self._send_one(now, port):
+            continue
+        with self.lock:
+            self._probe(now, port)
+            dues = [self._part_due]
+            if port.is_open:
+                dues += [self._ask_at, self._probe_at]
+            return min((due for due in dues if due is not None), default=None)
+
+    def _ask(self, now: float, port: Connection) -> None:
+        """OPEN_WRITER; or CLOSE_WRITER, when everything is acknowledged."""
+        if not port.is_open or (self._ask_at is not None and now < self._ask_at):
+            return
+        body: OpenWriter | CloseWriter | None = None
+        if self.phase in (Phase.WANTED, Phase.OPENING):
+            schema = None if self._schema is None else spec_of(self._schema)
+            body = OpenWriter(table=self.table, producer=self._producer, epoch=self._epoch, schema=schema)
+            self.phase = Phase.OPENING
+        elif self.phase is Phase.READY and self.closing and self.part is None and not len(self.outbox):
+            body = CloseWriter(last=self.outbox.base)
+        if body is None:
+            self._ask_at = None
+            return
+        self._asked = port.sequence()
+        self._ask_at = now + ASK_AGAIN_S
+        port.send(Plane.CONTROL, body, self.number, self._asked)
+
+    def _send_one(self, now: float, port: Connection) -> bool:
+        """Send the next message, if the window has room for it; whether it was."""
+        with self.lock:
+            found = self.outbox.next() if self.phase is Phase.READY else None
+            if found is None:
+                return False
+            assert self.packer is not None
+            sequence, entry = found
+            last = self._hurry and self.outbox.unsent == 1
+            flags = ACK_NOW if last else 0
+            try:
+                if not port.send_insert(entry.payload.insert, self.number, sequence, self.packer.layout.schema_id, flags):
+                    return False
+            except Malformed as error:
+                text = str(error)
+                self._fail(lambda: Malformed(text))
+                return False
+            self.outbox.sent()
+            if self._probe_at is None:
+                self._probe_at = now + self._probe_s
+            return True
+
+    def _probe(self, now: float, port: Connection) -> None:
+        if self.phase is not Phase.READY or not self.outbox.under_way:
+            self._probe_at = None
+        elif port.is_open and self._probe_at is not None and now >= self._probe_at:
+            found = self.outbox.probe()
+            assert found is not None
+            assert self.packer is not None
+            port.send_insert(found[1].payload.insert, self.number, found[0], self.packer.layout.schema_id, ACK_NOW)
+            self._probe_s = min(2 * self._probe_s, PROBE_MOST_S)
+            self._probe_at = now + self._probe_s
+
+    def take(self, message: Message, now: float) -> None:
+        """See `Line`."""
+        body = message.body
+        with self.lock:
+            if isinstance(body, Writer):
+                if self.phase is Phase.OPENING and message.sequence == self._asked:
+                    self._opened(body, now)
+            elif isinstance(body, Ack):
+                self._acked(message, body, now)
+            elif isinstance(body, Error):
+                self._refused(message, body)
+        self.news.ring()
+
+    def end(self, failure: Failure) -> None:
+        """See `Line`."""
+        with self.lock:
+            if self.phase is not Phase.CLOSED:
+                self._fail(failure)
+        self.news.ring()
+
+    def _opened(self, body: Writer, now: float) -> None:
+        self._ask_at = None
+        if self.packer is None:
+            self._schema = schema_of(body.schema)
+            try:
+                self.packer = Packer(self._schema, self._batch_rows, min(MESSAGE_BYTES, self._limit))
+            except Malformed:  # a row is larger than that
+                self.packer = Packer(self._schema, 1, self._limit)
+        elif body.schema != spec_of(self.packer.schema):
+            text = f"table {self.table!r} has another schema since the feeder was started anew: open a new writer"
+            self._fail(lambda: SchemaError(text))
+            return
+        cut = None
+        if self._streams:
+            payload, nbytes = self.packer.cut(self._streams)
+            cut = Entry(payload, payload.insert.rows, nbytes, cut=True)
+        self._untold_losses += self.outbox.reopened(body.applied, body.resumed, cut)
+        self.outbox.window(body.window_bytes, body.window_rows)
+        self._probe_at, self._probe_s = None, PROBE_S
+        self.phase = Phase.READY
+
+    _limit = 64 << 20
+
+    def limit(self, message_bytes: int) -> None:
+        """What the server takes at most."""
+        self._limit = message_bytes
+
+    def _acked(self, message: Message, body: Ack, now: float) -> None:
+        self.outbox.window(body.window_bytes, body.window_rows)
+        if isinstance(body, Gap):
+            self.outbox.gap(body.applied)
+            return
+        if self.phase is not Phase.READY:
+            return
+        if self.outbox.acked(body.applied):
+            self._probe_s = PROBE_S
+            self._probe_at = now + self._probe_s
+        if self.closing and message.sequence == self._asked and not len(self.outbox) and self._ask_at is not None:
+            self.phase, self._ask_at = Phase.CLOSED, None
+
+    def _refused(self, message: Message, error: Error) -> None:
+        if error.code == ErrorCode.UNKNOWN_WRITER:
+            if self.phase is Phase.READY:
+                self.phase, self._ask_at = Phase.WANTED, None
+        elif error.code == ErrorCode.SCHEMA and self.phase is Phase.OPENING and self._schema is None:
+            self.phase, self._ask_at = Phase.NAMELESS, None
+        elif error.retryable:
+            return  # it is sent again by itself: a probe, or an answer that is asked for again
+        else:
+            self._fail(lambda: error_of(error, f"table {self.table!r}"))
+
+    def _fail(self, failure: Callable[[], AsyncLoaderError]) -> None:
+        self.failure = self.failure or failure
+        self.phase = Phase.FAILED
+        self._ask_at = self._part_due = self._probe_at = None

@@ -1,0 +1,273 @@
+"""A client and its feeder: greetings, silence, forks, ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from client_rig import PATIENCE_S, FakeFeeder, rewards, step
+
+from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout, Unsupported
+from async_loader.feeder import connect, wire
+from async_loader.feeder.wire import Type
+
+
+def deaf(feeder, *_):
+    return True
+
+
+def test_hello_says_who_it_is(feeder, client):
+    hello = feeder.messages[0].body
+    assert (hello.pid, hello.oldest, hello.newest) == (os.getpid(), wire.OLDEST, wire.NEWEST)
+    assert hello.user_agent.startswith("async_loader/")
+    assert client.status() == {"fine": True}
+    feeder.until(lambda: feeder.seen[Type.PING] >= 2)  # one on each data plane
+    assert client.stats().connected
+    client.drain()
+
+
+def test_a_version_that_is_not_spoken_is_said(feeder):
+    def refuse(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.VERSION, 9)
+        return True
+
+    feeder.hooks[Type.HELLO] = refuse
+    with pytest.raises(Unsupported, match="VERSION"):
+        connect(feeder.address, timeout_s=30)
+
+
+def test_a_feeder_that_drains_is_asked_again(feeder):
+    def refuse_twice(feeder, plane, route, message):
+        if feeder.seen[Type.HELLO] < 3:
+            feeder.error(plane, route, message, wire.ErrorCode.DRAINING)
+        return feeder.seen[Type.HELLO] < 3
+
+    feeder.hooks[Type.HELLO] = refuse_twice
+    connect(feeder.address).close()
+    assert feeder.seen[Type.HELLO] == 3
+
+
+def test_nobody_there_is_a_timeout(address):
+    with pytest.raises(Timeout, match="never heard of"):
+        connect(address, timeout_s=0.05)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://", "carrier://pigeon", 7])
+def test_an_address_that_is_none_is_said(address):
+    with pytest.raises(ConfigError, match="address"):
+        connect(address, timeout_s=30)
+
+
+def test_heartbeats_go_on_while_nothing_else_does(feeder, client):
+    feeder.until(lambda: feeder.seen[Type.PING] >= 6)
+    assert client.stats().sessions == 1
+
+
+def test_silence_ends_a_session_and_begins_another(address):
+    with FakeFeeder(address, silence_s=0.2) as feeder, connect(address) as client:
+        feeder.hooks[Type.PING] = deaf
+        feeder.until(lambda: feeder.seen[Type.HELLO] >= 2)
+        feeder.hooks.clear()
+        writer = client.table("replay").writer()
+        writer.append(step(0))
+        writer.flush()
+        assert rewards(feeder) == [0]
+
+
+def test_a_lost_feeder_is_broken_for_those_who_said_so(address):
+    with FakeFeeder(address, silence_s=0.2) as feeder:
+        client = connect(address, on_disconnect="raise")
+        writer = client.table("replay").writer()
+        writer.append(step(0))
+        writer.flush()
+        feeder.do(lambda feeder: feeder.hooks.update(dict.fromkeys(Type, deaf)))
+        with pytest.raises(Broken, match=r"was lost.*last heard"):
+            client.status()
+        with pytest.raises(Broken, match="was lost"):
+            writer.flush()
+        with pytest.raises(Broken, match="was lost"):
+            writer.append(step(1))
+        with pytest.raises(Broken, match="was lost"):
+            client.close()
+
+
+def test_requests_are_asked_again_after_a_reconnect(feeder, client):
+    asked = []
+
+    def forget_once(feeder, plane, route, message):
+        asked.append(message)
+        if len(asked) == 1:
+            feeder.sessions.clear()
+        return False
+
+    feeder.hooks[Type.STATUS] = forget_once
+    assert client.status() == {"fine": True}
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("kind", [Type.STATUS, Type.DRAIN, Type.PUBLISH, Type.LATEST, Type.PRIORITIES, Type.CLOSE_WRITER])
+def test_every_call_has_its_deadline(address, kind):
+    with FakeFeeder(address) as feeder:
+        client = connect(address, timeout_s=30)
+        feeder.hooks[kind] = deaf
+        table = client.table("replay")
+        writer = table.writer()
+        writer.append(step(0))
+        client._timeout_s = 0.0
+        calls = {
+            Type.STATUS: lambda: client.status(0.01),
+            Type.DRAIN: lambda: client.drain(0.01),
+            Type.PUBLISH: lambda: client.publish("w", {"a": np.ones(3)}, 1, 0.01),
+            Type.LATEST: lambda: client.latest("w", timeout_s=0.01),
+            Type.PRIORITIES: lambda: table.update_priorities([1], [1.0], 0.01),
+            Type.CLOSE_WRITER: lambda: writer.close(0.01),
+        }
+        with pytest.raises(Timeout):
+            calls[kind]()
+        feeder.hooks.clear()
+        client.close(30) if kind is not Type.CLOSE_WRITER else client._connection.stop()
+
+
+def test_a_fork_is_told_to_connect_itself(feeder, client):
+    writer = client.table("replay").writer()
+    source = client.table("replay").source()
+    pid = os.fork()
+    if not pid:
+        said = 0
+        for call in (
+            client.status, lambda: writer.append(step(0)), writer.flush, writer.close, client.close,
+            lambda: client.table("x"), lambda: source.plan(4, None), lambda: client.latest("w"),
+        ):  # fmt: skip
+            try:
+                call()
+            except Unsupported:
+                said += 1
+        os._exit(said)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 8
+    writer.append(step(0))
+    writer.close()
+    assert rewards(feeder) == [0]
+
+
+def test_threads_share_a_client(feeder, client):
+    answers = []
+
+    def ask():
+        for _ in range(50):
+            answers.append(client.status())
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert answers == [{"fine": True}] * 200
+
+
+def test_close_under_load_ends_all_who_wait(feeder):
+    client = connect(feeder.address)
+    feeder.hold_acks = True
+    feeder.hooks[Type.STATUS] = deaf
+    writer = client.table("replay").writer(batch_rows=2, buffer_bytes=1000)
+    ends = []
+
+    def work(call):
+        try:
+            while True:
+                call()
+        except Closed as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=work, args=(call,)) for call in (lambda: writer.append(step(0)), client.status)]
+    for thread in threads:
+        thread.start()
+    feeder.until(lambda: feeder.seen[Type.INSERT] > 2 and feeder.seen[Type.STATUS])
+    with pytest.raises(Timeout, match="not acknowledged"):
+        client.close(0.05)
+    client.close()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(ends) == 2
+    with pytest.raises(Closed):
+        client.status()
+
+
+def test_a_client_that_is_dropped_ends_its_thread(feeder):
+    client = connect(feeder.address)
+    thread = client._connection._thread
+    del client
+    gc.collect()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_closing_flushes_what_writers_hold(feeder):
+    with connect(feeder.address) as client:
+        writer = client.table("replay").writer(linger_ms=1e6)
+        writer.append(step(0))
+    assert rewards(feeder) == [0]
+    assert writer is not None
+
+
+# -- weights -------------------------------------------------------------------------------------------------------------
+
+
+def test_weights_go_there_and_back_in_parts(feeder, client):
+    given = {"a": np.arange(30_000, dtype=np.float32).reshape(100, 300), "b": torch.arange(4), "c": np.float64(2.0)}
+    assert client.latest("policy") is None
+    client.publish("policy", given, 3)
+    assert feeder.seen[Type.PUBLISH] > 1
+    found = client.latest("policy", newer_than=2)
+    assert found.version == 3
+    assert found.tensors["a"].tolist() == given["a"].tolist()
+    assert found.tensors["c"] == 2.0
+    assert client.latest("policy", newer_than=3) is None
+    as_torch = client.latest("policy", as_torch=True).tensors["b"]
+    assert torch.equal(as_torch, given["b"])
+    as_torch += 1  # it is the caller's own
+
+
+def test_a_version_that_is_replaced_while_it_is_read_is_read_from_the_start(feeder, client):
+    client.publish("policy", {"a": np.zeros(1000)}, 1)
+
+    def replace(feeder, plane, route, message):
+        if message.body.offset and feeder.weights["policy"][0] == 1:
+            specs = wire.specs_of({"a": np.ones(500)})
+            feeder.weights["policy"] = (2, specs, np.ones(500).tobytes())
+        return False
+
+    feeder.hooks[Type.LATEST] = replace
+    found = client.latest("policy")
+    assert found.version == 2
+    assert found.tensors["a"].tolist() == [1.0] * 500
+
+
+def test_weights_that_cannot_travel_are_said(feeder, client):
+    with pytest.raises(SchemaError, match="bfloat16"):
+        client.publish("policy", {"a": torch.zeros(3, dtype=torch.bfloat16)}, 1)
+    with pytest.raises(ConfigError, match="no bytes"):
+        client.publish("policy", {}, 1)
+    with pytest.raises(ConfigError, match="version"):
+        client.publish("policy", {"a": np.zeros(1)}, -1)
+
+
+def test_publishing_begins_again_when_the_feeder_was_lost(feeder, client):
+    lost = []
+
+    def lose(feeder, plane, route, message):
+        if message.body.offset and not lost:
+            lost.append(message)
+            feeder.sessions.clear()
+            feeder.parts.clear()
+        elif message.body.offset and message.body.name not in feeder.parts:
+            feeder.error(plane, route, message, wire.ErrorCode.GAP, 0)
+            return True
+        return False
+
+    feeder.hooks[Type.PUBLISH] = lose
+    client.publish("policy", {"a": np.arange(20_000.0)}, 1)
+    assert client.latest("policy").tensors["a"][-1] == 19_999

@@ -1,0 +1,213 @@
+"""Go-back-N against a feeder and a wire that lose, repeat and forget: each row is there once, in order, or said to be gone."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from async_loader.feeder.client.outbox import Entry, Outbox
+
+
+class Delivery(RuleBasedStateMachine):
+    """The wire keeps the order of what it does not lose, as TCP does; a reconnect loses everything that was under way."""
+
+    def __init__(self):
+        super().__init__()
+        self.box = Outbox(buffer_bytes=40)
+        self.fresh = 0  # the next row
+        self.to_server, self.to_client = deque(), deque()
+        self.table, self.next = [], 0
+        self.gone = set()  # rows that were said to be dropped or lost
+        self.tables_lost = []
+        self.connected = False
+        self.reopen(True)
+
+    # -- the writer ----------------------------------------------------------------------------------------------------------
+
+    @rule(rows=st.integers(1, 4))
+    def put(self, rows):
+        if not self.box.room(rows):
+            return
+        self.box.put(Entry(list(range(self.fresh, self.fresh + rows)), rows, rows))
+        self.fresh += rows
+
+    @rule()
+    def drop(self):
+        taken_rows = []
+
+        def cut(taken):
+            for entry in taken:
+                taken_rows.extend(entry.payload)
+            return Entry([], 1, 1, cut=True)
+
+        said = self.box.drop_oldest(cut)
+        assert said == len(taken_rows)
+        self.gone.update(taken_rows)
+
+    @precondition(lambda self: self.connected)
+    @rule(count=st.integers(1, 5))
+    def send(self, count):
+        for _ in range(count):
+            found = self.box.next()
+            if found is None:
+                return
+            self.to_server.append((found[0], found[1].payload))
+            self.box.sent()
+
+    @precondition(lambda self: self.connected)
+    @rule()
+    def probe(self):
+        found = self.box.probe()
+        if found is not None:
+            self.to_server.append((found[0], found[1].payload))
+
+    @rule(nbytes=st.integers(0, 30), rows=st.integers(0, 10))
+    def window(self, nbytes, rows):
+        self.box.window(nbytes, rows)
+
+    # -- the wire ------------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.to_server)
+    @rule()
+    def lose_message(self):
+        self.to_server.popleft()
+
+    @precondition(lambda self: self.to_client)
+    @rule()
+    def lose_answer(self):
+        self.to_client.popleft()
+
+    @precondition(lambda self: self.to_client)
+    @rule()
+    def answer_twice(self):
+        self.to_client.append(self.to_client[0])
+
+    # -- the feeder ----------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.to_server)
+    @rule(count=st.integers(1, 5))
+    def receive(self, count):
+        for _ in range(min(count, len(self.to_server))):
+            sequence, rows = self.to_server.popleft()
+            if sequence > self.next:
+                self.to_client.append(("gap", self.next))
+                continue
+            if sequence == self.next:
+                self.table.append(rows)
+                self.next += 1
+            self.to_client.append(("ack", self.next))
+
+    @precondition(lambda self: self.to_client)
+    @rule(count=st.integers(1, 5))
+    def hear(self, count):
+        for _ in range(min(count, len(self.to_client))):
+            kind, sequence = self.to_client.popleft()
+            self.box.acked(sequence) if kind == "ack" else self.box.gap(sequence)
+
+    @rule(resumed=st.booleans())
+    def reopen(self, resumed):
+        """A reconnect; ``resumed``: to a feeder that still knows the writer."""
+        self.to_server.clear()
+        self.to_client.clear()
+        self.connected = True
+        if not resumed:
+            self._forget(0)
+        self._opened(resumed)
+
+    @rule(back=st.integers(1, 3))
+    def roll_back(self, back):
+        """A feeder that was started from what it had on its disk."""
+        self.to_server.clear()
+        self.to_client.clear()
+        self._forget(max(0, self.next - back))
+        self._opened(True)
+
+    def _forget(self, keep):
+        self.lost_now = [row for rows in self.table[keep:] for row in rows]
+        del self.table[keep:]
+        self.next = keep
+
+    def _opened(self, resumed):
+        kept = {row for entry in self.box._entries for row in entry.payload}
+        missing = [row for row in getattr(self, "lost_now", []) if row not in kept]
+        self.lost_now = []
+        said = self.box.reopened(self.next, resumed, Entry([], 1, 1, cut=True))
+        assert said == len(missing)
+        self.gone.update(missing)
+
+    # -- what holds ----------------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def each_row_is_once_in_order_or_gone(self):
+        applied = [row for rows in self.table for row in rows]
+        assert applied == sorted(set(applied))
+        kept = [row for entry in self.box._entries for row in entry.payload]
+        assert kept == sorted(set(kept))
+        assert set(applied) | set(kept) | self.gone == set(range(self.fresh))
+        assert not self.gone & (set(applied) | set(kept))
+
+    @invariant()
+    def numbers_add_up(self):
+        box = self.box
+        assert box.nbytes == sum(entry.nbytes for entry in box._entries)
+        assert len(box) == box.put_total - box.done_total
+        assert box._sent_bytes == sum(entry.nbytes for entry in list(box._entries)[: box.under_way])
+        assert box._sent_rows == sum(entry.rows for entry in list(box._entries)[: box.under_way])
+        assert 0 <= box.under_way <= box._high <= len(box)
+        assert box.counts.rows_dropped + box.counts.rows_lost == len(self.gone)
+
+    def teardown(self):
+        """However it stands: with a wire that loses nothing any more, everything arrives."""
+        self.box.window(30, 10)
+        for _ in range(200):
+            self.send(5)
+            self.receive(5)
+            self.hear(5)
+            self.each_row_is_once_in_order_or_gone()
+            if not len(self.box):
+                return
+            self.probe()
+        raise AssertionError(f"{len(self.box)} messages never arrive")
+
+
+TestDelivery = Delivery.TestCase
+TestDelivery.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def filled(count):
+    box = Outbox(1 << 20)
+    box.window(1 << 20, 1 << 20)
+    for i in range(count):
+        box.put(Entry(i, 1, 1))
+    return box
+
+
+def test_one_loss_is_sent_again_once_however_many_gaps_tell_of_it():
+    box = filled(10)
+    while box.next() is not None:
+        box.sent()
+    assert [box.gap(2) for _ in range(7)] == [True] + [False] * 6
+    assert box.next()[0] == 2
+    assert box.under_way == 2
+
+
+def test_what_was_ever_sent_is_never_dropped():
+    box = filled(3)
+    for _ in range(3):
+        box.sent()
+    box.gap(0)
+    assert box.unsent == 3
+    assert box.drop_oldest(lambda taken: taken[0]) == 0
+
+
+def test_a_message_larger_than_the_window_goes_alone():
+    box = filled(2)
+    box.window(0, 0)
+    assert box.next()[0] == 0
+    box.sent()
+    assert box.next() is None
+    box.acked(1)
+    assert box.next()[0] == 1

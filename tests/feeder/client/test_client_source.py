@@ -1,0 +1,176 @@
+"""A source against a feeder that sends what it is told: credits, ends, errors, leases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from client_rig import FakeFeeder
+
+from async_loader.errors import Broken, Closed, ConfigError, Timeout
+from async_loader.feeder import connect, wire
+from async_loader.feeder.wire import Type
+from async_loader.lifecycle import Deadline, Patience
+from async_loader.replay.views import Transitions
+from async_loader.source import END, Applied, Foresighted, Source
+
+
+def patience(seconds=30.0):
+    return Patience(deadline=Deadline(seconds))
+
+
+def plan(source, batch_size=4):
+    return source.plan(batch_size, patience())
+
+
+def test_batches_come_as_far_as_they_were_granted(feeder, client):
+    source = client.table("replay").source(prefetch=2, view=Transitions(n=3, gamma=0.5), seed=7, timeout_s=5.0)
+    assert isinstance(source, Source)
+    assert isinstance(source, Foresighted)
+    with pytest.raises(Timeout, match="batches of table 'replay'"):
+        source.plan(4, patience(0.05))
+    feeder.until(lambda: feeder.granted[1] == 2)
+    feeder.do(lambda feeder: [feeder.batch(1, i, 4 * i) for i in range(2)])
+    first = plan(source)
+    assert first.lent
+    assert list(first.batch) == ["obs", "reward", "index"]
+    assert first.batch["index"].tolist() == [0, 1, 2, 3]
+    assert first.batch["obs"].shape == (4, 2)
+    assert all(array.flags.c_contiguous for array in first.batch.values())
+    feeder.until(lambda: feeder.granted[1] == 3)
+    assert plan(source).batch["reward"].tolist() == [4, 5, 6, 7]
+    opened = feeder.readers[1].body
+    assert (opened.batch_size, opened.view.n, opened.seed, opened.timeout_s) == (4, 3, 7, 5.0)
+    with pytest.raises(ConfigError, match="was opened for 4"):
+        source.plan(8, patience())
+    source.close()
+    source.close()
+    with pytest.raises(Closed):
+        plan(source)
+    assert client.stats().batches == 2
+
+
+def test_a_loader_that_plans_further_ahead_is_sent_more(feeder, client):
+    source = client.table("replay").source(prefetch=2)
+    source.note_ahead(4, 9)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 9)
+    assert feeder.readers[1].body.prefetch == 9
+
+
+def test_the_end_comes_after_the_last_batch(feeder, client):
+    source = client.table("replay").source()
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1])
+    feeder.do(lambda feeder: (feeder.batch(1, 0), feeder.tell(1, wire.End(reason="drained", count=1))))
+    assert plan(source) is not END
+    assert plan(source) is END
+    assert plan(source) is END
+
+
+def test_a_timeout_of_the_feeder_is_ours_and_credits_stay(feeder, client):
+    source = client.table("replay").source(timeout_s=1.0)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.do(lambda feeder: feeder.tell(1, wire.Error.of(wire.ErrorCode.TIMEOUT, "nobody inserts")))
+    with pytest.raises(Timeout, match="nobody inserts"):
+        plan(source)
+    feeder.do(lambda feeder: feeder.batch(1, 0))
+    assert plan(source).batch["index"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_table_without_a_schema_is_asked_for_again(feeder, client):
+    refused = []
+
+    def later(feeder, plane, route, message):
+        refused.append(message)
+        if len(refused) < 3:
+            feeder.error(plane, route, message, wire.ErrorCode.TIMEOUT)
+        return len(refused) < 3
+
+    feeder.hooks[Type.OPEN_READER] = later
+    source = client.table("replay").source()
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.0))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.do(lambda feeder: feeder.batch(1, 0))
+    assert plan(source).batch["index"].tolist() == [0, 1, 2, 3]
+
+
+def test_an_unknown_table_is_said(feeder, client):
+    def unknown(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_TABLE)
+        return True
+
+    feeder.hooks[Type.OPEN_READER] = unknown
+    with pytest.raises(ConfigError, match="UNKNOWN_TABLE"):
+        plan(client.table("replay").source())
+
+
+def test_feedback_says_what_became_of_it(feeder, client):
+    source = client.table("replay").source()
+    with pytest.raises(ConfigError, match="before the first batch"):
+        source.feedback(np.arange(3), np.ones(3))
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.0))
+    assert source.feedback(np.arange(3), np.ones(3)) == Applied(2, 1)
+    assert source.feedback(np.arange(10_000), np.ones(10_000)).applied == 9_998  # in two messages
+    assert client.table("replay").update_priorities(np.arange(4), np.ones(4, np.float32)) == Applied(3, 1)
+    for bad in (np.array([np.nan]), np.array([-1.0]), np.array([np.inf])):
+        with pytest.raises(ConfigError, match="finite"):
+            source.feedback(np.arange(1), bad)
+
+
+def test_a_lost_session_opens_the_reader_again(feeder, client):
+    source = client.table("replay").source()
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.do(lambda feeder: feeder.batch(1, 0, 100))
+    assert plan(source).batch["index"][0] == 100
+    feeder.forget_sessions()
+    feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2 and feeder.granted[1] == 4)
+    feeder.do(lambda feeder: feeder.batch(1, 0, 200))
+    assert plan(source).batch["index"][0] == 200
+
+
+def test_leases_go_back_with_the_next_batch(feeder, client):
+    feeder.leases = None
+    source = client.table("replay").source()
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.do(lambda feeder: [feeder.batch(1, i, flags=2 * i) for i in range(2)])
+    plan(source)
+    assert not feeder.seen[Type.RETURN]
+    plan(source)
+    feeder.until(lambda: feeder.seen[Type.RETURN] == 1)
+    feeder.do(lambda feeder: feeder.tell(1, wire.End(reason="drained", count=2)))
+    assert plan(source) is END
+    feeder.until(lambda: feeder.seen[Type.RETURN] == 2)
+    returned = [message.body.leases.tolist() for message in feeder.messages if message.type is Type.RETURN]
+    assert returned == [[0], [1]]
+    assert client.stats().batches_redelivered == 1
+
+
+def test_a_source_that_is_dropped_is_closed_there(feeder, client):
+    source = client.table("replay").source()
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    del source
+    feeder.until(lambda: feeder.seen[Type.CLOSE_READER] == 1)
+
+
+def test_a_plan_that_waits_ends_when_the_feeder_is_lost(address):
+    with FakeFeeder(address, silence_s=0.2) as feeder:
+        client = connect(address, on_disconnect="raise")
+        source = client.table("replay").source()
+        with pytest.raises(Timeout):
+            source.plan(4, patience(0.02))
+        feeder.until(lambda: feeder.granted[1] == 4)
+        feeder.do(lambda feeder: feeder.hooks.update({kind: lambda *_: True for kind in Type}))
+        with pytest.raises(Broken, match="last heard"):
+            plan(source)
+        client.close()

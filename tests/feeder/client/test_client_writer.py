@@ -1,0 +1,362 @@
+"""A writer against a feeder that does what it is told: batching, windows, losses, restarts."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from client_rig import PATIENCE_S, FakeFeeder, rewards, step
+
+from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
+from async_loader.feeder import connect, wire
+from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Type
+from async_loader.schema import Field, Schema
+
+LATE = 1e6  # a linger that never comes
+
+
+def fill(add, text):
+    """Call it until it times out; how often it did not."""
+    for i in range(1000):
+        try:
+            add(i)
+        except Timeout as error:
+            return i if text in str(error) else -1
+    raise AssertionError("it never times out")
+
+
+def test_rows_go_out_by_number(feeder, client):
+    writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
+    for i in range(8):
+        writer.append(step(i))
+    feeder.until(lambda: len(rewards(feeder)) == 8)
+    assert feeder.inserts == [0, 1]
+    writer.append(step(8))
+    writer.close()
+    assert rewards(feeder) == list(range(9))
+
+
+def test_rows_go_out_when_they_have_lingered(feeder, client):
+    writer = client.table("replay").writer(batch_rows=1000, linger_ms=1)
+    writer.append(**step(0))
+    feeder.until(lambda: rewards(feeder) == [0])
+    writer.append(**step(1))
+    feeder.until(lambda: rewards(feeder) == [0, 1])
+
+
+def test_flush_waits_for_the_acknowledgement(feeder, client):
+    writer = client.table("replay").writer(linger_ms=LATE)
+    feeder.hold_acks = True
+    writer.append(step(0))
+    with pytest.raises(Timeout, match="not acknowledged"):
+        writer.flush(0.01)
+    feeder.hold_acks = False
+    writer.append(step(1))
+    writer.flush()
+    assert rewards(feeder) == [0, 1]
+    assert client.stats().rows_acked == 2
+    assert client.stats().bytes_kept == 0
+
+
+def test_no_more_than_the_window_is_under_way(address):
+    with FakeFeeder(address, window=(1 << 20, 8)) as feeder, connect(address) as client:
+        feeder.hold_acks = True
+        writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
+        for i in range(40):
+            writer.append(step(i))
+        feeder.until(lambda: len(feeder.inserts) == 2)
+        client.status()  # whatever the IO thread had to send is sent by now
+        assert feeder.inserts == [0, 1]
+        feeder.hold_acks = False
+        writer.flush()
+        assert rewards(feeder) == list(range(40))
+
+
+def test_a_full_buffer_makes_append_wait_and_time_out(feeder, client):
+    feeder.hold_acks = True
+    writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000)
+    count = fill(lambda i: writer.append(step(i), timeout_s=0.01), "raise buffer_bytes")
+    feeder.hold_acks = False
+    writer.append(step(count))
+    writer.flush()
+    assert rewards(feeder) == list(range(count + 1))
+
+
+def test_extend_that_times_out_says_how_far_it_came(feeder, client):
+    feeder.hold_acks = True
+    writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000)
+    batch = {"obs": np.zeros((10, 2), np.float32), "reward": np.arange(10, dtype=np.float32)}
+    fill(lambda _: writer.extend(batch, timeout_s=0.01), "of 10 rows are on their way")
+    feeder.hold_acks = False
+    writer.flush()
+
+
+def test_the_oldest_unsent_is_dropped_and_its_stream_cut(address):
+    with FakeFeeder(address, window=(1 << 20, 4)) as feeder, connect(address) as client:
+        feeder.hold_acks = True
+        writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000, overflow="drop_oldest")
+        writer.append(step(0), stream=3)
+        for i in range(1, 100):
+            writer.append(step(i), stream=3, timeout_s=0)
+        feeder.hold_acks = False
+        writer.flush()
+        kept, stats = rewards(feeder), client.stats()
+        assert stats.rows_dropped == 100 - len(kept) > 0
+        assert kept == sorted(set(kept))
+        (rows,) = feeder.rows.values()
+        cuts = [i for i, (_, flags, _) in enumerate(rows) if flags == FINAL | TRUNCATED]
+        steps = [(i, reward) for i, (_, flags, reward) in enumerate(rows) if not flags & FINAL]
+        for (i, before), (j, after) in pairwise(steps):
+            assert after == before + 1 or any(i < cut < j for cut in cuts)
+
+
+def test_a_gap_is_sent_again(feeder, client):
+    lost = []
+
+    def lose(feeder, plane, route, message):
+        if message.sequence == 1 and not lost:
+            lost.append(message)
+            return True
+        return False
+
+    feeder.hooks[Type.INSERT] = lose
+    writer = client.table("replay").writer(batch_rows=2, linger_ms=LATE)
+    for i in range(10):
+        writer.append(step(i))
+    writer.flush()
+    assert lost
+    assert rewards(feeder) == list(range(10))
+    assert client.stats().messages_resent > 0
+
+
+def test_a_lost_tail_is_found_by_a_probe(feeder, client, monkeypatch):
+    monkeypatch.setattr("async_loader.feeder.client.writer_line.PROBE_S", 0.02)
+    left = [3]
+
+    def lose(feeder, plane, route, message):
+        left[0] -= 1
+        return left[0] >= 0
+
+    feeder.hooks[Type.INSERT] = lose
+    writer = client.table("replay").writer(batch_rows=1, linger_ms=LATE)
+    for i in range(3):
+        writer.append(step(i))
+    writer.flush()
+    assert rewards(feeder) == [0, 1, 2]
+
+
+def test_acknowledgements_that_come_twice_or_late_do_no_harm(feeder, client):
+    def twice(feeder, plane, route, message):
+        feeder.on_insert(plane, route, message)
+        feeder.say(plane, route, message.reply(wire.Ack(0, 0, *feeder.window)))
+        feeder.ack(route, message, feeder.producers[message.session, message.number])
+        feeder.say(
+            plane,
+            route,
+            message.reply(wire.Ack(1 << 40, 0, *feeder.window)) if message.sequence == 9 else message.reply(wire.Pong()),
+        )
+        return True
+
+    feeder.hooks[Type.INSERT] = twice
+    writer = client.table("replay").writer(batch_rows=1, linger_ms=LATE)
+    for i in range(10):
+        writer.append(step(i))
+    writer.flush()
+    feeder.hooks.clear()
+    writer.append(step(10))
+    writer.flush()
+    assert rewards(feeder) == list(range(11))
+
+
+def test_a_feeder_that_resumes_takes_nothing_twice(feeder, client):
+    writer = client.table("replay").writer(batch_rows=2, linger_ms=LATE)
+    for i in range(6):
+        writer.append(step(i))
+    writer.flush()
+    feeder.hold_acks = True  # the acknowledgements of these are lost
+    for i in range(6, 12):
+        writer.append(step(i))
+    feeder.until(lambda: len(rewards(feeder)) == 12)
+    feeder.hold_acks = False
+    feeder.forget_sessions()
+    for i in range(12, 14):
+        writer.append(step(i))
+    writer.flush()
+    assert rewards(feeder) == list(range(14))
+    assert client.stats().sessions == 2
+    assert client.stats().rows_lost == 0
+
+
+def test_what_a_feeder_lost_is_counted_and_said(address):
+    with FakeFeeder(address) as feeder:
+        client = connect(address)
+        writer = client.table("replay").writer(batch_rows=2, linger_ms=LATE)
+        for i in range(6):
+            writer.append(step(i))
+        writer.flush()
+        feeder.hold_acks = True
+        writer.append(step(6))
+        writer.append(step(7))
+        feeder.until(lambda: len(rewards(feeder)) == 8)
+    with FakeFeeder(address) as feeder:
+        writer.append(step(8))
+        with pytest.warns(UserWarning, match="lost 6 rows"):
+            writer.flush()
+        assert rewards(feeder) == [6, 7, 8]
+        assert client.stats().rows_lost == 6
+        client.close()
+
+
+def test_a_lost_writer_is_opened_again(feeder, client):
+    writer = client.table("replay").writer(batch_rows=1, linger_ms=LATE)
+    writer.append(step(0))
+    writer.flush()
+    feeder.do(lambda feeder: feeder.producers.clear())
+    writer.append(step(1))
+    writer.flush()
+    assert rewards(feeder) == [0, 1]
+
+
+def test_a_fenced_writer_is_broken(feeder, client):
+    def fence(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.FENCED, 2)
+        return True
+
+    feeder.hooks[Type.INSERT] = fence
+    writer = client.table("replay").writer(batch_rows=1)
+    writer.append(step(0))
+    with pytest.raises(Broken, match="FENCED"):
+        writer.flush()
+    with pytest.raises(Broken, match="FENCED"):
+        writer.append(step(1))
+
+
+def test_a_table_without_a_schema_takes_the_first_steps(address):
+    with FakeFeeder(address, schema=None) as feeder, connect(address) as client:
+        with client.table("replay").writer() as writer:
+            assert writer.schema is None
+            writer.append(obs=np.zeros(3), reward=1.0, terminated=True)
+            assert [str(field) for field in writer.schema.fields] == [
+                "terminated bool[]", "truncated bool[]", "obs float64[3]", "reward float32[]",
+            ]  # fmt: skip
+        assert rewards(feeder) == [1.0]
+
+
+def test_final_observations_follow_their_steps(address):
+    schema = Schema.of({"obs": Field("obs", (2,), np.float32, next="next_obs"), "reward": np.float32})
+    with FakeFeeder(address, schema=schema) as feeder, connect(address) as client:
+        with client.table("replay").writer(batch_rows=2, linger_ms=LATE) as writer:
+            with pytest.raises(SchemaError, match="final_obs"):
+                writer.append(step(0), truncated=True)
+            with pytest.raises(SchemaError, match="neither terminated nor truncated"):
+                writer.append(step(0), final_obs=np.zeros(2, np.float32))
+            writer.append(step(0), stream=5)
+            writer.append(step(1), truncated=True, final_obs=np.ones(2, np.float32), stream=5)
+            writer.append(step(2), terminated=True)
+            writer.end_episode()
+            writer.append(step(3))
+            writer.end_episode(np.ones(2, np.float32))
+        (rows,) = feeder.rows.values()
+        assert [(stream, flags) for stream, flags, _ in rows] == [
+            (5, 0), (5, TRUNCATED), (5, FINAL), (0, TERMINATED), (0, FINAL | TRUNCATED), (0, TRUNCATED), (0, FINAL),
+        ]  # fmt: skip
+        assert rewards(feeder) == [0, 1, 2, 3]
+
+
+def test_extend_adds_columns_with_their_final_observations(address):
+    schema = Schema.of(
+        {
+            "obs": Field("obs", (2,), np.float32, next="next_obs"),
+            "reward": np.float32,
+            "terminated": np.bool_,
+            "truncated": np.bool_,
+        }
+    )
+    with FakeFeeder(address, schema=schema) as feeder, connect(address) as client:
+        with client.table("replay").writer(batch_rows=4, linger_ms=LATE) as writer:
+            n = 10
+            ends = np.arange(n) % 3 == 2
+            writer.extend(
+                obs=np.zeros((n, 2), np.float32), reward=np.arange(n, dtype=np.float32), terminated=np.zeros(n, np.bool_),
+                truncated=ends, final_obs=np.ones((n, 2), np.float32), stream=np.arange(n) % 2, priority=np.ones(n),
+            )  # fmt: skip
+        (rows,) = feeder.rows.values()
+        assert rewards(feeder) == list(range(n))
+        for i, (stream, flags, _) in enumerate(rows):
+            if flags == FINAL:
+                assert rows[i - 1][:2] == (stream, TRUNCATED)
+        assert sum(flags == FINAL for _, flags, _ in rows) == 3
+
+
+def test_large_fields_travel_beside_the_rows(address):
+    schema = Schema.of({"pixels": ((40, 40), np.uint8), "reward": np.float32})
+    with FakeFeeder(address, schema=schema) as feeder, connect(address) as client:
+        with client.table("replay").writer(batch_rows=8) as writer:
+            for i in range(20):
+                writer.append(pixels=np.full((40, 40), i, np.uint8), reward=float(i))
+            writer.extend(pixels=np.zeros((100, 40, 40), np.uint8), reward=np.arange(20, 120, dtype=np.float32))
+        assert rewards(feeder) == list(range(120))
+
+
+def test_what_does_not_fit_is_said_and_not_added(feeder, client):
+    writer = client.table("replay").writer(linger_ms=LATE)
+    for bad, text in [
+        ({"obs": np.zeros(3, np.float32), "reward": 0.0}, "has shape"),
+        ({"obs": np.zeros(2, np.float32)}, "does not fit the schema"),
+    ]:
+        with pytest.raises(SchemaError, match=text):
+            writer.append(bad)
+    with pytest.raises(ConfigError, match="priority"):
+        writer.append(step(0), priority=-1.0)
+    with pytest.raises(ConfigError, match="stream"):
+        writer.append(step(0), stream=-1)
+    writer.append(step(0))
+    writer.close()
+    writer.close()
+    with pytest.raises(Closed):
+        writer.append(step(0))
+    assert rewards(feeder) == [0]
+
+
+def test_threads_share_a_writer_and_each_stream_stays_in_order(feeder, client):
+    writer = client.table("replay").writer(batch_rows=16, buffer_bytes=5000)
+
+    def act(stream):
+        for i in range(500):
+            writer.append(step(i), stream=stream)
+
+    threads = [threading.Thread(target=act, args=(stream,)) for stream in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    writer.flush()
+    (rows,) = feeder.rows.values()
+    for stream in range(4):
+        assert [reward for s, _, reward in rows if s == stream] == list(range(500))
+
+
+def test_values_that_need_a_closer_look_are_the_same_rows(feeder, client):
+    obs = np.zeros(2, np.float32)
+    given = [1.0, np.float32(2), np.float64(3), 4, True, np.array(6.0), float("inf")]
+    with client.table("replay").writer(linger_ms=LATE) as writer:
+        for reward in given:
+            writer.append(obs=obs, reward=reward)
+        for bad in (1e300, None, "8", 1j, np.zeros(1, np.float32)):
+            with pytest.raises(SchemaError):
+                writer.append(obs=obs, reward=bad)
+        writer.append(obs=obs.astype(np.float64), reward=9.0)
+        writer.append(reward=10.0, obs=obs)
+    assert rewards(feeder) == [1, 2, 3, 4, 1, 6, float("inf"), 9, 10]
+
+
+def test_an_array_may_change_after_it_was_appended(feeder, client):
+    obs, reward = np.zeros(2, np.float32), np.zeros(3, np.float32)
+    with client.table("replay").writer(linger_ms=LATE) as writer:
+        writer.append(obs=obs, reward=0.0)
+        writer.extend(obs=np.zeros((3, 2), np.float32), reward=reward)
+        obs += 1
+        reward += 1
+    assert rewards(feeder) == [0, 0, 0, 0]
