@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -64,6 +66,84 @@ def demo(
     else:
         live.finish(summary, curve)
     raise typer.Exit(0 if summary.solved else 1)
+
+
+ADDRESS = typer.Argument(help="The feeder's, as in tcp://127.0.0.1:5555.")
+KEYS = typer.Option(help="This client's keys: a NAME.secret that 'async-loader keys' made.")
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="YAML: see configs/feeder.yaml.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="name:steps or name:size, as replay:1000000 or replay:8GiB.")] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="tcp://127.0.0.1:5555 or ipc:///path; by default a socket of your own.")
+    ] = None,
+    allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Bind beyond this machine without keys.")] = False,
+) -> None:
+    """Run a feeder: replay tables in a process of their own. SIGTERM, Ctrl-C and 'async-loader drain' end it."""
+    from rich.console import Console
+
+    with _errors():
+        from async_loader.feeder import commands
+        from async_loader.feeder.settings import ServerSettings
+
+        settings = ServerSettings.of(table or (), bind=bind, config=config, allow_insecure=allow_insecure)
+        commands.log_to(console := Console(stderr=True))
+        raise typer.Exit(commands.serve(settings, console))
+
+
+@app.command()
+def status(
+    address: Annotated[str, ADDRESS],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")] = False,
+    keys: Annotated[str | None, KEYS] = None,
+) -> None:
+    """What a feeder says of itself: tables, who is connected, and who waits for what."""
+    from rich.console import Console
+
+    with _errors():
+        from async_loader.feeder import commands
+
+        commands.show_status(address, keys, as_json=as_json, watch=watch, console=Console())
+
+
+@app.command()
+def drain(
+    address: Annotated[str, ADDRESS],
+    keys: Annotated[str | None, KEYS] = None,
+) -> None:
+    """Tell a feeder to take nothing new, to give out what it has, and to end."""
+    with _errors():
+        from async_loader.feeder import commands
+
+        commands.drain(address, keys)
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where the server's keys are, or will be.")],
+    names: Annotated[list[str] | None, typer.Argument(help="Clients to make keys for.")] = None,
+) -> None:
+    """Make keys, so that connections are encrypted and only known clients get in. Nothing is overwritten."""
+    with _errors():
+        from async_loader.feeder.keys import make_keys
+
+        for path in make_keys(folder, names or ()):
+            typer.echo(f"{path}" if path.name == "server.secret" else f"{path} (take this one to the client)")
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """What went wrong as one line, and an exit code: 2 for what was asked for, 1 for what happened."""
+    from async_loader.errors import AsyncLoaderError, ConfigError
+
+    try:
+        yield
+    except AsyncLoaderError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
 
 
 def main() -> None:

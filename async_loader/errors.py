@@ -27,6 +27,27 @@ class ConfigError(AsyncLoaderError, ValueError):
     """An argument that cannot work, found before anything started."""
 
 
+class InsecureBindError(ConfigError):
+    """A bind beyond this machine without keys. Whoever reaches the port could read and write the tables."""
+
+
+class AddressInUse(AsyncLoaderError, OSError):
+    """Another server listens there.
+
+    Attributes
+    ----------
+    pid : int | None
+        Of that server, if it can be known.
+    """
+
+    def __init__(self, message: str, pid: int | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.pid))
+
+
 class SchemaError(AsyncLoaderError, ValueError):
     """Data that does not fit the fields, dtypes or shapes that were agreed on."""
 

@@ -39,6 +39,7 @@ TORCH_AT_ONCE = {"demo", "compat"}
 ELSEWHERE = {
     "zmq": {"feeder"},
     "msgspec": {"feeder"},
+    "yaml": {"feeder"},
     "google_crc32c": {"feeder"},
     "ray": {"scale"},
     "gymnasium": {"demo"},

@@ -1,0 +1,257 @@
+"""What the commands of the feeder do: serve, status, drain. Parses nothing; what others say of themselves stays text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from async_loader.errors import AsyncLoaderError
+from async_loader.lifecycle import EndFlag, readable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from async_loader.feeder.settings import ServerSettings
+
+_log = logging.getLogger("async_loader.feeder")
+Status = Mapping[str, Any]
+LIVE_S, LOG_S = 1.0, 60.0
+"""How often a terminal's line is redrawn; how often a log has one."""
+
+
+def serve(settings: ServerSettings, console: Console) -> int:
+    """Run a server until it is drained or told to end; its exit code."""
+    from async_loader.feeder.server import Server  # type: ignore[import-not-found, unused-ignore]
+
+    server = Server(settings)
+    report = _live if console.is_terminal else _logged
+    with report(server.status, console):
+        return int(server.run() or 0)
+
+
+def log_to(console: Console) -> None:
+    """Plain lines, or on a terminal lines above the live one."""
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler()
+    plain = "%(message)s" if console.is_terminal else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(format=plain, level=logging.INFO, handlers=[handler])
+
+
+# -- while serving -------------------------------------------------------------------------------------------------------
+
+
+class Pace:
+    """Statuses, one after the other, as lines with the rates in between."""
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+        self._before: Status | None = None
+
+    def line(self) -> str | None:
+        """``None`` if there is nothing to say right now."""
+        try:
+            now = self._status()
+        except (RuntimeError, AsyncLoaderError):  # asked from another thread, while sessions, or the server, come and go
+            return None
+        before, self._before = self._before, now
+        parts = [_serving(name, table, _seconds(before, now), _table(before, name)) for name, table in now["tables"].items()]
+        parts.append(f"{len(now['sessions'])} sessions")
+        return ("draining: " if now.get("draining") else "") + ", ".join(parts)
+
+
+def _serving(name: str, table: Status, seconds: float, before: Status | None) -> str:
+    said = f"{clean(name)} {_count(table['size'])}" + (f"/{_count(table['capacity'])}" if table["capacity"] else "")
+    if before is None or seconds <= 0:
+        return said
+    came, went = ((table[what] - before[what]) / seconds for what in ("inserted", "sampled"))
+    return f"{said} ({_count(max(0, came))}/s in, {_count(max(0, went))}/s out)"
+
+
+def _seconds(before: Status | None, now: Status) -> float:
+    return 0.0 if before is None else float(now["uptime_s"] - before["uptime_s"])
+
+
+def _table(status: Status | None, name: str) -> Status | None:
+    found: Status | None = None if status is None else status["tables"].get(name)
+    return found
+
+
+@contextlib.contextmanager
+def _live(status: Callable[[], Status], console: Console) -> Iterator[None]:
+    """One line at the terminal's end, redrawn."""
+    from rich.live import Live
+    from rich.text import Text
+
+    pace = Pace(status)
+    console.print(Text(_opening(status())))
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show() -> None:
+            if line := pace.line():
+                live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        with _every(LIVE_S, show):
+            yield
+
+
+@contextlib.contextmanager
+def _logged(status: Callable[[], Status], console: Console) -> Iterator[None]:
+    """Lines in the log."""
+    pace = Pace(status)
+    _log.info("%s", _opening(status()))
+
+    def say() -> None:
+        if line := pace.line():
+            _log.info("%s", line)
+
+    with _every(LOG_S, say):
+        yield
+    _log.info("ended")
+
+
+def _opening(status: Status) -> str:
+    return f"serving {', '.join(map(clean, status['tables']))} at {clean(status['address'])} (process {status['pid']})"
+
+
+@contextlib.contextmanager
+def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
+    """``do``, on a thread of its own, now and every so many seconds until the end."""
+    end = EndFlag()
+
+    def run() -> None:
+        do()
+        while not readable([end.fileno()], seconds):
+            do()
+
+    thread = threading.Thread(target=run, name="async-loader-report", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        end.close()
+
+
+# -- asking one that serves ------------------------------------------------------------------------------------------------
+
+
+def show_status(address: str, keys: str | None, *, as_json: bool, watch: bool, console: Console) -> None:
+    """Print what a server says of itself; with ``watch`` once a second, until Ctrl-C."""
+    with _client(address, keys) as client:
+        if not watch:
+            _print(client.status(), as_json, console)
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(client, as_json, console)
+
+
+def _print(status: Status, as_json: bool, console: Console) -> None:
+    if as_json:
+        console.out(json.dumps(status), highlight=False)
+    else:
+        console.print(*status_tables(status), sep="\n")
+
+
+def _watch(client: Any, as_json: bool, console: Console) -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    if as_json:
+        while True:
+            _print(client.status(), as_json, console)
+            readable([], LIVE_S)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(Group(*status_tables(client.status())), refresh=True)
+            readable([], LIVE_S)
+
+
+def drain(address: str, keys: str | None) -> None:
+    """Tell a server to take nothing new, to give out what it has, and to end. Returns when it has done so."""
+    with _client(address, keys) as client:
+        client.drain()
+
+
+@contextlib.contextmanager
+def _client(address: str, keys: str | None) -> Iterator[Any]:
+    from async_loader import feeder
+
+    try:
+        connect = feeder.connect  # type: ignore[attr-defined, unused-ignore]
+    except AttributeError:
+        raise AsyncLoaderError("this async_loader has no client: install a later one") from None
+    with connect(address, on_disconnect="raise", timeout_s=10.0, keys=keys) as client:
+        yield client
+
+
+def status_tables(status: Status) -> list[RenderableType]:
+    """What a server says of itself, for people."""
+    from rich.text import Text
+
+    pid, address = clean(str(status.get("pid", "?"))), clean(str(status.get("address", "?")))
+    head = f"{address}, process {pid}, up {_duration(status.get('uptime_s', 0))}"
+    head += ", draining" if status.get("draining") else ""
+    weights = ", ".join(f"{clean(name)} v{version}" for name, version in status.get("weights", {}).items())
+    shown: list[RenderableType] = [Text(head), _tables(status.get("tables", {}))]
+    if status.get("sessions"):
+        shown.append(_sessions(status["sessions"]))
+    if weights:
+        shown.append(Text(f"weights: {weights}"))
+    return shown
+
+
+def _tables(tables: Mapping[str, Status]) -> RenderableType:
+    rows = []
+    for name, one in tables.items():
+        size = f"{_count(one['size'])} / {_count(one['capacity'])}"
+        flow = [_count(one["inserts_per_s"]), _count(one["samples_per_s"]), f"{one['samples_per_insert']:.3g}"]
+        rows.append([name, size, *flow, str(one["writers"]), str(one["readers"]), "\n".join(map(str, one["waiting"]))])
+    return _grid(["table", "size", "inserts/s", "samples/s", "samples/insert", "writers", "readers", "waits for"], rows)
+
+
+def _sessions(sessions: list[Status]) -> RenderableType:
+    rows = [
+        [
+            f"{one['host']}:{one['pid']}", str(one["user_agent"]), _duration(one["age_s"]), _duration(one["silent_s"]),
+            str(one["writers"]), str(one["readers"]), _bytes(one["in_flight_bytes"]),
+        ]
+        for one in sessions
+    ]  # fmt: skip
+    return _grid(["session", "agent", "age", "silent", "writers", "readers", "in flight"], rows)
+
+
+def _grid(names: list[str], rows: list[list[str]]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(*names, header_style="bold")
+    for row in rows:
+        grid.add_row(*(Text("\n".join(map(clean, cell.split("\n")))) for cell in row))
+    return grid
+
+
+def clean(text: str) -> str:
+    """Text of others without what a terminal would obey."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(text))
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
+
+
+def _bytes(number: float) -> str:
+    from async_loader.shm.memory import human
+
+    return human(int(number))
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

@@ -1,0 +1,207 @@
+"""CURVE keys as files: made once, never overwritten, and read only if nobody else can. Opens no socket.
+
+::
+
+    FOLDER/            0700
+      server.secret    the server's; stays where the server is
+      NAME.secret      what one client needs: its own keys and the server's public one. Take it to the client, nowhere else
+      clients/
+        NAME.key       public: who may connect. Remove it to lock NAME out, at the next start
+
+A file is one JSON object. ``NAME`` is who a client is to the server, whatever it says of itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+import zmq
+from msgspec import Meta
+
+from async_loader.errors import ConfigError
+from async_loader.feeder.addresses import private_folder
+
+SERVER = "server"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_MOST = 4096
+Key = Annotated[str, Meta(min_length=40, max_length=40)]
+
+
+class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of a client, as the server keeps it; Z85, as all keys here."""
+
+    name: str
+    public: Key
+
+
+class ServerKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The server's own, and whose connections it takes.
+
+    Attributes
+    ----------
+    clients : dict of str
+        Names by public key. Not in the file of the server's secret.
+    """
+
+    public: Key
+    secret: Key
+    clients: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"ServerKeys(public={self.public!r}, clients={sorted(self.clients.values())})"
+
+
+class ClientKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A client's own, and the server's public one."""
+
+    name: str
+    public: Key
+    secret: Key
+    server: Key
+
+    def __repr__(self) -> str:
+        return f"ClientKeys(name={self.name!r}, public={self.public!r}, server={self.server!r})"
+
+
+F = TypeVar("F", PublicKey, ServerKeys, ClientKeys)
+
+
+def make_keys(folder: str | Path, names: Iterable[str] = ()) -> list[Path]:
+    """Make keys of the server, unless they are there, and of the clients named.
+
+    Returns
+    -------
+    list of Path
+        The secret files that were written.
+
+    Raises
+    ------
+    ConfigError
+        For a name that is none, or has keys already; if there is nothing to make; for a folder that others can enter.
+    """
+    folder, names = Path(folder), list(names)
+    for name in names:
+        _check_name(name)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{names} share names: give every client a name of its own")
+    clients = private_folder(private_folder(folder) / "clients")
+    made = []
+    there = folder / f"{SERVER}.secret"
+    if not os.path.lexists(there):
+        public, secret = _pair()
+        _write(there, ServerKeys(public=public, secret=secret))
+        made.append(there)
+    elif not names:
+        raise ConfigError(f"{there} is there, and is not overwritten: name clients to make keys for, or another folder")
+    server = _read(there, ServerKeys).public
+    for name in names:  # before any is written
+        for path in (folder / f"{name}.secret", clients / f"{name}.key"):
+            if os.path.lexists(path):
+                raise ConfigError(f"{path} is there, and is not overwritten: name another client, or remove it first")
+    for name in names:
+        public, secret = _pair()
+        made.append(folder / f"{name}.secret")
+        _write(made[-1], ClientKeys(name=name, public=public, secret=secret, server=server))
+        _write(clients / f"{name}.key", PublicKey(name=name, public=public))
+    return made
+
+
+def load_server_keys(folder: str | Path) -> ServerKeys:
+    """The server's keys, and those of the clients that it knows.
+
+    Raises
+    ------
+    ConfigError
+        If one is missing, is not as it was written, or could be read or changed by others.
+    """
+    folder = Path(folder)
+    own = _read(folder / f"{SERVER}.secret", ServerKeys)
+    _check_pair(folder / f"{SERVER}.secret", own.public, own.secret)
+    clients: dict[str, str] = {}
+    for path in sorted(private_folder(folder / "clients").glob("*.key")):
+        one = _read(path, PublicKey)
+        _check_name(one.name)
+        if path.stem != one.name:
+            raise ConfigError(f"{path} is of {one.name!r}: name it {one.name}.key")
+        if one.public in clients:
+            raise ConfigError(f"{path} has the key of {clients[one.public]!r}: give every client a key of its own")
+        clients[one.public] = one.name
+    if not clients:
+        raise ConfigError(f"{folder / 'clients'} has no key, nobody could connect: async-loader keys {folder} NAME")
+    return ServerKeys(public=own.public, secret=own.secret, clients=clients)
+
+
+def load_client_keys(path: str | Path) -> ClientKeys:
+    """A client's keys, from its ``NAME.secret``.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing, is not as it was written, or could be read or changed by others.
+    """
+    keys = _read(Path(path), ClientKeys)
+    _check_name(keys.name)
+    _check_pair(Path(path), keys.public, keys.secret)
+    return keys
+
+
+def _pair() -> tuple[str, str]:
+    if not zmq.has("curve"):
+        raise ConfigError("this libzmq has no CURVE: install pyzmq's own wheel")
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name == SERVER:
+        raise ConfigError(
+            f"{name[:100]!r} is no client's name: use up to 64 letters, digits, '_', '-' and '.', and not {SERVER!r}"
+        )
+
+
+def _check_pair(path: Path, public: str, secret: str) -> None:
+    try:
+        good = zmq.curve_public(secret.encode()) == public.encode()
+    except (zmq.ZMQError, ValueError):
+        good = False
+    if not good:
+        raise ConfigError(f"{path}: its public key is not that of its secret one: make keys anew")
+
+
+def _write(path: Path, keys: msgspec.Struct) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        data = msgspec.to_builtins(keys)
+        data.pop("clients", None)
+        file.write(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+
+
+def _read(path: Path, kind: type[F]) -> F:
+    """A key file of this user's, which nobody else can read or write."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        hint = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise ConfigError(f"{path} cannot be read: {hint}: async-loader keys makes such files") from None
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)  # of what was opened, not of what may lie there by now
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{path} is no file: async-loader keys makes them")
+        if found.st_uid != os.geteuid():
+            raise ConfigError(f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}: chown it")
+        if found.st_mode & 0o077:
+            raise ConfigError(f"{path} has mode {stat.S_IMODE(found.st_mode):o}, others can get at it: chmod 600 {path}")
+        data = file.read(_MOST + 1)
+    try:
+        if len(data) > _MOST:
+            raise ConfigError(f"it has more than {_MOST} bytes")
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no key file of this kind: {error}") from None

@@ -1,0 +1,214 @@
+"""What a feeder is told when it starts: from a YAML file, from the command line, or from Python. Starts nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory
+from async_loader.feeder import addresses
+from async_loader.feeder.reading import Bytes, read_yaml, settings_of
+from async_loader.feeder.table_settings import Settings, TableSettings, spelled_out
+from async_loader.feeder.wire import bounds
+from async_loader.replay.buffer import ReplayBuffer
+
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+class LimitSettings(Settings, frozen=True, kw_only=True):
+    """How much the server takes. What a peer can make it hold is bounded by these.
+
+    Parameters
+    ----------
+    message_bytes : int
+        Of all body frames of a message.
+    control_bytes : int
+        Of a control message's body.
+    in_flight_bytes : int
+        Received from a session and not yet in a table, or made for one and not yet sent.
+    sessions : int
+    window_bytes, window_rows : int
+        What a writer may send ahead of its acknowledgements.
+    """
+
+    message_bytes: Bytes = Bytes(bounds.MESSAGE_BYTES)
+    control_bytes: Bytes = Bytes(bounds.CONTROL_BYTES)
+    in_flight_bytes: Bytes = Bytes(bounds.IN_FLIGHT_BYTES)
+    sessions: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
+    window_bytes: Bytes = Bytes(64 << 20)
+    window_rows: Annotated[int, Meta(ge=1, le=2**32 - 1)] = 65_536
+
+    def __post_init__(self) -> None:
+        if not 1024 <= self.control_bytes <= bounds.CONTROL_BYTES:
+            raise ConfigError(f"control_bytes={self.control_bytes}: the wire allows 1024 to {bounds.CONTROL_BYTES}")
+        for name in ("message_bytes", "window_bytes"):
+            if getattr(self, name) > self.in_flight_bytes:
+                raise ConfigError(f"{name}={getattr(self, name)} is above in_flight_bytes={self.in_flight_bytes}: raise that")
+
+    def wire(self) -> bounds.Limits:
+        """Those that WELCOME tells the client."""
+        return bounds.Limits(
+            control_bytes=self.control_bytes, message_bytes=self.message_bytes, in_flight_bytes=self.in_flight_bytes
+        )
+
+
+class SecuritySettings(Settings, frozen=True, kw_only=True):
+    """Who may connect.
+
+    Parameters
+    ----------
+    keys : str, optional
+        The folder that ``async-loader keys`` made. With it, every connection is encrypted, and only known keys get in.
+        In a file, relative to that file.
+    allow_insecure : bool
+        Bind beyond this machine without keys: whoever reaches the port reads and writes the tables.
+    """
+
+    keys: str | None = None
+    allow_insecure: bool = False
+
+
+class ServerSettings(Settings, frozen=True, kw_only=True):
+    """All of a feeder.
+
+    Parameters
+    ----------
+    bind : str, optional
+        ``tcp://127.0.0.1:5555`` or ``ipc:///path``; by default a socket in a folder that only this user can enter.
+    tables : dict of TableSettings
+        One at least.
+    limits : LimitSettings
+    heartbeat_s, silence_s : float
+        A side that has sent nothing for ``heartbeat_s`` says so; one that was silent for ``silence_s`` is taken for dead.
+    security : SecuritySettings
+
+    Raises
+    ------
+    ConfigError
+
+    Examples
+    --------
+    >>> settings = ServerSettings.of(["replay:1000000"], bind="tcp://127.0.0.1:5555")
+    >>> settings.tables["replay"].capacity
+    1000000
+    """
+
+    bind: str | None = None
+    tables: dict[str, TableSettings]
+    limits: LimitSettings = LimitSettings()
+    heartbeat_s: Seconds = 1.0
+    silence_s: Seconds = 10.0
+    security: SecuritySettings = SecuritySettings()
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise ConfigError("tables: it is empty: give one at least, as in replay: {capacity: 1000000}")
+        if len(self.tables) > bounds.FIELDS:
+            raise ConfigError(f"tables: there are {len(self.tables)}, {bounds.FIELDS} are allowed")
+        for name in self.tables:
+            _table_name(name)
+        if self.silence_s < 2 * self.heartbeat_s:
+            raise ConfigError(
+                f"silence_s={self.silence_s:g} is less than two heartbeats of {self.heartbeat_s:g} s: one that is late would end "
+                "a session, raise silence_s"
+            )
+        if self.bind is not None:
+            addresses.parse(self.bind)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ServerSettings:
+        """From a YAML file.
+
+        Raises
+        ------
+        ConfigError
+            Names the file, the field's path and what was expected there.
+        """
+        return _checked(read_yaml(Path(path)), Path(path))
+
+    @classmethod
+    def of(
+        cls,
+        tables: Iterable[str] = (),
+        *,
+        bind: str | None = None,
+        config: str | Path | None = None,
+        allow_insecure: bool = False,
+    ) -> ServerSettings:
+        """From the command line: a file if there is one, and on top of it tables as in ``replay:1000000`` or ``replay:8GiB``."""
+        plain: dict[str, Any] = {} if config is None else read_yaml(Path(config))
+        added = [table_of(text) for text in tables]
+        if len({name for name, _ in added}) < len(added):
+            raise ConfigError(f"--table: {[name for name, _ in added]} share names: give every table a name of its own")
+        given = plain.get("tables") or {}
+        if added and isinstance(given, dict):
+            plain["tables"] = {**given, **dict(added)}
+        if not plain.get("tables"):
+            raise ConfigError("there is no table: give one, as in --table replay:1000000, or a --config that has one")
+        if bind is not None:
+            plain["bind"] = bind
+        settings = _checked(plain, None if config is None else Path(config))
+        if allow_insecure:
+            settings = replace(settings, security=replace(settings.security, allow_insecure=True))
+        return settings
+
+    def address(self) -> addresses.Address:
+        """Where to bind."""
+        return addresses.default() if self.bind is None else addresses.parse(self.bind)
+
+    def make_tables(self) -> dict[str, ReplayBuffer]:
+        """All tables, empty. If one cannot be made, none is left.
+
+        Raises
+        ------
+        ConfigError, OutOfMemory
+            Names the table.
+        """
+        made: dict[str, ReplayBuffer] = {}
+        for name, table in self.tables.items():
+            try:
+                made[name] = table.make()
+            except AsyncLoaderError as error:
+                for one in made.values():
+                    one.close()
+                kind = OutOfMemory if isinstance(error, OutOfMemory) else ConfigError
+                raise kind(f"tables.{name}: {error}") from error
+        return made
+
+
+def table_of(text: str) -> tuple[str, dict[str, Any]]:
+    """``replay:1000000`` or ``replay:8GiB`` as a name and plain settings.
+
+    Raises
+    ------
+    ConfigError
+    """
+    name, colon, size = text.rpartition(":")
+    if not colon or not name or not size.strip():
+        raise ConfigError(f"--table {text!r}: it is a name and a size, as in replay:1000000 (steps) or replay:8GiB")
+    _table_name(name)
+    steps = size.strip().replace("_", "")
+    if re.fullmatch(r"[0-9]+", steps):
+        return name, {"capacity": int(steps)}
+    return name, {"max_bytes": size.strip()}
+
+
+def _table_name(name: str) -> None:
+    if not 1 <= len(name) <= 256 or not name.isprintable() or name != name.strip():
+        raise ConfigError(f"tables: the name {name[:300]!r} will not do: 1 to 256 printable characters, no space at either end")
+
+
+def _checked(plain: dict[str, Any], path: Path | None) -> ServerSettings:
+    tables = plain.get("tables")
+    if isinstance(tables, dict):
+        plain = {**plain, "tables": {name: spelled_out(one) for name, one in tables.items()}}
+    settings = settings_of(plain, ServerSettings, "" if path is None else str(path))
+    keys = settings.security.keys
+    if path is not None and keys is not None:
+        settings = replace(settings, security=replace(settings.security, keys=str(path.parent / Path(keys).expanduser())))
+    return settings

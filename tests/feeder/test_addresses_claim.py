@@ -1,0 +1,221 @@
+"""One server at an address: the lock, the files, and who it is that is in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+
+from async_loader.errors import AddressInUse, ConfigError, InsecureBindError
+from async_loader.feeder import claim as claims
+from async_loader.feeder.addresses import parse
+from async_loader.feeder.claim import Claim, pid_at
+
+PLANES = ("control", "insert", "pull")
+HOLDER = """
+import sys, zmq
+from async_loader.feeder.addresses import parse
+from async_loader.feeder.claim import Claim
+context = zmq.Context()
+with Claim(parse(sys.argv[1])) as claim:
+    sockets = [context.socket(zmq.ROUTER) for _ in range(3)]
+    ends = [claim.bind(one, plane) for one, plane in zip(sockets, ("control", "insert", "pull"))]
+    print(ends[0], flush=True)
+    sys.stdin.read()
+    context.destroy(0)
+"""
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as one:
+        yield one
+        one.destroy(0)
+
+
+@contextlib.contextmanager
+def holder(address: str):
+    """Another process that holds an address, and what it was bound to."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.stdin.close()
+        process.wait(30)
+        process.stdout.close()
+
+
+def bind_all(claim: Claim, context: zmq.Context) -> list[zmq.Socket]:
+    sockets = [context.socket(zmq.ROUTER) for _ in PLANES]
+    for one, plane in zip(sockets, PLANES, strict=True):
+        claim.bind(one, plane)
+    return sockets
+
+
+@pytest.fixture(autouse=True)
+def no_lock_stays_open():
+    yield
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if ".lock" in os.path.basename(_leads_to(fd))]
+
+
+def _leads_to(fd: Path) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(fd)
+    return ""
+
+
+def talk(context: zmq.Context, server: zmq.Socket, endpoint: str) -> None:
+    with context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        client.connect(endpoint)
+        client.send(b"hello")
+        assert server.poll(10_000)
+        assert server.recv_multipart()[-1] == b"hello"
+
+
+def test_ipc_files_are_this_users_alone_and_gone_at_the_end(context, tmp_path):
+    before = os.umask(0o002)
+    try:
+        with Claim(parse(f"ipc://{tmp_path}/x")) as claim:
+            sockets = bind_all(claim, context)
+            assert {path.name for path in tmp_path.iterdir()} == {"x", "x.insert", "x.pull", "x.lock"}
+            assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+            assert (tmp_path / "x.lock").read_text() == f"{os.getpid()}\n"
+            assert claim.endpoints == {"control": f"ipc://{tmp_path}/x", **{p: f"ipc://{tmp_path}/x.{p}" for p in PLANES[1:]}}
+            talk(context, sockets[1], claim.endpoints["insert"])
+            for one in sockets:
+                one.close(0)
+        assert list(tmp_path.iterdir()) == []
+        claim.close()
+    finally:
+        assert os.umask(before) == 0o002
+
+
+def test_a_second_server_is_refused_with_the_pid_of_the_first(context, tmp_path):
+    with holder(f"ipc://{tmp_path}/x") as (process, endpoint):
+        with pytest.raises(AddressInUse, match=f"in use by process {process.pid}") as caught:
+            Claim(parse(endpoint))
+        assert caught.value.pid == process.pid
+        with context.socket(zmq.DEALER) as client:  # and the first goes on
+            client.linger = 0
+            monitor = client.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            client.connect(endpoint)
+            assert monitor.poll(10_000)
+            client.disable_monitor()
+            monitor.close()
+    with Claim(parse(endpoint)):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_server_in_this_process_is_refused_too(tmp_path):
+    with Claim(parse(f"ipc://{tmp_path}/x")):
+        with pytest.raises(AddressInUse, match="this process: close that one"):
+            Claim(parse(f"ipc://{tmp_path}/x"))
+        assert (tmp_path / "x.lock").exists()
+
+
+def test_the_files_of_a_killed_server_are_cleaned(context, tmp_path):
+    with holder(f"ipc://{tmp_path}/x") as (process, endpoint):
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    (tmp_path / "x.memory").touch()
+    (tmp_path / "x.memory").unlink()
+    with socket.socket(socket.AF_UNIX) as memory:
+        memory.bind(str(tmp_path / "x.memory"))
+    assert len(list(tmp_path.iterdir())) == 5
+    with Claim(parse(endpoint)) as claim:
+        assert {path.name for path in tmp_path.iterdir()} == {"x.lock"}
+        sockets = bind_all(claim, context)
+        talk(context, sockets[0], endpoint)
+        for one in sockets:
+            one.close(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_socket_is_not_removed(tmp_path):
+    (tmp_path / "x").write_text("precious")
+    with pytest.raises(ConfigError, match="no socket: name another"):
+        Claim(parse(f"ipc://{tmp_path}/x"))
+    assert {path.name for path in tmp_path.iterdir()} == {"x"}
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "x.lock").symlink_to(tmp_path / "target")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        Claim(parse(f"ipc://{tmp_path}/x"))
+    assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere/x.lock cannot be opened: .*: make the folder"):
+        Claim(parse(f"ipc://{tmp_path}/nowhere/x"))
+
+
+def test_a_lock_that_was_removed_between_open_and_flock_is_taken_anew(tmp_path, monkeypatch):
+    asked = []
+
+    def leads_to(path: str, fd: int) -> bool:
+        if not asked:
+            Path(path).unlink()  # as its last holder does
+        asked.append(fd)
+        return real(path, fd)
+
+    real = claims._leads_to
+    monkeypatch.setattr(claims, "_leads_to", leads_to)
+    with Claim(parse(f"ipc://{tmp_path}/x")):
+        assert len(asked) == 2
+        assert (tmp_path / "x.lock").read_text() == f"{os.getpid()}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tcp_port_in_use_is_refused_with_a_pid(context):
+    with holder("tcp://127.0.0.1:*") as (process, endpoint):
+        address = parse(endpoint)
+        with Claim(address) as claim, context.socket(zmq.ROUTER) as one:
+            with pytest.raises(AddressInUse, match=f"in use by process {process.pid}: end that one") as caught:
+                claim.bind(one, "control")
+            assert caught.value.pid == process.pid
+    assert pid_at(address.port) is None
+
+
+def test_ports_that_the_system_chose_are_named(context):
+    with Claim(parse("tcp://127.0.0.1:*")) as claim:
+        sockets = bind_all(claim, context)
+        assert len({parse(endpoint).port for endpoint in claim.endpoints.values()} - {0}) == 3
+        talk(context, sockets[2], claim.endpoints["pull"])
+        assert pid_at(parse(claim.endpoints["pull"]).port) == os.getpid()
+        for one in sockets:
+            one.close(0)
+
+
+def test_an_address_of_another_machine_cannot_be_bound(context):
+    with Claim(parse("tcp://192.0.2.1:5555"), allow_insecure=True) as claim, context.socket(zmq.ROUTER) as one:
+        with pytest.raises(ConfigError, match="cannot be bound"):
+            claim.bind(one, "control")
+
+
+def test_an_insecure_bind_is_refused_or_logged_at_each_start(caplog):
+    with pytest.raises(InsecureBindError):
+        Claim(parse("tcp://*:5555"))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            Claim(parse("tcp://*:5555"), allow_insecure=True).close()
+    assert [record.getMessage()[:31] for record in caplog.records] == ["tcp://*:5555 is bound without k"] * 2
+    assert not Claim(parse("tcp://*:5555"), encrypted=True).insecure
+
+
+def test_the_errors_survive_pickling():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(AddressInUse("taken", 7)))
+    assert (str(error), error.pid) == ("taken", 7)

@@ -1,0 +1,345 @@
+"""Who gets in: known keys, and nobody else; also when the authenticator is dead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+import pytest
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from async_loader.errors import Broken, ConfigError
+from async_loader.feeder import auth
+from async_loader.feeder.auth import Gatekeeper, apply_client_keys, user_of
+from async_loader.feeder.keys import ClientKeys, ServerKeys, load_client_keys, load_server_keys, make_keys
+
+IN, REFUSED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH
+OUT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+PATIENCE_MS = 20_000
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as one:
+        yield one
+        one.destroy(0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_keys(tmp_path / "keys", ["alice", "bob"])
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def gatekeeper(context, folder):
+    with Gatekeeper(context, load_server_keys(folder)) as one:
+        yield one
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def server(request, context, gatekeeper, tmp_path):
+    with context.socket(zmq.ROUTER) as one:
+        gatekeeper.apply(one)
+        one.linger = 0
+        one.bind("tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/x")
+        yield one
+
+
+def stranger_keys(server_public: str) -> ClientKeys:
+    public, secret = zmq.curve_keypair()
+    return ClientKeys(name="alice", public=public.decode(), secret=secret.decode(), server=server_public)
+
+
+def knock(context, server, gatekeeper, keys) -> int:
+    """The first thing that happens to a connection with these keys."""
+    with context.socket(zmq.DEALER) as client:
+        client.linger, client.reconnect_ivl = 0, -1
+        if keys is not None:
+            apply_client_keys(client, keys)
+        monitor = client.get_monitor_socket(IN | REFUSED | OUT)
+        client.connect(server.last_endpoint)
+        with contextlib.suppress(zmq.Again):  # it may be out again
+            client.send(b"let me in", zmq.NOBLOCK)
+        poller = zmq.Poller()
+        for one in (monitor, gatekeeper.poll_socket):
+            if not one.closed:
+                poller.register(one, zmq.POLLIN)
+        try:
+            while ready := dict(poller.poll(PATIENCE_MS)):
+                if gatekeeper.poll_socket in ready:
+                    gatekeeper.handle()
+                if monitor in ready:
+                    return int(parse_monitor_message(monitor.recv_multipart())["event"])
+            return -1
+        finally:
+            client.disable_monitor()
+            monitor.close()
+
+
+# -- connections ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_key_gets_in_under_its_name(context, server, gatekeeper, folder):
+    for name in ("alice", "bob"):
+        with context.socket(zmq.DEALER) as client:
+            client.linger = 0
+            apply_client_keys(client, folder / f"{name}.secret")
+            client.connect(server.last_endpoint)
+            client.send_multipart([b"hello", b"i am the queen"])
+            poller = zmq.Poller()
+            poller.register(server, zmq.POLLIN)
+            poller.register(gatekeeper.poll_socket, zmq.POLLIN)
+            while server not in (ready := dict(poller.poll(PATIENCE_MS))):
+                assert ready
+                gatekeeper.handle()
+            frames = server.recv_multipart(copy=False)
+            assert [user_of(frame) for frame in frames[1:]] == [name, name]
+    assert (gatekeeper.allowed, gatekeeper.refused) == (2, 0)
+
+
+def test_an_unknown_key_is_refused(context, server, gatekeeper, folder):
+    assert knock(context, server, gatekeeper, stranger_keys(load_server_keys(folder).public)) == REFUSED
+    assert (gatekeeper.allowed, gatekeeper.refused) == (0, 1)
+    assert not server.poll(0)
+
+
+def test_a_client_without_keys_is_refused(context, server, gatekeeper):
+    assert knock(context, server, gatekeeper, None) not in (IN, -1)
+    assert not server.poll(0)
+
+
+def test_a_client_that_expects_another_server_is_refused(context, server, gatekeeper, folder):
+    alice = load_client_keys(folder / "alice.secret")
+    other = ClientKeys(name="alice", public=alice.public, secret=alice.secret, server=stranger_keys(alice.server).public)
+    assert knock(context, server, gatekeeper, other) not in (IN, -1)
+    assert not server.poll(0)
+
+
+def test_a_client_with_anothers_public_key_is_refused(context, server, gatekeeper, folder):
+    alice = load_client_keys(folder / "alice.secret")
+    stolen = ClientKeys(name="alice", public=alice.public, secret=stranger_keys(alice.server).secret, server=alice.server)
+    assert knock(context, server, gatekeeper, stolen) not in (IN, -1)
+    assert not server.poll(0)
+
+
+def test_with_a_dead_authenticator_nobody_gets_in(context, server, gatekeeper, folder):
+    gatekeeper.close()
+    gatekeeper.close()
+    assert knock(context, server, gatekeeper, folder / "alice.secret") not in (IN, -1)
+    assert not server.poll(0)
+
+
+def test_with_an_authenticator_that_never_answers_nobody_gets_in(context, gatekeeper, folder, monkeypatch):
+    monkeypatch.setattr(gatekeeper, "handle", gatekeeper.poll_socket.recv_multipart)  # and no answer
+    with context.socket(zmq.ROUTER) as server:
+        gatekeeper.apply(server)
+        server.handshake_ivl = 200
+        server.bind("tcp://127.0.0.1:*")
+        assert knock(context, server, gatekeeper, folder / "alice.secret") not in (IN, -1)
+        assert not server.poll(0)
+
+
+def test_a_key_that_was_removed_is_refused_after_the_next_start(context, folder):
+    (folder / "clients" / "bob.key").unlink()
+    with Gatekeeper(context, load_server_keys(folder)) as gatekeeper, context.socket(zmq.ROUTER) as server:
+        gatekeeper.apply(server)
+        server.bind("tcp://127.0.0.1:*")
+        assert knock(context, server, gatekeeper, folder / "bob.secret") == REFUSED
+        assert knock(context, server, gatekeeper, folder / "alice.secret") == IN
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        [],
+        [b"1.0"],
+        [b"1.0", b"1", b"other", b"", b"", b"CURVE", b"k" * 32],
+        [b"1.0", b"1", auth.DOMAIN, b"", b"", b"NULL"],
+        [b"1.0", b"1", auth.DOMAIN, b"", b"", b"PLAIN", b"alice", b""],
+        [b"2.0", b"1", auth.DOMAIN, b"", b"", b"CURVE", b"k" * 32],
+    ],
+)
+def test_any_other_question_is_answered_with_no(gatekeeper, folder, request_):
+    known = z85.decode(load_client_keys(folder / "alice.secret").public)
+    assert gatekeeper._answer([b"1.0", b"1", auth.DOMAIN, b"", b"", b"CURVE", known])[2] == b"200"
+    assert gatekeeper._answer([known if one == b"k" * 32 else one for one in request_])[2] == b"400"
+
+
+def test_a_frame_without_a_user_has_none(context):
+    with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        client.connect(f"tcp://127.0.0.1:{port}")
+        client.send(b"x")
+        assert server.poll(PATIENCE_MS)
+        assert [user_of(frame) for frame in server.recv_multipart(copy=False)] == [None, None]
+
+
+def test_a_producer_belongs_to_the_first_who_asks(gatekeeper):
+    assert gatekeeper.owns("alice", b"p")
+    assert gatekeeper.owns("alice", b"p")
+    assert not gatekeeper.owns("bob", b"p")
+    assert not gatekeeper.owns(None, b"q")
+    gatekeeper.forget(b"p")
+    assert gatekeeper.owns("bob", b"p")
+
+
+# -- the trial at the start ----------------------------------------------------------------------------------------------
+
+
+def test_the_trial_passes_where_unknown_keys_are_refused_and_leaves_nothing(gatekeeper, tmp_path, monkeypatch):
+    monkeypatch.setattr(auth.tempfile, "tempdir", str(tmp_path))
+    before = set(tmp_path.iterdir())
+    gatekeeper.self_test()
+    assert (gatekeeper.allowed, gatekeeper.refused) == (0, 0)
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_lock_that_opens_to_all_fails_the_trial(gatekeeper, monkeypatch):
+    monkeypatch.setattr(gatekeeper, "_name", lambda request: "anyone")
+    with pytest.raises(Broken, match="got in"):
+        gatekeeper.self_test()
+
+
+def test_sockets_without_an_enforced_domain_fail_the_trial(context, gatekeeper, monkeypatch):
+    def apply(socket):
+        socket.curve_secretkey = gatekeeper._keys.secret.encode()
+        socket.curve_server = True  # libzmq asks nobody then, and lets anybody in
+
+    monkeypatch.setattr(gatekeeper, "apply", apply)
+    gatekeeper.close()
+    gatekeeper.poll_socket = context.socket(zmq.REP)
+    with pytest.raises(Broken, match="got in"):
+        gatekeeper.self_test()
+
+
+def test_a_dead_authenticator_fails_the_trial(context, gatekeeper):
+    gatekeeper.close()
+    gatekeeper.poll_socket = context.socket(zmq.REP)
+    with pytest.raises(Broken, match="not refused by the authenticator"):
+        gatekeeper.self_test()
+
+
+def test_a_refusal_by_somebody_else_fails_the_trial(context, gatekeeper, folder, monkeypatch):
+    gatekeeper.close()
+    with Gatekeeper(context, load_server_keys(folder)) as other:
+        monkeypatch.setattr(gatekeeper, "poll_socket", other.poll_socket)
+        monkeypatch.setattr(gatekeeper, "handle", other.handle)
+        with pytest.raises(Broken, match="not refused by the authenticator"):
+            gatekeeper.self_test()
+        monkeypatch.undo()
+
+
+def test_a_second_authenticator_of_a_context_is_refused(context, gatekeeper, folder):
+    with pytest.raises(ConfigError, match="a context of its own"):
+        Gatekeeper(context, load_server_keys(folder))
+
+
+# -- files ---------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_this_users_alone(folder):
+    before = os.umask(0)
+    try:
+        make_keys(folder, ["carol"])
+    finally:
+        os.umask(before)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {
+        "server.secret", "alice.secret", "bob.secret", "carol.secret", "alice.key", "bob.key", "carol.key"
+    }  # fmt: skip
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "clients")} == {0o700}
+    assert sorted(load_server_keys(folder).clients.values()) == ["alice", "bob", "carol"]
+
+
+def test_nothing_is_overwritten(folder):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for names in (["alice"], ["new", "bob"], []):
+        with pytest.raises(ConfigError, match="not overwritten"):
+            make_keys(folder, names)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["", "server", "../x", "a/b", ".x", "-x", "a b", "x" * 65, "é", "a\n"])
+def test_a_name_that_is_none_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="no client's name"):
+        make_keys(tmp_path / "keys", [name])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_one_name_twice_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="share names"):
+        make_keys(tmp_path / "keys", ["a", "a"])
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+def test_a_secret_that_others_can_get_at_is_refused(folder, mode):
+    for path in (folder / "server.secret", folder / "alice.secret", folder / "clients" / "alice.key"):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match=f"mode {mode:o}, others can get at it: chmod 600"):
+            load_client_keys(path) if path.name == "alice.secret" else load_server_keys(folder)
+        path.chmod(0o600)
+    load_server_keys(folder)
+
+
+def test_a_folder_of_clients_that_others_can_write_to_is_refused(folder):
+    (folder / "clients").chmod(0o777)
+    with pytest.raises(ConfigError, match="others can enter it"):
+        load_server_keys(folder)
+
+
+def test_links_and_fifos_are_no_keys(folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder / "alice.secret")
+    with pytest.raises(ConfigError, match="it is a link"):
+        load_client_keys(tmp_path / "link")
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with pytest.raises(ConfigError, match="is no file"):
+        load_client_keys(tmp_path / "fifo")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[" * 2000, '{"name": "alice"}', "\0", "x" * 5000, '{"public": "a", "secret": "b"}'])
+def test_what_is_no_key_file_is_refused(folder, text):
+    for path in (folder / "server.secret", folder / "alice.secret"):
+        path.write_text(text)
+    with pytest.raises(ConfigError, match="no key file"):
+        load_client_keys(folder / "alice.secret")
+    with pytest.raises(ConfigError, match="no key file"):
+        load_server_keys(folder)
+
+
+def test_keys_that_do_not_belong_together_are_refused(folder):
+    alice, bob = (load_client_keys(folder / f"{name}.secret") for name in ("alice", "bob"))
+    text = (folder / "alice.secret").read_text().replace(alice.secret, bob.secret)
+    (folder / "alice.secret").write_text(text)
+    with pytest.raises(ConfigError, match="not that of its secret"):
+        load_client_keys(folder / "alice.secret")
+
+
+def test_a_clients_key_under_another_name_or_two_names_is_refused(folder):
+    clients = folder / "clients"
+    (clients / "bob.key").write_text((clients / "alice.key").read_text())
+    with pytest.raises(ConfigError, match=r"is of 'alice': name it alice\.key"):
+        load_server_keys(folder)
+    (clients / "bob.key").write_text((clients / "alice.key").read_text().replace('"alice"', '"bob"'))
+    with pytest.raises(ConfigError, match="has the key of 'alice'"):
+        load_server_keys(folder)
+
+
+def test_without_clients_or_keys_there_is_no_server(tmp_path):
+    with pytest.raises(ConfigError, match=r"server\.secret cannot be read"):
+        load_server_keys(tmp_path)
+    make_keys(tmp_path / "keys")
+    with pytest.raises(ConfigError, match="nobody could connect"):
+        load_server_keys(tmp_path / "keys")
+
+
+def test_no_secret_is_in_a_repr(folder):
+    server, alice = load_server_keys(folder), load_client_keys(folder / "alice.secret")
+    assert isinstance(server, ServerKeys)
+    assert server.secret not in repr(server)
+    assert alice.secret not in f"{alice} {alice!r}"

@@ -1,0 +1,325 @@
+"""serve, status, drain and keys, as a user types them; with a server and a client that are fakes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from async_loader import feeder
+from async_loader.cli import app
+from async_loader.errors import AddressInUse, Broken
+from async_loader.feeder import commands
+from async_loader.feeder.keys import load_server_keys
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+WIDE = {"COLUMNS": "200"}
+
+
+def status_of(**changes):
+    table = {
+        "size": 1000, "capacity": 5000, "inserted": 1000, "sampled": 4096, "deleted": 0, "inserts_per_s": 12.5,
+        "samples_per_s": 50.0, "samples_per_insert": 4.096, "waiting": ["reader 3 waits for 24 rows"], "writers": 1, "readers": 2,
+    }  # fmt: skip
+    session = {
+        "id": 7, "pid": 4321, "host": "node7", "user_agent": "async_loader/0.1", "age_s": 3700.0, "silent_s": 0.5, "writers": 1,
+        "readers": 0, "in_flight_bytes": 2048,
+    }  # fmt: skip
+    status = {
+        "incarnation": "ab", "uptime_s": 75.0, "address": "tcp://127.0.0.1:5555", "pid": 99, "version": 1, "draining": False,
+        "tables": {"replay": table}, "sessions": [session], "weights": {"policy": 12}, "counters": {"received": 3},
+    }  # fmt: skip
+    return {**status, **changes}
+
+
+class FakeServer:
+    """Serves nobody, and ends when it is told to."""
+
+    made: list = []  # noqa: RUF012
+    result: object = 0
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.made.append(self)
+
+    def run(self):
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result
+
+    def status(self):
+        return status_of(tables={name: status_of()["tables"]["replay"] for name in self.settings.tables})
+
+
+class FakeClient:
+    """Has statuses to give; raises those that are exceptions."""
+
+    def __init__(self, *statuses):
+        self.statuses, self.asked, self.drained, self.closed = list(statuses), [], 0, 0
+
+    def connect(self, address, **options):
+        self.asked.append((address, options))
+        return contextlib.nullcontext(self)
+
+    def status(self):
+        found = self.statuses.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def drain(self):
+        self.drained += 1
+
+
+@pytest.fixture
+def server(monkeypatch):
+    kind = type("Fake", (FakeServer,), {"made": []})
+    module = types.ModuleType("async_loader.feeder.server")
+    module.Server = kind
+    monkeypatch.setitem(sys.modules, "async_loader.feeder.server", module)
+    monkeypatch.setattr(commands, "log_to", lambda console: None)  # pytest's log is the log
+    return kind
+
+
+@pytest.fixture
+def client(monkeypatch):
+    def use(*statuses):
+        fake = FakeClient(*statuses)
+        monkeypatch.setattr(feeder, "connect", fake.connect, raising=False)
+        return fake
+
+    return use
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(arguments), env=WIDE)
+
+
+# -- serve ---------------------------------------------------------------------------------------------------------------
+
+
+def test_serve_hands_the_server_its_settings(server):
+    assert invoke("serve", "--table", "replay:1000", "--table", "eval:1MiB", "--bind", "tcp://127.0.0.1:5555").exit_code == 0
+    (one,) = server.made
+    assert {name: (t.capacity, t.max_bytes) for name, t in one.settings.tables.items()} == {
+        "replay": (1000, None),
+        "eval": (None, 1 << 20),
+    }
+    assert one.settings.bind == "tcp://127.0.0.1:5555"
+    assert not one.settings.security.allow_insecure
+
+
+def test_serve_takes_a_file_and_goes_before_it(server):
+    assert invoke("serve", "--config", str(CONFIGS / "queue.yaml"), "--table", "more:7", "--allow-insecure").exit_code == 0
+    settings = server.made[0].settings
+    assert list(settings.tables) == ["rollouts", "more"]
+    assert settings.security.allow_insecure
+
+
+def test_serve_ends_with_the_servers_exit_code(server):
+    server.result = 70
+    assert invoke("serve", "--table", "replay:1000").exit_code == 70
+    server.result = None
+    assert invoke("serve", "--table", "replay:1000").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--table", "replay"], ["--bind", "x", "--table", "a:1"], ["--config", "/nowhere.yaml"]]
+)
+def test_serve_refuses_what_cannot_work_before_it_starts(server, arguments):
+    result = invoke("serve", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert server.made == []
+
+
+def test_serve_says_in_a_line_what_went_wrong(server):
+    server.result = AddressInUse("tcp://127.0.0.1:5555 is in use by process 12", 12)
+    result = invoke("serve", "--table", "replay:1000")
+    assert (result.exit_code, result.stderr) == (1, "tcp://127.0.0.1:5555 is in use by process 12\n")
+
+
+def test_serve_says_where_it_serves_in_the_log(server, caplog):
+    with caplog.at_level("INFO"):
+        invoke("serve", "--table", "replay:1000")
+    assert caplog.messages[0] == "serving replay at tcp://127.0.0.1:5555 (process 99)"
+    assert caplog.messages[-1] == "ended"
+
+
+def test_serve_shows_one_live_line_on_a_terminal(server):
+    from async_loader.feeder.settings import ServerSettings
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    assert commands.serve(ServerSettings.of(["replay:1000"]), console) == 0
+    assert "serving replay at tcp://127.0.0.1:5555" in screen.getvalue()
+    assert "replay 1,000/5,000, 1 sessions" in screen.getvalue()
+
+
+def test_rates_are_those_between_two_statuses():
+    later = status_of(uptime_s=77.0)
+    later["tables"]["replay"].update(inserted=1200, sampled=4101)
+    statuses = [status_of(), RuntimeError("dictionary changed size during iteration"), later, status_of(draining=True)]
+
+    def status():
+        found = statuses.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    pace = commands.Pace(status)
+    assert pace.line() == "replay 1,000/5,000, 1 sessions"
+    assert pace.line() is None
+    assert pace.line() == "replay 1,000/5,000 (100/s in, 2.5/s out), 1 sessions"
+    assert pace.line().startswith("draining: ")
+
+
+# -- status and drain ----------------------------------------------------------------------------------------------------
+
+
+def test_status_shows_tables_sessions_and_who_waits(client):
+    fake = client(status_of())
+    result = invoke("status", "tcp://127.0.0.1:5555")
+    assert result.exit_code == 0, result.output
+    for said in (
+        "process 99, up 1 min 15 s", "replay", "1,000 / 5,000", "12", "4.1", "reader 3 waits for 24 rows", "node7:4321",
+        "1 h 1 min", "2.0 KiB", "policy v12",
+    ):  # fmt: skip
+        assert said in result.output
+    assert fake.asked == [("tcp://127.0.0.1:5555", {"on_disconnect": "raise", "timeout_s": 10.0, "keys": None})]
+
+
+def test_status_as_json_is_one_line(client):
+    client(status_of())
+    result = invoke("status", "tcp://127.0.0.1:5555", "--json")
+    assert result.stdout.count("\n") == 1
+    assert json.loads(result.stdout) == status_of()
+
+
+def test_status_passes_keys_on(client):
+    fake = client(status_of())
+    invoke("status", "tcp://127.0.0.1:5555", "--keys", "alice.secret")
+    assert fake.asked[0][1]["keys"] == "alice.secret"
+
+
+def test_what_clients_call_themselves_cannot_command_a_terminal(client):
+    evil = "\x1b[2J\x1b]0;owned\x07[red]:boom:\nx"
+    status = status_of()
+    status["sessions"][0].update(user_agent=evil, host=evil)
+    status["tables"]["replay"]["waiting"] = [evil]
+    status["tables"][evil] = status["tables"]["replay"]
+    client({**status, "address": evil, "pid": evil, "weights": {evil: 1}})
+    result = CliRunner().invoke(app, ["status", "x"], env={"COLUMNS": "400"}, color=True)
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.output
+    assert "\x07" not in result.output
+    assert "[red]:boom:" in result.output
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_watching_goes_on_until_it_is_interrupted(client, monkeypatch, options):
+    monkeypatch.setattr(commands, "LIVE_S", 0.0)
+    fake = client(status_of(), status_of(draining=True), KeyboardInterrupt())
+    result = invoke("status", "x", "--watch", *options)
+    assert result.exit_code == 0, result.output
+    assert fake.statuses == []
+    assert "draining" in result.output
+
+
+def test_watching_a_server_that_dies_ends_with_an_error(client, monkeypatch):
+    monkeypatch.setattr(commands, "LIVE_S", 0.0)
+    client(status_of(), Broken("tcp://127.0.0.1:5555 was last heard 10 s ago"))
+    result = invoke("status", "x", "--watch", "--json")
+    assert result.exit_code == 1
+    assert result.stderr == "tcp://127.0.0.1:5555 was last heard 10 s ago\n"
+
+
+def test_an_empty_server_has_a_status_too(client):
+    client(status_of(tables={}, sessions=[], weights={}))
+    assert invoke("status", "x").exit_code == 0
+
+
+def test_drain_drains(client):
+    fake = client()
+    assert invoke("drain", "tcp://127.0.0.1:5555").exit_code == 0
+    assert fake.drained == 1
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_made_and_not_overwritten(tmp_path):
+    folder = tmp_path / "keys"
+    result = invoke("keys", str(folder), "alice", "bob")
+    assert result.exit_code == 0, result.output
+    assert f"{folder / 'alice.secret'} (take this one to the client)" in result.stdout
+    assert sorted(load_server_keys(folder).clients.values()) == ["alice", "bob"]
+    again = invoke("keys", str(folder), "alice")
+    assert again.exit_code == 2
+    assert "not overwritten" in again.stderr
+
+
+# -- as processes --------------------------------------------------------------------------------------------------------
+
+LIGHT = """
+import sys
+from typer.testing import CliRunner
+from async_loader.cli import app
+from async_loader import feeder
+import types
+module = types.ModuleType("async_loader.feeder.server")
+class Server:
+    def __init__(self, settings): self.settings = settings
+    def status(self): return dict(tables={}, sessions=[], address="here", pid=1, uptime_s=1.0)
+    def run(self): return 0
+module.Server = Server
+sys.modules["async_loader.feeder.server"] = module
+for arguments in (["serve", "--table", "replay:1000"], ["keys", sys.argv[1], "alice"], ["serve"]):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code in (0, 2), result.output
+heavy = {"torch", "ray", "gymnasium", "matplotlib", "numba"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_the_commands_import_nothing_heavy(tmp_path):
+    subprocess.run([sys.executable, "-c", LIGHT, str(tmp_path / "keys")], check=True, timeout=100)
+
+
+SERVED = """
+import signal, sys, types
+from async_loader.cli import main
+module = types.ModuleType("async_loader.feeder.server")
+TABLE = dict(size=0, capacity=9, inserted=0, sampled=0)
+class Server:
+    def __init__(self, settings): pass
+    def status(self): return dict(tables={"replay": TABLE}, sessions=[], address="here", pid=1, uptime_s=1.0)
+    def run(self):
+        signal.sigwait([signal.SIGTERM])
+        return 0
+module.Server = Server
+sys.modules["async_loader.feeder.server"] = module
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+sys.argv = ["async-loader", "serve", "--table", "replay:1000"]
+main()
+"""
+
+
+def test_serve_logs_plain_lines_without_a_terminal():
+    process = subprocess.Popen([sys.executable, "-c", SERVED], stderr=subprocess.PIPE, text=True)
+    first = process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, rest
+    assert first.endswith("INFO async_loader.feeder: serving replay at here (process 1)\n")
+    assert rest.endswith("INFO async_loader.feeder: ended\n")
+    assert "\x1b" not in first + rest

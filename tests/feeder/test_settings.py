@@ -1,0 +1,296 @@
+"""What a feeder is told: files, the command line, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_loader.errors import ConfigError, SchemaError
+from async_loader.feeder.settings import LimitSettings, ServerSettings, _checked, table_of
+from async_loader.feeder.table_settings import FieldSettings, PrioritizedSettings, RankSettings, TableSettings, UniformSettings
+from async_loader.replay import samplers
+from async_loader.replay.limiter import MinSize, Queue, RateLimiter
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def load(tmp_path: Path, text: str) -> ServerSettings:
+    path = tmp_path / "feeder.yaml"
+    path.write_text(text)
+    return ServerSettings.load(path)
+
+
+def load_table(tmp_path: Path, text: str) -> TableSettings:
+    return load(tmp_path, f"tables: {{t: {{{text}}}}}").tables["t"]
+
+
+# -- what is there -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["feeder", "atari", "prioritized", "queue"])
+def test_a_config_that_is_shipped_makes_its_tables_parts(name):
+    settings = ServerSettings.load(CONFIGS / f"{name}.yaml")
+    assert str(settings.address()) == "tcp://127.0.0.1:5555"
+    for table in settings.tables.values():
+        assert isinstance(table.sampler.make(), samplers.Sampler)
+        assert isinstance(table.remover.make(), samplers.Fifo)
+        assert isinstance(table.limiter.make(), RateLimiter)
+        table.step_schema()
+
+
+def test_the_configs_that_are_shipped_are_all_tested():
+    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == ["atari", "feeder", "prioritized", "queue"]
+
+
+def test_the_first_config_says_the_defaults():
+    settings = ServerSettings.load(CONFIGS / "feeder.yaml")
+    assert settings == ServerSettings(bind=settings.bind, tables=settings.tables)
+
+
+def test_atari_frames_are_stored_once_and_delivered_in_stacks():
+    schema = ServerSettings.load(CONFIGS / "atari.yaml").tables["replay"].step_schema()
+    obs = schema.fields[0]
+    assert (obs.shape, obs.stack, obs.next, obs.padding) == ((84, 84), 4, "next_obs", "zero")
+    assert [field.name for field in schema.fields[1:]] == ["action", "reward", "terminated", "truncated"]
+
+
+def test_the_prioritized_config_anneals_beta():
+    sampler = ServerSettings.load(CONFIGS / "prioritized.yaml").tables["replay"].sampler.make()
+    assert repr(sampler) == repr(samplers.Prioritized(0.6, samplers.Linear(0.4, 1.0, 500_000), 1e-6))
+
+
+def test_the_queue_config_is_a_queue():
+    table = ServerSettings.load(CONFIGS / "queue.yaml").tables["rollouts"]
+    with table.make() as buffer:
+        assert buffer.limiter == Queue(16_384)
+        assert buffer.capacity == 65_536
+        assert buffer.schema == table.step_schema()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        (UniformSettings(), samplers.Uniform),
+        (PrioritizedSettings(), samplers.Prioritized),
+        (RankSettings(), samplers.RankPrioritized),
+    ],
+)
+def test_settings_have_the_parameters_and_defaults_of_what_they_make(settings, kind):
+    assert repr(settings.make()) == repr(kind())
+    assert set(settings.__struct_fields__) == set(inspect.signature(kind).parameters)
+
+
+@pytest.mark.parametrize("name", ["uniform", "prioritized", "rank", "fifo", "lifo", "min_heap", "max_heap"])
+def test_a_sampler_may_be_named_alone(tmp_path, name):
+    short = load_table(tmp_path, f"capacity: 10, sampler: {name}, remover: {name}")
+    assert short == load_table(tmp_path, f"capacity: 10, sampler: {{kind: {name}}}, remover: {{kind: {name}}}")
+    assert isinstance(short.remover.make(), samplers.Sampler)
+
+
+@pytest.mark.parametrize(
+    ("text", "limiter"),
+    [
+        ("kind: min_size, size: 7", MinSize(7)),
+        ("kind: queue, size: 7", Queue(7)),
+        ("kind: stack, size: 7", Queue(7)),
+        ("kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: 8", RateLimiter(9, 2.0, 8.0)),
+        (
+            "kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: [2, 40]",
+            RateLimiter(9, 2.0, (2.0, 40.0)),
+        ),
+        (
+            "kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: .inf",
+            RateLimiter(9, 2.0, float("inf")),
+        ),
+    ],
+)  # fmt: skip
+def test_every_kind_of_limiter_is_made(tmp_path, text, limiter):
+    assert load_table(tmp_path, f"capacity: 10, limiter: {{{text}}}").limiter.make() == limiter
+
+
+def test_dotted_names_nest(tmp_path):
+    schema = load_table(
+        tmp_path, "capacity: 9, schema: {obs.pixels: {dtype: uint8, shape: [4]}, obs.speed: float32, reward: float32}"
+    ).step_schema()
+    assert [field.name for field in schema.fields] == ["obs.pixels", "obs.speed", "reward"]
+    assert schema.rebuild([1, 2, 3]) == {"obs": {"pixels": 1, "speed": 2}, "reward": 3}
+
+
+def test_memory_may_bound_a_table(tmp_path):
+    table = load_table(tmp_path, "max_bytes: 1MiB, schema: {x: float32}")
+    assert table.max_bytes == 1 << 20
+    with table.make() as buffer:
+        assert 0 < buffer.nbytes <= 1 << 20
+
+
+def test_keys_are_relative_to_their_file(tmp_path):
+    settings = load(tmp_path, "tables: {t: {capacity: 9}}\nsecurity: {keys: mine}")
+    assert settings.security.keys == str(tmp_path / "mine")
+
+
+def test_numbers_without_a_dot_are_numbers(tmp_path):
+    table = load_table(tmp_path, "capacity: 10_000, sampler: {kind: prioritized, eps: 1e-3}")
+    assert (table.capacity, table.sampler.eps) == (10_000, 0.001)
+
+
+def test_the_limits_that_the_wire_is_told():
+    wire = LimitSettings(message_bytes=1 << 20).wire()
+    assert (wire.message_bytes, wire.control_bytes, wire.in_flight_bytes) == (1 << 20, 64 << 10, 256 << 20)
+
+
+# -- from the command line -----------------------------------------------------------------------------------------------
+
+
+def test_tables_and_an_address_are_enough():
+    settings = ServerSettings.of(["replay:1000000", "eval:1GiB"], bind="tcp://127.0.0.1:5555")
+    assert settings.tables["replay"].capacity == 1_000_000
+    assert settings.tables["eval"].max_bytes == 1 << 30
+    assert str(settings.address()) == "tcp://127.0.0.1:5555"
+    assert not settings.security.allow_insecure
+
+
+def test_the_command_line_goes_before_the_file():
+    settings = ServerSettings.of(
+        ["replay:5", "more:6"], bind="tcp://127.0.0.1:7000", config=CONFIGS / "atari.yaml", allow_insecure=True
+    )
+    assert {name: table.capacity for name, table in settings.tables.items()} == {"replay": 5, "more": 6}
+    assert settings.address().port == 7000
+    assert settings.security.allow_insecure
+    assert settings.limits.window_rows == 16384
+
+
+@pytest.mark.parametrize("text", ["", ":", "replay", "replay:", ":5", "replay:many", "replay:-1", "replay:0", " x:3", "a\nb:3"])
+def test_what_is_no_table_is_refused(text):
+    with pytest.raises(ConfigError, match=r"as in|positive|characters|capacity"):
+        ServerSettings.of([text])
+
+
+def test_no_table_at_all_is_refused():
+    with pytest.raises(ConfigError, match="--table replay:1000000"):
+        ServerSettings.of()
+
+
+def test_two_tables_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="share names"):
+        ServerSettings.of(["a:1", "a:2"])
+
+
+@given(st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=50), st.integers(1, 2**62))
+def test_any_name_and_size_come_back(name, capacity):
+    assert table_of(f"{name}:{capacity}") == (name, {"capacity": capacity})
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_table_or_a_config_error(text):
+    try:
+        name, size = table_of(text)
+    except ConfigError:
+        return
+    assert text.startswith(name)
+    assert len(size) == 1
+
+
+# -- what is wrong -------------------------------------------------------------------------------------------------------
+
+MISTAKES = [
+    ("tables: {r: {capacity: 10, samplr: uniform}}", "tables.r.samplr: there is no such setting: did you mean 'sampler'?"),
+    ("tables: {r: {capacity: 10, zzz: 1}}", "tables.r.zzz: there is no such setting: known are 'capacity', 'max_bytes'"),
+    ("tables: {r: {capacity: 10, sampler: unifom}}", "tables.r.sampler: there is no kind 'unifom': did you mean 'uniform'?"),
+    ("tables: {r: {capacity: 10, sampler: {kind: uniform, alpha: 1}}}", "tables.r.sampler.alpha: there is no such setting"),
+    (
+        "tables: {r: {capacity: 10, sampler: {kind: prioritized, alpha: 9}}}",
+        "tables.r.sampler: alpha=9.0: it must be a number from 0 to 2",
+    ),
+    (
+        "tables: {r: {capacity: 10, sampler: {kind: rank, beta: {kind: linear, start: 0, end: 1, draws: 0}}}}",
+        "tables.r.sampler.beta: draws=0",
+    ),
+    ("tables: {r: {capacity: ten}}", "tables.r.capacity: expected int, got 'ten'"),
+    ("tables: {r: {capacity: 0}}", "tables.r.capacity: expected int >= 1, got 0"),
+    ("tables: {r: {capacity: 10, seed: true}}", "tables.r.seed: expected int, got True"),
+    ("tables: {r: {capacity: 10, schema: {obs: {dtype: floot32}}}}", "tables.r.schema.obs: dtype 'floot32' is unknown"),
+    ("tables: {r: {capacity: 10, schema: {obs: object}}}", "tables.r.schema.obs: "),
+    ("tables: {r: {capacity: 10, schema: {obs: {dtype: int8, shape: [2, x]}}}}", "schema.obs.shape.1: expected int, got 'x'"),
+    ("tables: {r: {capacity: 10, schema: {obs: {dtype: int8, stak: 2}}}}", "schema.obs.stak: there is no such setting"),
+    ("tables: {r: {capacity: 10, schema: {obs: int8, obs.x: int8}}}", "tables.r: field 'obs.x' lies in 'obs'"),
+    ("tables: {r: {capacity: 10, schema: {index: int8}}}", "tables.r: a step has the field 'index'"),
+    ("tables: {r: {capacity: 10, schema: {}}}", "tables.r: a schema has at least one field"),
+    ("tables: {r: {capacity: 10, remover: lifo, schema: {o: {dtype: int8, stack: 4}}}}", "use remover: fifo, not lifo"),
+    ("tables: {r: {capacity: 10, limiter: {kind: queue}}}", "tables.r.limiter: it needs 'size'"),
+    ("tables: {r: {capacity: 10, limiter: {size: 10}}}", "tables.r.limiter: it needs a 'kind': one of min_size"),
+    ("tables: {r: {capacity: 10, limiter: 3}}", "tables.r.limiter: expected a map, got 3"),
+    ("tables: {r: {capacity: 10, limiter: {kind: min_size, size: 0}}}", "tables.r.limiter: min_size_to_sample=0"),
+    ("tables: {r: {}}", "tables.r: it needs a capacity (steps), max_bytes, or both"),
+    ("tables: {r: {max_bytes: 10 parsecs}}", "tables.r.max_bytes: '10 parsecs': a size is a number and a unit"),
+    ("tables: {r: {max_bytes: [1]}}", "tables.r.max_bytes: expected bytes, as in 1048576 or '64MiB', got a list"),
+    ("tables: {}", "tables: it is empty"),
+    ("tables: [1]", "tables: expected a map, got a list"),
+    ("tables:", "tables: expected a map, got nothing"),
+    ("tables: {1: {capacity: 10}}", "tables.1: expected a name, got 1"),
+    ("table: {r: {capacity: 10}}", "table: there is no such setting: did you mean 'tables'?"),
+    ("", "it needs 'tables'"),
+    ("tables: {a: {capacity: 10}, a: {capacity: 1}}", "line 1: 'a' is there twice"),
+    ("tables: {a: {capacity: 10}}\nlimits: {message_bytes: 64GiB}", "limits: message_bytes=68719476736 is above in_flight_bytes"),
+    ("tables: {a: {capacity: 10}}\nlimits: {control_bytes: 1MiB}", "limits: control_bytes=1048576: the wire allows"),
+    ("tables: {a: {capacity: 10}}\nlimits: {sessions: 0}", "limits.sessions: expected int >= 1, got 0"),
+    ("tables: {a: {capacity: 10}}\nheartbeat_s: 20", "silence_s=10 is less than two heartbeats"),
+    ("tables: {a: {capacity: 10}}\nheartbeat_s: .nan", "heartbeat_s: expected float > 0.0, got nan"),
+    ("tables: {a: {capacity: 10}}\nbind: 5555", "bind: expected str, got 5555"),
+    ("tables: {a: {capacity: 10}}\nbind: udp://x", "it begins with tcp:// or ipc://"),
+    ("tables: {a: {capacity: 10}}\nsecurity: {key: x}", "security.key: there is no such setting: did you mean 'keys'?"),
+    ("tables: !!python/object/apply:os.getcwd []", "it is no YAML"),
+    ("a: [", "it is no YAML"),
+    ("- 1", "it holds a list"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), MISTAKES, ids=[text.replace("\n", " ")[:60] for text, _ in MISTAKES])
+def test_a_mistake_is_named_with_its_file_and_place(tmp_path, text, said):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path / 'feeder.yaml'}: ")
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: it cannot be read"):
+        ServerSettings.load(tmp_path / "nowhere.yaml")
+
+
+def test_settings_in_python_are_checked_as_well():
+    with pytest.raises(ConfigError, match="max_bytes, or both"):
+        TableSettings()
+    with pytest.raises(SchemaError, match="reserved"):
+        TableSettings(capacity=1, schema={"weight": FieldSettings(dtype="int8")})
+    with pytest.raises(ConfigError, match="alpha"):
+        PrioritizedSettings(alpha=7)
+
+
+def test_a_table_that_does_not_fit_is_named_and_the_others_are_closed(tmp_path):
+    settings = load(
+        tmp_path, "tables: {a: {capacity: 9, schema: {x: int8}}, b: {max_bytes: 1, schema: {x: {dtype: int8, shape: [99]}}}}"
+    )
+    with pytest.raises(ConfigError, match=r"^tables\.b: "):
+        settings.make_tables()
+
+
+WORDS = ["capacity", "sampler", "limiter", "kind", "size", "schema", "beta", "dtype", "shape", "x", "uniform", "linear", "queue"]
+LEAVES = st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.sampled_from(WORDS)
+
+
+def _maps(inner: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS) | st.integers(), inner, max_size=4)
+
+
+@given(st.recursive(LEAVES, _maps, max_leaves=12))
+def test_any_plain_value_is_a_table_or_a_config_error_with_its_path(value):
+    said = ""
+    try:
+        _checked({"tables": {"t": value}}, None)
+    except ConfigError as error:
+        said = str(error)
+    assert not said or said.startswith("tables.t")
