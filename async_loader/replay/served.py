@@ -15,11 +15,13 @@ import numpy.typing as npt
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.limiter import UNLIMITED
-from async_loader.replay.rows import AWAITS, FINAL, TERMINATED, TRUNCATED
-from async_loader.replay.samplers import Fifo, Sampler, Uniform
+from async_loader.replay.packing import Packing
+from async_loader.replay.reader import ReplayReader
+from async_loader.replay.rows import AWAITS, FINAL, LOOKAHEAD, TERMINATED, TRUNCATED
+from async_loader.replay.samplers import Fifo, Prioritized, Sampler, Uniform
 from async_loader.replay.staging import NO_FIELDS
 from async_loader.replay.views import Transitions
-from async_loader.schema import Schema
+from async_loader.schema import Field, Schema
 from async_loader.source import Applied
 
 Ids = npt.NDArray[np.int64]
@@ -66,9 +68,22 @@ class ServedTable:
         self.buffer = buffer
         self._owner, self._in, self._out = buffer._owner, buffer._in, buffer._out
 
+    def __len__(self) -> int:
+        """Items that can be drawn."""
+        return len(self.buffer)
+
     @property
     def schema(self) -> Schema | None:
         return self._owner.schema
+
+    @property
+    def closed(self) -> bool:
+        return self._owner.closed
+
+    @property
+    def uses_up(self) -> bool:
+        """Whether a draw takes away what another could have had."""
+        return self._owner.limiter is not None or bool(self._owner.max_times_sampled)
 
     @property
     def leased(self) -> bool:
@@ -118,7 +133,7 @@ class ServedTable:
             return start + 1
         finals = np.flatnonzero(flags[start:] & FINAL)
         stop = start + int(finals[0]) if len(finals) else len(steps)
-        allowed = self._insertable()
+        allowed = self._insertable(steps.streams[start:stop])
         if allowed < stop - start:
             self._write(steps, start, start + allowed, False)
             return start + allowed
@@ -126,9 +141,16 @@ class ServedTable:
         self._write(steps, start, stop, followed)
         return stop + followed
 
-    def _insertable(self) -> int:
+    def _insertable(self, streams: Ids) -> int:
+        """How many of these steps may be written before the limiter has to be asked again."""
         limits = self._owner.limits
-        return UNLIMITED if limits is None else limits.insertable()
+        if limits is None:
+            return UNLIMITED
+        allowed, table = limits.insertable(), self._owner.table
+        waiting = int(table.g[LOOKAHEAD]) * min(len(streams), len(table.streams))  # steps that may become items with these
+        if not waiting or allowed - waiting >= len(streams):
+            return allowed
+        return max(min(allowed, 1), allowed - waiting)
 
     def _write(self, steps: Incoming, start: int, stop: int, followed: bool) -> None:
         """Write the steps ``start`` to ``stop``, with the final observation right behind them if they are ``followed``."""
@@ -201,9 +223,33 @@ class ServedTable:
             sampler = Uniform()
             words = [rank, world_size, *owner.seeds.generate_state(4).tolist()] if seed is None else [rank, world_size, seed]
             sampler.bind(owner.table.items, np.random.SeedSequence(words))
+        drawing = Drawing(self, view, sampler, own)
+        if own:
             with owner.lock:
                 owner.table.attach(sampler)
-        return Drawing(self, view, sampler, own)
+        return drawing
+
+
+def warm() -> None:
+    """Compile what a served table calls, or load it: seconds where nothing is cached, which would be silence in a loop."""
+    schema = {"x": Field("x", (), np.dtype(np.float32), next="y"), "big": ((1 << 10,), np.float32), "reward": np.float32}
+    for made, sampler in (({"x": np.float32}, Uniform()), (schema, Prioritized(0.5)), ({"x": np.float32}, Fifo())):
+        table = ServedTable(ReplayBuffer(16, made, sampler=sampler, seed=0))
+        columns = [np.zeros((4, *field.shape), field.dtype) for field in table.schema.fields] if table.schema else []
+        flags = np.array([0, 0, TRUNCATED, FINAL])
+        table.insert(Incoming(np.full(4, table.stream(0)), flags, np.full(4, np.nan), columns), 0)
+        table.insert(Incoming(np.full(4, table.stream(0)), np.zeros(4, np.int64), np.full(4, np.nan), columns), 0)
+        table.end([0])
+        for view in (None, Transitions(n=2, gamma=0.9)) if len(columns) > 1 else (None,):
+            drawing = table.drawing(view, 0, 1, None)
+            drawing.why_not(2)
+            drawing.arrays(2)
+            drawing.close()
+        if type(sampler) is Prioritized:
+            table.prioritize(np.zeros(1, np.int64), np.ones(1))
+        else:
+            table.drawing(None, 0, 1, 1 if type(sampler) is Uniform else None).packed(2, np.dtype([("f0", "<f4"), ("f1", "<i8")]))
+        table.buffer.close()
 
 
 def _from_row(fields: Ids, row: int) -> Ids:
@@ -219,6 +265,7 @@ class Drawing:
     def __init__(self, table: ServedTable, view: Transitions | None, sampler: Sampler, own: bool) -> None:
         self._table, self._view, self._sampler, self._own = table, view, sampler, own
         self._recipe = table._out.recipe(view, sampler)
+        self._packing: Packing | None = None
 
     @property
     def schema(self) -> Schema:
@@ -229,7 +276,37 @@ class Drawing:
         """Why so many cannot be drawn now, in numbers. Raises ConfigError if they never can be."""
         owner = self._table._owner
         with owner.lock:
+            owner.check_open()
             return self._table._out.why_not(self._sampler, count)
+
+    def most(self, count: int) -> int:
+        """How many can be drawn at once now, up to ``count``."""
+        owner = self._table._owner
+        with owner.lock:
+            drawable = owner.table.drawable(self._sampler)
+            limits = owner.limits
+        most = count if drawable is None else min(count, drawable)
+        return most if limits is None else min(most, limits.sampleable())
+
+    def packed(self, count: int, row: np.dtype[np.void]) -> npt.NDArray[np.void] | None:
+        """As `arrays`, as records ``[count]`` whose field ``f<i>`` is that of `schema`, and zeros between; ``None`` if that is
+        not to be had at once: then use `arrays`. Spares a copy of each field.
+        """
+        owner, sampler = self._table._owner, self._sampler
+        if type(sampler) is not Uniform or owner.limiter is not None or owner.max_times_sampled:
+            return None
+        if self._packing is None:
+            self._packing = Packing(ReplayReader(owner.table.storage, self._recipe), row)
+        if not self._packing.fits(count):
+            return None
+        with owner.lock:
+            owner.check_open()
+            owner.catch_up()
+            numbers = sampler.chances()
+            made = None if numbers is None else self._packing.any(count, numbers)
+            if made is not None:
+                owner.table.sampled += count
+        return made
 
     def arrays(self, count: int) -> Sequence[npt.NDArray[Any]]:
         """A batch: an array ``[count, *shape]`` per field of `schema`, in memory of its own. `why_not` said ``None``."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.server.hall import Hall
+from async_loader.feeder.server.closings import Closings
+from async_loader.feeder.server.hall import Hall, Table
+from async_loader.feeder.server.intake import WriterState
 from async_loader.feeder.server.sessions import Session
+from async_loader.feeder.server.waits import Wait, Waits
 from async_loader.feeder.wire import (
     NEWEST,
     OLDEST,
     Ack,
     CloseWriter,
     Done,
+    Error,
     ErrorCode,
     Hello,
     Latest,
     Message,
     OpenReader,
     OpenWriter,
-    Pong,
     Publish,
     Reader,
     StatusReply,
@@ -33,14 +35,8 @@ from async_loader.feeder.wire import (
     spec_of,
 )
 
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A LATEST that is to be answered as soon as there is something newer, or at ``until``."""
-
-    session: Session
-    message: Message
-    until: float
+_MOST_WAITS = 1 << 16
+Late = Iterator[tuple[Session, Message]]
 
 
 class Desk:
@@ -54,14 +50,18 @@ class Desk:
         Makes the WELCOME of a version.
     status : callable
         Makes the answer to STATUS.
+    patience_s : float
+        See `Closings`.
     """
 
-    def __init__(self, hall: Hall, welcome: Callable[[int], Welcome], status: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, hall: Hall, welcome: Callable[[int], Welcome], status: Callable[[], dict[str, Any]], patience_s: float
+    ) -> None:
         self._hall, self._welcome, self._status = hall, welcome, status
-        self._waiting: list[Waiting] = []
+        self._waits = Waits()
+        self._closings = Closings(patience_s, self.ack)
         self.drain_asked: list[tuple[Session, Message]] = []
         self._answers: dict[Type, Callable[[Session, Message], Message | None]] = {
-            Type.PING: lambda session, message: message.reply(Pong()),
             Type.OPEN_WRITER: self._open_writer,
             Type.CLOSE_WRITER: self._close_writer,
             Type.OPEN_READER: self._open_reader,
@@ -73,16 +73,28 @@ class Desk:
         }
 
     def hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
-        """A new session, and what to tell it."""
+        """A new session, and what to tell it. Raises Malformed, with VERSION, DRAINING or LIMIT."""
         hello = message.body
         assert isinstance(hello, Hello)
         version = agree((OLDEST, NEWEST), (hello.oldest, hello.newest))
-        if self._hall.draining:
-            raise Malformed("this server is shutting down and takes nobody new: try another, or later", ErrorCode.DRAINING)
-        session, before = self._hall.sessions.open(hello, version, user)
+        self._check_stays()
+        before = self._hall.sessions.before(hello)
         if before is not None:
-            self._hall.leave(before)
+            self.leave(before)
+        session = self._hall.sessions.open(hello, version, user)
         return session, Message(self._welcome(version), session.number, message.sequence, version=version)
+
+    def leave(self, session: Session) -> None:
+        """A session is over."""
+        self._hall.sessions.drop(session)
+        self._waits.forget(session)
+        for writer in session.writers.values():
+            self._closings.drop(writer)
+        self._hall.leave(session)
+
+    def _check_stays(self) -> None:
+        if self._hall.draining:
+            raise Malformed("this server is shutting down and takes nothing new: try another, or later", ErrorCode.DRAINING)
 
     def answer(self, session: Session, message: Message) -> Message | None:
         """What to tell now; ``None``: nothing, or later.
@@ -99,110 +111,160 @@ class Desk:
             return answer(session, message)
         except Malformed:
             raise
-        except AsyncLoaderError as error:  # a table that cannot be; anything else is a fault of ours, and not caught
+        except AsyncLoaderError as error:  # a table that cannot be; anything else is a fault of ours
             raise Malformed(str(error), ErrorCode.UNSUPPORTED) from error
 
-    # -- writers and readers ---------------------------------------------------------------------------------------------
+    # -- writers ---------------------------------------------------------------------------------------------------------
 
     def _open_writer(self, session: Session, message: Message) -> Message:
-        body = message.body
+        body, number = message.body, message.number
         assert isinstance(body, OpenWriter)
         hall = self._hall
-        if hall.draining:
-            raise Malformed("this server is shutting down and takes no more inserts: try another, or later", ErrorCode.DRAINING)
+        self._check_stays()
         served = hall.table(body.table)
+        before = session.writers.pop(number, None)
+        if before is not None:
+            self._closings.drop(before)
+            before.intake.leave(before)
+        session.check_room()
+        new = served.table.schema is None
         schema = None if body.schema is None else schema_of(body.schema)
-        writer, resumed = served.intake.open(message.number, body.producer, body.epoch, schema)
-        session.writers[message.number] = writer
-        applied = writer.told = writer.producer.applied
+        writer, resumed = served.intake.open(session.number, number, body.producer, body.epoch, schema)
+        session.writers[number] = writer
+        if new:
+            self._waits.news(served)
         assert served.table.schema is not None
         reply = Writer(
-            schema=spec_of(served.table.schema), applied=applied, durable=0,
+            schema=spec_of(served.table.schema), applied=writer.told, durable=0,
             window_bytes=hall.window_bytes, window_rows=hall.window_rows, resumed=resumed,
         )  # fmt: skip
         return message.reply(reply, schema=served.intake.layout.schema_id)
 
-    def _close_writer(self, session: Session, message: Message) -> Message | None:
+    def _close_writer(self, session: Session, message: Message) -> None:
         body = message.body
         assert isinstance(body, CloseWriter)
         writer = session.writers.get(message.number)
         if writer is None:
             raise Malformed(f"session has no writer {message.number}", ErrorCode.UNKNOWN_WRITER)
-        writer.closing = (body.last, message)
-        return self.closed(session, message.number)
-
-    def closed(self, session: Session, number: int) -> Message | None:
-        """The answer to a CLOSE_WRITER, when everything is in the table; the writer is gone then."""
-        writer = session.writers[number]
-        if writer.closing is None or writer.producer.applied < writer.closing[0]:
-            return None
-        del session.writers[number]
-        return writer.closing[1].reply(self.ack(writer.producer.applied))
+        self._closings.add(writer, message, body.last, self._hall.clock())
 
     def ack(self, applied: int) -> Ack:
         return Ack(applied, 0, self._hall.window_bytes, self._hall.window_rows)
 
-    def _open_reader(self, session: Session, message: Message) -> Message:
-        body = message.body
-        assert isinstance(body, OpenReader)
-        outlet = self._hall.table(body.table).outlet
-        before = session.readers.pop(message.number, None)
-        if before is not None:
-            before.outlet.close(before)
-        reader = session.readers[message.number] = outlet.open(message.number, body)
+    # -- readers ---------------------------------------------------------------------------------------------------------
+
+    def _open_reader(self, session: Session, message: Message) -> Message | None:
+        """The answer waits for the first writer's schema, if there is none: learners are often there first."""
+        wanted = message.body
+        assert isinstance(wanted, OpenReader)
+        self._check_stays()
+        served = self._hall.table(wanted.table)
+        self._end_reader(session, message.number)
+        session.check_room()
+        if served.table.schema is not None:
+            return self._reader(session, message, wanted)
+
+        def answer(over: bool) -> Message | None:
+            if served.table.schema is not None:
+                return self._told(message, lambda: self._reader(session, message, wanted))
+            text = f"table {wanted.table!r} has no schema yet: the first writer brings it"
+            return message.reply(Error.of(ErrorCode.TIMEOUT, text)) if over else None
+
+        until = None if wanted.timeout_s is None else self._hall.clock() + wanted.timeout_s
+        self._wait(Wait(session, served, answer, until), (session.number, message.number))
+        return None
+
+    def _told(self, message: Message, make: Callable[[], Message]) -> Message:
+        """A late answer; an ERROR where ``make`` raises."""
+        try:
+            return make()
+        except Malformed as error:
+            return message.reply(Error.of(ErrorCode(error.code), str(error), error.expected))
+        except AsyncLoaderError as error:
+            return message.reply(Error.of(ErrorCode.UNSUPPORTED, str(error)))
+
+    def _wait(self, wait: Wait, key: Any = None) -> None:
+        if len(self._waits) >= _MOST_WAITS:
+            raise Malformed(f"{_MOST_WAITS} requests wait here, which is all that can: ask later", ErrorCode.LIMIT)
+        self._waits.add(wait, key)
+
+    def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
+        outlet = self._hall.table(wanted.table).outlet
+        reader = session.readers[message.number] = outlet.open(session.number, message.number, wanted)
         reply = Reader(schema=spec_of(reader.drawing.schema), leased=outlet.table.leased, transport="tcp")
         return message.reply(reply, schema=reader.layout.schema_id)
 
-    def _close_reader(self, session: Session, message: Message) -> Message:
-        reader = session.readers.pop(message.number, None)
+    def _end_reader(self, session: Session, number: int) -> None:
+        self._waits.drop((session.number, number))
+        reader = session.readers.pop(number, None)
         if reader is not None:
             reader.outlet.close(reader)
+
+    def _close_reader(self, session: Session, message: Message) -> Message:
+        self._end_reader(session, message.number)
         return message.reply(Done())
 
     # -- weights ---------------------------------------------------------------------------------------------------------
 
     def _publish(self, session: Session, message: Message) -> Message:
         assert isinstance(message.body, Publish)
-        self._hall.weights.publish(session.number, message.body, message.data)
+        if self._hall.weights.publish(session.number, message.body, message.data):
+            self._waits.news(message.body.name)
         return message.reply(Done())
 
     def _latest(self, session: Session, message: Message) -> Message | None:
         wanted = message.body
         assert isinstance(wanted, Latest)
-        answer = self._newer(message)
-        if answer is None and wanted.timeout_s is not None:
-            self._waiting.append(Waiting(session, message, self._hall.clock() + wanted.timeout_s))
-            return None
-        return answer or message.reply(self._hall.weights.nothing(wanted))
 
-    def _newer(self, message: Message) -> Message | None:
-        assert isinstance(message.body, Latest)
-        found = self._hall.weights.answer(message.body, self._hall.limits.message_bytes)
-        return None if found is None else message.reply(found[0], data=found[1])
+        def answer(over: bool) -> Message | None:
+            found = self._hall.weights.answer(wanted, self._hall.limits.message_bytes)
+            if found is not None:
+                return message.reply(found[0], data=found[1])
+            return message.reply(self._hall.weights.nothing(wanted)) if over else None
 
-    def late_answers(self) -> list[tuple[Session, Message]]:
-        """What can be told by now to those who wait for newer weights."""
-        now, told, still = self._hall.clock(), [], []
-        for one in self._waiting:
-            assert isinstance(one.message.body, Latest)
-            answer = self._newer(one.message)
-            if answer is None and one.until <= now:
-                answer = one.message.reply(self._hall.weights.nothing(one.message.body))
-            if answer is None:
-                still.append(one)
-            else:
-                told.append((one.session, answer))
-        self._waiting = still
-        return told
+        now = answer(wanted.timeout_s is None)
+        if now is None:
+            assert wanted.timeout_s is not None
+            self._wait(Wait(session, wanted.name, answer, self._hall.clock() + wanted.timeout_s))
+        return now
+
+    # -- later -----------------------------------------------------------------------------------------------------------
+
+    def late_answers(self) -> Late:
+        """What can be told by now to those who wait: for weights, for a schema, for the table to take what they sent."""
+        now = self._hall.clock()
+        yield from self._waits.answers(now)
+        for writer, message in self._closings.answers(now):
+            session = self._hall.sessions.get(writer.session)
+            if session is None:
+                continue
+            if message.type is Type.ACK:
+                session.writers.pop(writer.number, None)
+                writer.intake.leave(writer)
+            yield session, message
+
+    def end_table(self, table: Table, reason: str) -> Late:
+        """What to tell those who wait for a table that was closed."""
+        yield from self._of_writers(self._closings.end(ErrorCode.UNSUPPORTED, reason, table.intake))
+
+    def last_answers(self, reason: str) -> Late:
+        """What to tell those who wait, when nothing more comes."""
+        yield from self._waits.end()
+        yield from self._of_writers(self._closings.end(ErrorCode.DRAINING, reason))
+        for session, message in self.drain_asked:
+            yield session, message.reply(Done())
+
+    def _of_writers(self, answers: list[tuple[WriterState, Message]]) -> Late:
+        for writer, message in answers:
+            session = self._hall.sessions.get(writer.session)
+            if session is not None:
+                yield session, message
 
     def left_s(self) -> float | None:
         """Seconds until somebody has waited long enough."""
-        return max(0.0, min(one.until for one in self._waiting) - self._hall.clock()) if self._waiting else None
-
-    def forget(self, session: Session) -> None:
-        """It is gone."""
-        self._waiting = [one for one in self._waiting if one.session is not session]
-        self._hall.weights.gone(session.number)
+        now = self._hall.clock()
+        moments = [self._waits.left_s(now), self._closings.left_s(now)]
+        return min((one for one in moments if one is not None), default=None)
 
     def _drain(self, session: Session, message: Message) -> None:
         self.drain_asked.append((session, message))

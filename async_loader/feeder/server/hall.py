@@ -18,10 +18,12 @@ from async_loader.replay.served import ServedTable
 class Table:
     """One table: what goes in, what comes out."""
 
-    def __init__(self, name: str, buffer: ReplayBuffer) -> None:
+    def __init__(self, name: str, buffer: ReplayBuffer, limits: Limits, window_bytes: int, window_rows: int) -> None:
         self.name, self.buffer = name, buffer
         self.table = ServedTable(buffer)
-        self.intake, self.outlet = Intake(name, self.table), Outlet(name, self.table)
+        self.intake = Intake(name, self.table, window_bytes, window_rows)
+        self.outlet = Outlet(name, self.table, limits)
+        self.ended = False
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +47,18 @@ class Hall:
             raise Malformed(f"there is no table {name!r} here, there are: {known}", ErrorCode.UNKNOWN_TABLE)
         return table
 
+    def begin_to_drain(self) -> None:
+        """Nobody new comes; what is here goes to where it belongs."""
+        self.draining = True
+        for table in self.tables.values():
+            table.outlet.draining = True
+
     def leave(self, session: Session) -> None:
         """A session is over: what it had borrowed comes back. Its producers stay, for whoever comes to go on with them."""
         for reader in session.readers.values():
             reader.outlet.close(reader)
+        for writer in session.writers.values():
+            writer.intake.leave(writer)
         session.readers.clear()
         session.writers.clear()
+        self.weights.gone(session.number)

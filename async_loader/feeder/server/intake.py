@@ -1,25 +1,40 @@
 """Inserts: which are new, in which order they go into a table, and what their writers are told. Has no socket and no clock.
 
-NOTE [exactly once]. Inserts of a producer are numbered; `received` is the number of the next that is new. What has a lower one was
-received before, is acknowledged and dropped; what has a higher one came after a loss, and is asked for again from `received` on.
+NOTE [exactly once]. Inserts of a producer are numbered; `received` is the number of the next that is new. What has a lower one
+was received before, is acknowledged and dropped; what has a higher one came after a loss, and is asked for again from `received` on.
 What was received waits in the producer's queue until the table lets it in, and is acknowledged then. The queue belongs to the
 producer, not to a session: when its client connects again, what it had sent is still there, and is not taken twice.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, Malformed, SchemaError
-from async_loader.feeder.wire import ErrorCode, Insert, Message, RowLayout, check_id, read_insert
+from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
+from async_loader.feeder.wire import ErrorCode, Insert, RowLayout, check_id, read_insert
 from async_loader.replay.served import Incoming, ServedTable
 from async_loader.schema import Schema
 
-_STREAMS = 1 << 20  # of one producer
+_STREAMS = 1 << 16  # of one producer
+_PRODUCERS = 1 << 16  # that are remembered though nobody writes for them
+_NOBODY = -1
+
+
+class Receipt(Enum):
+    """What became of an insert."""
+
+    NEW = "new"
+    AGAIN = "again"
+    """It had come before."""
+    GAP = "gap"
+    """Others are missing before it, which its writer is to be told."""
+    AFTER_GAP = "after gap"
+    """As GAP, and its writer was told before it can have sent this one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,15 +54,19 @@ class Producer:
     ----------
     received, applied : int
         Inserts with lower numbers were received; are in the table.
+    writers : list of WriterState
+        Who writes for it now.
     """
 
-    name: str
+    key: bytes
     epoch: int
     received: int = 0
     applied: int = 0
     queue: deque[Queued] = field(default_factory=deque)
     queued_bytes: int = 0
-    streams: npt.NDArray[np.int64] = field(default_factory=lambda: np.full(8, -1, np.int64))
+    queued_rows: int = 0
+    writers: list[WriterState] = field(default_factory=list)
+    streams: npt.NDArray[np.int64] = field(default_factory=lambda: np.full(8, _NOBODY, np.int64))
 
 
 @dataclass(slots=True, eq=False)
@@ -60,20 +79,30 @@ class WriterState:
         The epoch of whoever took the producer over.
     told : int
         What its last ACK said was applied.
-    closing : tuple of (int, Message) | None
-        How many inserts have to be in the table before a CLOSE_WRITER is answered, and that message.
+    heard : float
+        When its last INSERT came, on the server's clock.
+    gap : tuple of (int, int)
+        The newest gap: what was missing, and the highest number that came without it.
     """
 
+    session: int
     number: int
     intake: Intake
     producer: Producer
     epoch: int
     told: int = 0
-    closing: tuple[int, Message] | None = None
+    heard: float = 0.0
+    gap: tuple[int, int] = (-1, -1)
 
     @property
     def fenced_by(self) -> int | None:
         return self.producer.epoch if self.producer.epoch != self.epoch else None
+
+    def check(self) -> None:
+        """Raises Malformed, FENCED."""
+        if self.fenced_by is not None:
+            text = f"epoch {self.epoch} of this producer is fenced off by epoch {self.fenced_by}: stop this writer"
+            raise Malformed(text, ErrorCode.FENCED, self.fenced_by)
 
 
 class Intake:
@@ -83,13 +112,22 @@ class Intake:
     ----------
     name : str
     table : ServedTable
+    window_bytes, window_rows : int
+        What a producer may have waiting; an insert that is larger may be alone.
+
+    Attributes
+    ----------
+    moved : dict of Producer to None
+        Those with inserts that came into the table and were not acknowledged yet; whoever does that clears it.
     """
 
-    def __init__(self, name: str, table: ServedTable) -> None:
+    def __init__(self, name: str, table: ServedTable, window_bytes: int, window_rows: int) -> None:
         self.name, self.table = name, table
+        self._window_bytes, self._window_rows = window_bytes, window_rows
         self._layout: RowLayout | None = None
-        self._producers: dict[bytes, Producer] = {}
+        self._producers: OrderedDict[bytes, Producer] = OrderedDict()
         self._blocked: deque[Producer] = deque()
+        self.moved: dict[Producer, None] = {}
         self.rows = self.duplicates = self.gaps = 0
 
     @property
@@ -100,7 +138,9 @@ class Intake:
             self._layout = RowLayout.of(self.table.schema, headed=True)
         return self._layout
 
-    def open(self, number: int, producer: bytes, epoch: int, schema: Schema | None) -> tuple[WriterState, bool]:
+    # -- who writes ------------------------------------------------------------------------------------------------------
+
+    def open(self, session: int, number: int, key: bytes, epoch: int, schema: Schema | None) -> tuple[WriterState, bool]:
         """A writer, and whether its producer is known from before.
 
         Raises
@@ -110,67 +150,110 @@ class Intake:
         AsyncLoaderError
             If there can be no table of this schema.
         """
+        if self.table.closed:
+            raise Unsupported(f"table {self.name!r} was closed: nothing is added to it any more")
         self._agree(schema)
-        known = self._producers.get(producer)
-        if known is not None and epoch < known.epoch:
+        known = self._producers.get(key)
+        resumed = known is not None and known.epoch == epoch
+        if known is None:
+            known = self._producers[key] = Producer(key, epoch)
+        elif epoch < known.epoch:
             text = f"epoch {epoch} of this producer is fenced off by epoch {known.epoch}: a later one of it writes now"
             raise Malformed(text, ErrorCode.FENCED, known.epoch)
-        if known is None or epoch > known.epoch:
-            if known is not None:
-                self._end(known)
-            known = self._producers[producer] = Producer(producer.hex(), epoch)
-            return WriterState(number, self, known, epoch), False
-        return WriterState(number, self, known, epoch), True
+        elif epoch > known.epoch:
+            self._begin(known, epoch)
+        writer = WriterState(session, number, self, known, epoch, known.applied)
+        known.writers.append(writer)
+        self._forget_some()
+        return writer, resumed
+
+    def leave(self, writer: WriterState) -> None:
+        """It writes no more; its producer is remembered, for whoever comes to go on. Again does nothing."""
+        writers = writer.producer.writers
+        if writer in writers:
+            writers.remove(writer)
+            self._producers.move_to_end(writer.producer.key)
 
     def _agree(self, schema: Schema | None) -> None:
         if self.table.schema is None:
             if schema is None:
                 raise Malformed(f"table {self.name!r} has no schema yet: send one", ErrorCode.SCHEMA)
+            RowLayout.of(schema, headed=True).rows_within()
             self.table.start(schema)
         elif schema is not None and RowLayout.of(schema, headed=True).schema_id != self.layout.schema_id:
             text = f"table {self.name!r} holds ({self.table.schema}), the writer has ({schema})"
             raise Malformed(text[:500], ErrorCode.SCHEMA, self.layout.schema_id)
 
-    def _end(self, producer: Producer) -> None:
-        """Its process is gone for good: what it sent is let in as far as possible, its open episodes are cut off."""
+    def _begin(self, producer: Producer, epoch: int) -> None:
+        """Its earlier process is gone for good: what that sent is let in as far as possible, its open episodes are cut off."""
         self._advance(producer)
-        if producer in self._blocked:
-            self._blocked.remove(producer)
-        self.table.end([int(one) for one in producer.streams if one >= 0])
+        self._drop_queue(producer)
+        self.table.end([int(one) for one in producer.streams if one != _NOBODY])
+        producer.epoch, producer.received, producer.applied = epoch, 0, 0
+        producer.writers.clear()
+        self.moved.pop(producer, None)
 
-    def receive(self, writer: WriterState, sequence: int, body: Insert, schema: int) -> bool:
-        """Take an insert; whether its writer should be told that some are missing.
+    def _drop_queue(self, producer: Producer) -> None:
+        if producer.queue:
+            self._blocked.remove(producer)
+        producer.queue.clear()
+        producer.queued_bytes = producer.queued_rows = 0
+
+    def _forget_some(self) -> None:
+        """Actors come and go for weeks: of those that are gone only the last ones are remembered."""
+        if len(self._producers) <= _PRODUCERS:
+            return
+        for key, one in self._producers.items():
+            if not one.writers and not one.queue:
+                del self._producers[key]
+                return
+
+    # -- what they write -------------------------------------------------------------------------------------------------
+
+    def receive(self, writer: WriterState, sequence: int, body: Insert, schema: int) -> Receipt:
+        """Take an insert.
 
         Raises
         ------
         Malformed
-            FENCED, SCHEMA, and for rows that are not what the schema says. Nothing was received then.
+            FENCED, SCHEMA, LIMIT, and for rows that are not what the schema says. Nothing was received then.
         """
+        writer.check()
         producer = writer.producer
-        if writer.fenced_by is not None:
-            text = f"epoch {writer.epoch} of this producer is fenced off by epoch {writer.fenced_by}: stop this writer"
-            raise Malformed(text, ErrorCode.FENCED, writer.fenced_by)
         if sequence < producer.received:
             self.duplicates += 1
-            return False
+            return Receipt.AGAIN
         if sequence > producer.received:
             self.gaps += 1
-            return True
-        check_id(schema, self.layout.schema_id)
-        steps = read_insert(body, self.layout)
-        streams = self._streams(producer, steps.streams)
+            (missing, highest), writer.gap = writer.gap, (producer.received, sequence)
+            return Receipt.AFTER_GAP if missing == producer.received and sequence > highest else Receipt.GAP
         nbytes = body.nbytes
-        incoming = Incoming(streams, steps.flags.astype(np.int64), np.ascontiguousarray(steps.priorities), steps.columns)
+        if producer.queue and (
+            producer.queued_bytes + nbytes > 2 * self._window_bytes or producer.queued_rows + body.rows > 2 * self._window_rows
+        ):
+            text = f"{producer.queued_rows} rows ({producer.queued_bytes} bytes) of this writer wait to be inserted"
+            raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
+        steps = self._read(producer, body, schema)
+        producer.queue.append(Queued(steps, nbytes))
+        producer.queued_bytes += nbytes
+        producer.queued_rows += len(steps)
+        producer.received += 1
+        if len(producer.queue) == 1 and not self._advance(producer):
+            self._blocked.append(producer)
+        return Receipt.NEW
+
+    def _read(self, producer: Producer, body: Insert, schema: int) -> Incoming:
+        """Its steps, if they are as they should be."""
+        if self.table.closed:
+            raise Malformed(f"table {self.name!r} was closed: nothing is added to it any more", ErrorCode.UNSUPPORTED)
+        check_id(schema, self.layout.schema_id)
+        rows = read_insert(body, self.layout)
+        flags, priorities = rows.flags.astype(np.int64), np.ascontiguousarray(rows.priorities)
         try:
-            self.table.check(incoming)
+            self.table.check(Incoming(rows.streams.astype(np.int64), flags, priorities, rows.columns))
         except (SchemaError, ConfigError) as error:
             raise Malformed(str(error)) from None
-        producer.queue.append(Queued(incoming, nbytes))
-        producer.queued_bytes += nbytes
-        producer.received += 1
-        if producer not in self._blocked and not self._advance(producer):
-            self._blocked.append(producer)
-        return False
+        return Incoming(self._streams(producer, rows.streams), flags, priorities, rows.columns)
 
     def _streams(self, producer: Producer, said: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """The table's streams for those that a producer numbers by itself."""
@@ -178,38 +261,52 @@ class Intake:
         if most >= len(producer.streams):
             if most >= _STREAMS:
                 raise Malformed(f"a row is of stream {most}, a producer has at most {_STREAMS}: number streams from 0")
-            more = np.full(max(most + 1, 2 * len(producer.streams)), -1, np.int64)
+            more = np.full(max(most + 1, 2 * len(producer.streams)), _NOBODY, np.int64)
             more[: len(producer.streams)] = producer.streams
             producer.streams = more
         numbers = producer.streams[said]
         if (numbers < 0).any():
             for one in np.unique(said[numbers < 0]).tolist():
-                producer.streams[one] = self.table.stream((producer.name, producer.epoch, one))
+                producer.streams[one] = self.table.stream((producer.key.hex(), one))
             numbers = producer.streams[said]
         return numbers
 
     def _advance(self, producer: Producer) -> bool:
         """Let in what the table takes now; whether that is everything."""
         while producer.queue:
-            first = producer.queue[0]
-            before = first.done
-            first.done = self.table.insert(first.steps, before)
-            self.rows += first.done - before
-            if first.done < len(first.steps):
+            if not self._advance_one(producer):
                 return False
-            producer.queue.popleft()
-            producer.queued_bytes -= first.nbytes
-            producer.applied += 1
+        return True
+
+    def _advance_one(self, producer: Producer) -> bool:
+        """Let its next insert in; whether all of it is."""
+        first = producer.queue[0]
+        before = first.done
+        first.done = self.table.insert(first.steps, before)
+        self.rows += first.done - before
+        if first.done < len(first.steps):
+            return False
+        producer.queue.popleft()
+        producer.queued_bytes -= first.nbytes
+        producer.queued_rows -= len(first.steps)
+        producer.applied += 1
+        self.moved[producer] = None
         return True
 
     def advance(self) -> bool:
-        """Let in what waits, whoever waits longest first; whether anything came in."""
+        """Let in what waits, an insert of each producer in turn; whether anything came in."""
         before = self.rows
-        while self._blocked:
-            if not self._advance(self._blocked[0]):
-                break
-            self._blocked.popleft()
+        while self._blocked and self._advance_one(self._blocked[0]):
+            producer = self._blocked.popleft()
+            if producer.queue:
+                self._blocked.append(producer)
         return self.rows > before
+
+    def give_up(self) -> list[WriterState]:
+        """The table was closed: what waits is dropped. Who wrote to it."""
+        for producer in list(self._blocked):
+            self._drop_queue(producer)
+        return [writer for one in self._producers.values() for writer in one.writers]
 
     @property
     def blocked(self) -> bool:
@@ -219,4 +316,4 @@ class Intake:
     def waiting(self) -> list[str]:
         """Who waits, and for what."""
         reason = self.table.why_not_insert() if self._blocked else None
-        return [f"producer {one.name[:8]} to insert: {reason}" for one in self._blocked] if reason else []
+        return [f"producer {one.key.hex()[:8]} to insert: {reason}" for one in self._blocked] if reason else []

@@ -1,29 +1,26 @@
-"""Batches: who gets one when the table lets one out. Has no socket; what is sent is handed to a function."""
+"""Batches: who gets one when the table lets one out. Has no socket; what is sent is handed to a function.
+
+NOTE [whose turn]. Readers with credit stand in a line. Where drawing uses something up (a limiter's samples, a queue's items), the
+first of them is served or nobody is: else whoever wants little would always be served before whoever wants much.
+Elsewhere those behind may pass, since they take nothing away.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from async_loader.errors import ConfigError, Malformed
-from async_loader.feeder.wire import ErrorCode, OpenReader, RowLayout
+from async_loader.errors import Closed, ConfigError, Malformed
+from async_loader.feeder.server.parcels import Parcel, Returned
+from async_loader.feeder.wire import ErrorCode, Limits, OpenReader, RowLayout
 from async_loader.replay.served import Drawing, ServedTable
 from async_loader.replay.views import Transitions
 
-MOST_AHEAD = 256
+MOST_AHEAD = 64
 """Batches that a reader can have on their way, whatever it grants."""
-
-Arrays = Sequence[Any]
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """A batch of items that go out once, until its learner gives it back as used."""
-
-    arrays: Arrays
-    deliveries: int = 0
+MOST_STEPS, MOST_VIEWS = 1024, 64
+"""Of an n-step return: no step is an item before so many have followed. Views of a table are kept as long as it is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,25 +29,30 @@ class ReaderState:
 
     Attributes
     ----------
+    session, number : int
     granted, sent : int
         Batches, counted from its opening.
     hungry_since : float | None
-        Since when it has had credit and got nothing.
+        Since when it has had credit and got nothing; ``None``: it does not stand in the line.
+    kept : Parcel | None
+        What could not be sent; it is the next, when the reader has been heard again.
     leases : dict
         By the number of the batch: what it has not given back.
     """
 
+    session: int
     number: int
     outlet: Outlet
     drawing: Drawing
     layout: RowLayout
     batch_size: int
     timeout_s: float | None
+    ahead: int
     granted: int = 0
     sent: int = 0
     hungry_since: float | None = None
-    told: bool = False
-    leases: OrderedDict[int, Lease] = field(default_factory=OrderedDict)
+    kept: Parcel | None = None
+    leases: OrderedDict[int, Parcel] = field(default_factory=OrderedDict)
 
     @property
     def hungry(self) -> bool:
@@ -59,13 +61,16 @@ class ReaderState:
 
     def grant(self, total: int) -> None:
         """It takes so many batches, counted from its opening; fewer than before says nothing."""
-        self.granted = max(self.granted, min(total, self.sent + MOST_AHEAD))
+        self.granted = max(self.granted, min(total, self.sent + self.ahead))
 
     def left_s(self, now: float) -> float | None:
         """Seconds until it has to be told that nothing came."""
         if self.timeout_s is None or self.hungry_since is None:
             return None
         return max(0.0, self.hungry_since + self.timeout_s - now)
+
+
+Send = Callable[[ReaderState, Parcel], bool]
 
 
 class Outlet:
@@ -75,110 +80,210 @@ class Outlet:
     ----------
     name : str
     table : ServedTable
+    limits : Limits
+        Of what one reader may have on its way.
+
+    Attributes
+    ----------
+    draining : bool
+        Nothing more comes in: a queue's last batches may be short.
     """
 
-    def __init__(self, name: str, table: ServedTable) -> None:
-        self.name, self.table = name, table
-        self._hungry: deque[ReaderState] = deque()
-        self._returned: deque[Lease] = deque()
+    def __init__(self, name: str, table: ServedTable, limits: Limits) -> None:
+        self.name, self.table, self._limits = name, table, limits
+        self._line: deque[ReaderState] = deque()
+        self._readers: set[ReaderState] = set()
+        self._views: set[Transitions | None] = set()
+        self._returned = Returned()
+        self._failed: list[tuple[ReaderState, str]] = []
+        self.draining = False
         self.batches = self.rows = self.redelivered = 0
 
-    def open(self, number: int, wanted: OpenReader) -> ReaderState:
-        """A reader.
+    def open(self, session: int, number: int, wanted: OpenReader) -> ReaderState:
+        """A reader. The table has a schema.
 
         Raises
         ------
         Malformed
-            SCHEMA, while nobody knows what a step is; UNSUPPORTED, for what this table cannot show.
+            UNSUPPORTED, for what this table can never show; TOO_LARGE, for batches that do not fit into a message; LIMIT.
         """
-        if self.table.schema is None:
-            raise Malformed(f"table {self.name!r} has no schema yet: try again when a writer was there", ErrorCode.TIMEOUT)
-        view = None if wanted.view is None else Transitions(n=wanted.view.n, gamma=wanted.view.gamma)
+        view = self._view(wanted)
         try:
             drawing = self.table.drawing(view, wanted.rank, wanted.world_size, wanted.seed)
         except ConfigError as error:
             raise Malformed(str(error), ErrorCode.UNSUPPORTED) from None
-        layout = RowLayout.of(drawing.schema, headed=False)
-        layout.rows_within()
-        return ReaderState(number, self, drawing, layout, wanted.batch_size, wanted.timeout_s)
+        try:
+            layout = RowLayout.of(drawing.schema, headed=False)
+            self._check(layout, wanted.batch_size)
+            drawing.why_not(wanted.batch_size)
+        except ConfigError as error:
+            drawing.close()
+            raise Malformed(str(error), ErrorCode.UNSUPPORTED) from None
+        except BaseException:
+            drawing.close()
+            raise
+        self._views.add(view)
+        batch_bytes = max(1, wanted.batch_size * layout.row_bytes)
+        ahead = max(1, min(MOST_AHEAD, self._limits.in_flight_bytes // batch_bytes))
+        reader = ReaderState(session, number, self, drawing, layout, wanted.batch_size, wanted.timeout_s, ahead)
+        self._readers.add(reader)
+        return reader
+
+    def _view(self, wanted: OpenReader) -> Transitions | None:
+        if wanted.view is None:
+            return None
+        if wanted.view.n > MOST_STEPS:
+            text = f"n={wanted.view.n}: a server sums up {MOST_STEPS} steps at most, no step could be drawn before they followed"
+            raise Malformed(text, ErrorCode.UNSUPPORTED)
+        view = Transitions(n=wanted.view.n, gamma=wanted.view.gamma)
+        if view not in self._views and len(self._views) >= MOST_VIEWS:
+            raise Malformed(f"readers of table {self.name!r} use {MOST_VIEWS} views, which is all there can be", ErrorCode.LIMIT)
+        return view
+
+    def _check(self, layout: RowLayout, batch_size: int) -> None:
+        most = layout.rows_within(self._limits.message_bytes)
+        if batch_size > most:
+            text = f"batches of {batch_size} rows of {layout.row_bytes} bytes do not fit into a message: {most} rows do"
+            raise Malformed(text, ErrorCode.TOO_LARGE)
 
     def want(self, reader: ReaderState, now: float) -> None:
-        """It may have been granted more."""
-        if reader.hungry and reader.hungry_since is None:
+        """It was heard of, and may have been granted more."""
+        if reader.hungry and reader.hungry_since is None and reader in self._readers:
             reader.hungry_since = now
-            self._hungry.append(reader)
+            self._line.append(reader)
 
     def close(self, reader: ReaderState) -> None:
-        """It is gone: what it had not given back goes to others."""
-        if reader in self._hungry:
-            self._hungry.remove(reader)
-        self._returned.extend(reader.leases.values())
+        """It is gone: what it had not given back goes to others. Again does nothing."""
+        if reader not in self._readers:
+            return
+        self._readers.remove(reader)
+        self._leave_line(reader)
+        for parcel in reader.leases.values():
+            self._returned.put(reader.layout.schema_id, parcel)
+        if reader.kept is not None and self.table.leased:
+            self._returned.put_back(reader.layout.schema_id, reader.kept)
         reader.leases.clear()
+        reader.kept = None
         reader.drawing.close()
 
-    def serve(self, send: Callable[[ReaderState, Arrays, bool], bool], now: float, most: int) -> int:
-        """Draw and send up to ``most`` batches, whoever has waited longest first; how many were sent.
+    def _leave_line(self, reader: ReaderState) -> None:
+        if reader.hungry_since is not None:
+            self._line.remove(reader)
+            reader.hungry_since = None
 
-        ``send`` is given the reader, the arrays and whether they were sent before; it says whether they are on their way.
+    def serve(self, send: Send, now: float, most: int) -> int:
+        """Draw and send up to ``most`` batches, whoever has waited longest first; how many were sent. See NOTE [whose turn].
+
+        ``send`` says whether the batch is on its way.
         """
-        served = passed = 0
-        while served < most and passed < len(self._hungry):
-            reader = self._hungry.popleft()
-            lease = self._next(reader)
-            if lease is None:
-                self._hungry.append(reader)  # another may want fewer, or draw by another sampler
-                passed += 1
-                continue
-            passed = 0
-            number, again = reader.sent, lease.deliveries > 0
-            reader.sent += 1
-            lease.deliveries += 1
-            if self.table.leased:
-                reader.leases[number] = lease
-            sent = send(reader, lease.arrays, again)
-            if not sent and self.table.leased:
-                self._returned.append(reader.leases.pop(number))
-            self.batches += sent
-            self.rows += len(lease.arrays[0]) * sent
-            self.redelivered += again and sent
-            served += 1
-            reader.hungry_since = now if reader.hungry else None
-            if reader.hungry:
-                self._hungry.append(reader)
+        served, passed = 0, []
+        while served < most and self._line:
+            reader = self._line[0]
+            parcel = self._next_or_fail(reader)
+            if parcel is not None:
+                self._line.popleft()
+                served += self._hand_over(reader, parcel, send, now)
+            elif reader.hungry_since is not None:
+                if self.table.uses_up:
+                    break
+                passed.append(self._line.popleft())
+        self._line.extendleft(reversed(passed))
         return served
 
-    def _next(self, reader: ReaderState) -> Lease | None:
-        """What the reader gets, if there is something for it."""
-        if self._returned:
-            return self._returned.popleft()
-        if reader.drawing.why_not(reader.batch_size) is not None:
+    def _hand_over(self, reader: ReaderState, parcel: Parcel, send: Send, now: float) -> bool:
+        """Whoever cannot be sent to leaves the line until it is heard of."""
+        reader.hungry_since = None
+        if not send(reader, parcel):
+            reader.kept = parcel
+            return False
+        if self.table.leased:
+            reader.leases[reader.sent] = parcel
+        reader.sent += 1
+        self.batches += 1
+        self.rows += parcel.rows
+        self.redelivered += parcel.again
+        self.want(reader, now)
+        return True
+
+    def _next_or_fail(self, reader: ReaderState) -> Parcel | None:
+        """As `_next`; whoever wants what can never be loses what it had been granted, and `failed` says why."""
+        try:
+            return self._next(reader)
+        except (ConfigError, Closed) as error:
+            self._leave_line(reader)
+            reader.granted = reader.sent
+            self._failed.append((reader, str(error)))
             return None
-        return Lease(reader.drawing.arrays(reader.batch_size))
+
+    def _next(self, reader: ReaderState) -> Parcel | None:
+        """What the reader gets, if there is something for it."""
+        if reader.kept is not None:
+            kept, reader.kept = reader.kept, None
+            return kept
+        if not len(self._returned):
+            return self._drawn(reader, reader.batch_size)
+        schema = reader.layout.schema_id
+        old = self._returned.take(schema, reader.batch_size)
+        if old is None or old.rows == reader.batch_size:
+            return old or self._drawn(reader, reader.batch_size)
+        new = self._drawn(reader, reader.batch_size - old.rows)
+        if new is None and not self.draining:
+            self._returned.put_back(schema, old)
+            return None
+        return Parcel.joined([old] if new is None else [old, new])
+
+    def _drawn(self, reader: ReaderState, count: int) -> Parcel | None:
+        if reader.drawing.why_not(count) is not None:
+            count = reader.drawing.most(count) if self.draining and self.table.leased else 0
+        return Parcel.drawn(reader.drawing, reader.layout, count) if count else None
 
     def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None:
         """The learner has used these batches."""
         for number in numbers:
             reader.leases.pop(number, None)
 
+    def failed(self) -> list[tuple[ReaderState, str]]:
+        """Readers that want what can never be, and why; each once for every grant."""
+        failed, self._failed = self._failed, []
+        return failed
+
     def overdue(self, now: float) -> list[tuple[ReaderState, str]]:
         """Readers that have waited for too long, and for what. They wait on, and are told again after as long."""
         found = []
-        for reader in self._hungry:
+        for reader in self._line:
             if reader.left_s(now) == 0.0:
                 reader.hungry_since = now
-                found.append((reader, reader.drawing.why_not(reader.batch_size) or "other learners come first"))
+                found.append((reader, self._why_not(reader) or "others come first"))
         return found
+
+    def _why_not(self, reader: ReaderState) -> str | None:
+        try:
+            return reader.drawing.why_not(reader.batch_size)
+        except (ConfigError, Closed) as error:
+            return str(error)
 
     def left_s(self, now: float) -> float | None:
         """Seconds until a reader is overdue."""
-        return min((left for one in self._hungry if (left := one.left_s(now)) is not None), default=None)
+        return min((left for one in self._line if (left := one.left_s(now)) is not None), default=None)
 
     @property
     def hungry(self) -> bool:
         """Whether anybody waits."""
-        return bool(self._hungry)
+        return bool(self._line)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing that a learner who is here should still get, or give back, before the end."""
+        if not self.table.leased or not self._readers:
+            return True
+        return not (len(self._returned) or len(self.table) or any(one.leases or one.kept for one in self._readers))
+
+    @property
+    def readers(self) -> list[ReaderState]:
+        """Of all sessions."""
+        return list(self._readers)
 
     def waiting(self) -> list[str]:
         """Who waits, and for what."""
-        said = [(one, one.drawing.why_not(one.batch_size)) for one in self._hungry]
+        said = ((one, self._why_not(one)) for one in self._line)
         return [f"reader {one.number} to sample {one.batch_size}: {reason}" for one, reason in said if reason]

@@ -14,7 +14,7 @@ from async_loader.feeder.wire import Limits
 
 _ZERO_COPY_FROM = 64 << 10  # below that a copy is cheaper than telling who owns the memory
 _ROUTES = 4096
-_PATIENCE = 16
+_PATIENCE = 16  # messages that cannot be read
 
 
 class Plane(Enum):
@@ -23,6 +23,11 @@ class Plane(Enum):
     CONTROL = "control"
     INSERT = "insert"
     PULL = "pull"
+
+
+# Messages of one peer that wait here to be read, and to be taken by it. Rows and batches can be large: what stays behind waits
+# at the peer; a learner that does not read what it asked for is sent no more than this.
+_HIGH_WATER = {Plane.CONTROL: (256, 256), Plane.INSERT: (64, 1024), Plane.PULL: (256, 128)}
 
 
 class Ports:
@@ -45,9 +50,7 @@ class Ports:
         self.unsent = self.ignored = 0
         try:
             for plane, endpoint in endpoints.items():
-                socket = self.sockets[plane] = _router(
-                    context, limits.control_bytes if plane is not Plane.INSERT else limits.message_bytes
-                )
+                socket = self.sockets[plane] = _router(context, plane, limits.message_bytes)
                 if secure is not None:
                     secure(socket)
                 socket.bind(endpoint)
@@ -58,13 +61,14 @@ class Ports:
 
     def receive(self, plane: Plane, most: int) -> Iterator[tuple[bytes, list[Any]]]:
         """Up to ``most`` messages that are there: who sent each, as ZeroMQ calls it on this plane, and its frames."""
-        socket = self.sockets[plane]
+        receive, copies = self.sockets[plane].recv_multipart, plane is not Plane.INSERT
         for _ in range(most):
             try:
-                route, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=plane is Plane.PULL)
+                route, *frames = receive(zmq.NOBLOCK, copies)
             except zmq.Again:
                 return
-            route = bytes(route)
+            if not copies:
+                route, frames = route.bytes, [frame.buffer for frame in frames]
             if self._refused and self._refused.get((plane, route), 0) >= _PATIENCE:
                 self.ignored += 1
                 continue
@@ -77,11 +81,10 @@ class Ports:
         if len(self._refused) > _ROUTES:
             self._refused.popitem(last=False)
 
-    def send(self, plane: Plane, route: bytes, frames: list[Any]) -> bool:
+    def send(self, plane: Plane, route: bytes, frames: list[Any], nbytes: int) -> bool:
         """Hand frames to ZeroMQ; whether it took them. It does not, where nobody is there any more or does not read."""
-        large = any(not isinstance(frame, bytes) and memoryview(frame).nbytes >= _ZERO_COPY_FROM for frame in frames)
         try:
-            self.sockets[plane].send_multipart([route, *frames], zmq.NOBLOCK, copy=not large)
+            self.sockets[plane].send_multipart([route, *frames], zmq.NOBLOCK, nbytes < _ZERO_COPY_FROM)
         except zmq.ZMQError:
             self.unsent += 1
             return False
@@ -95,12 +98,12 @@ class Ports:
         self.sockets.clear()
 
 
-def _router(context: Any, message_bytes: int) -> Any:
+def _router(context: Any, plane: Plane, message_bytes: int) -> Any:
     socket = context.socket(zmq.ROUTER)
     socket.linger = 200  # the last words: END, and the answer to DRAIN
-    socket.maxmsgsize = message_bytes
+    socket.maxmsgsize = max(message_bytes, 64 << 10)  # of weights, rows, priorities; control bodies are measured when read
     socket.router_mandatory = 1
-    socket.sndhwm = socket.rcvhwm = 1024
+    socket.rcvhwm, socket.sndhwm = _HIGH_WATER[plane]
     socket.handshake_ivl = 5000
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     return socket

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.sessions import Session
+
+_SESSIONS, _WAITING = 128, 8  # a control message is small; of more there is the number only
 
 
 def status_of(hall: Hall, counters: Counters) -> dict[str, Any]:
@@ -16,7 +19,9 @@ def status_of(hall: Hall, counters: Counters) -> dict[str, Any]:
         "uptime_s": uptime,
         "draining": hall.draining,
         "tables": {name: _table(table, hall, uptime) for name, table in hall.tables.items()},
-        "sessions": [_session(session, hall.clock()) for session in hall.sessions],
+        "sessions_open": len(hall.sessions),
+        "sessions": [_session(session, hall.clock()) for session in itertools.islice(hall.sessions, _SESSIONS)],
+        "weights_stale": hall.weights.stale,
         "weights": hall.weights.versions(),
         "counters": counters.snapshot(),
     }
@@ -34,7 +39,7 @@ def _table(table: Table, hall: Hall, uptime: float) -> dict[str, Any]:
         "inserts_per_s": stats.inserted / max(uptime, 1e-9),
         "samples_per_s": stats.sampled / max(uptime, 1e-9),
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
-        "waiting": [*intake.waiting(), *outlet.waiting()],
+        "waiting": [*intake.waiting(), *outlet.waiting()][:_WAITING],
         "writers": sum(one.intake is intake for session in sessions for one in session.writers.values()),
         "readers": sum(one.outlet is outlet for session in sessions for one in session.readers.values()),
         "rows_in": intake.rows,
@@ -49,9 +54,9 @@ def _session(session: Session, now: float) -> dict[str, Any]:
     return {
         "id": session.number,
         "pid": session.hello.pid,
-        "host": session.hello.host,
+        "host": session.hello.host[:64],
         "user": session.user,
-        "user_agent": session.hello.user_agent,
+        "user_agent": session.hello.user_agent[:64],
         "age_s": now - session.since,
         "silent_s": now - session.heard,
         "writers": len(session.writers),

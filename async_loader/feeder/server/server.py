@@ -13,44 +13,24 @@ from typing import Any
 
 import zmq
 
-from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.errors import Closed
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.desk import Desk
 from async_loader.feeder.server.hall import Hall, Table
-from async_loader.feeder.server.intake import WriterState
-from async_loader.feeder.server.outlet import Arrays, ReaderState
+from async_loader.feeder.server.inbound import Inbound
+from async_loader.feeder.server.outbound import Outbound
 from async_loader.feeder.server.ports import Plane, Ports
+from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.report import status_of
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.weights import WeightStore
-from async_loader.feeder.wire import (
-    ACK_NOW,
-    NEWEST,
-    Applied,
-    Done,
-    End,
-    Error,
-    ErrorCode,
-    Gap,
-    Insert,
-    Limits,
-    Message,
-    Pong,
-    Priorities,
-    Pull,
-    Return,
-    Type,
-    Welcome,
-    batch,
-    decode,
-    encode,
-    refuse,
-)
+from async_loader.feeder.wire import NEWEST, End, Limits, Message, Type, Welcome
 from async_loader.lifecycle import Bell, Deadline
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.served import warm
 
-_CONTROL, _INSERTS, _PULLS, _BATCHES = 256, 64, 256, 16  # messages of each kind in one round
-REDELIVERED = 0x02
+# Messages of each kind in one round, and their bytes: so long at most does a heartbeat wait.
+_BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
 
 
 class Server:
@@ -70,9 +50,18 @@ class Server:
     heartbeat_s, silence_s : float
         After how long without anything to say a client says that it is there; and is taken for gone.
     drain_s : float
-        How long, at the end, what was received may wait for its table, and learners for the last batches.
+        How long, at the end, what was received may wait for its table, and learners for the last batches of a queue.
+    secure : callable, optional
+        Called with each socket before it is bound.
+    context : zmq.Context, optional
+        Of the sockets; whoever gives it ends it.
     clock : callable
         Monotonic seconds.
+
+    Notes
+    -----
+    Thread rule: `run` belongs to one thread; `stop` may be called from any, and by signal handlers. The sockets are bound, and
+    everything is compiled, when the constructor returns.
     """
 
     def __init__(
@@ -88,32 +77,39 @@ class Server:
         heartbeat_s: float = 1.0,
         silence_s: float = 10.0,
         drain_s: float = 10.0,
+        secure: Callable[[Any], None] | None = None,
+        context: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._drain_s = clock, drain_s
         self._heartbeat_s, self._silence_s = heartbeat_s, silence_s
         self.incarnation = secrets.token_bytes(16)
-        self._hall = Hall(
-            {name: Table(name, buffer) for name, buffer in tables.items()},
-            Sessions(sessions, silence_s, clock),
-            WeightStore(weight_bytes),
-            limits or Limits(),
-            window_bytes,
-            window_rows,
-            clock,
-        )
-        self._desk = Desk(self._hall, self._welcome, self.status)
+        limits = limits or Limits()
+        self._hall = hall = Hall(
+            {name: Table(name, buffer, limits, window_bytes, window_rows) for name, buffer in tables.items()},
+            Sessions(sessions, silence_s, clock), WeightStore(weight_bytes), limits, window_bytes, window_rows, clock,
+        )  # fmt: skip
+        warm()
         self.counters = Counters(clock)
-        self._context = zmq.Context()
+        self._own_context = zmq.Context() if context is None else None
         try:
-            self._ports = Ports(self._context, endpoints, self._hall.limits)
+            self._ports = Ports(context or self._own_context, endpoints, limits, secure)
         except BaseException:
-            self._context.term()
+            if self._own_context is not None:
+                self._own_context.term()
             raise
+        self._post = Post(self._ports, hall.sessions, limits, self.counters)
+        self._desk = Desk(hall, self._welcome, self.status, heartbeat_s)
+        self._post.on_hello = self._desk.hello
+        self._inbound, self._outbound = Inbound(hall, self._post), Outbound(hall, self._post)
         self._bell = Bell()
-        self._stop = False
+        self._poller = zmq.Poller()
+        for socket in (*self._ports.sockets.values(), self._bell.fileno()):
+            self._poller.register(socket, zmq.POLLIN)
+        self._stops = 0
+        self._more = False  # whether a round left something undone that waits for nobody
         self._ending: Deadline | None = None
-        self._unsaid: dict[WriterState, tuple[Session, bool]] = {}
+        self._closed = False
 
     @property
     def endpoints(self) -> dict[Plane, str]:
@@ -121,30 +117,30 @@ class Server:
         return self._ports.endpoints
 
     def stop(self) -> None:
-        """End as SIGTERM does: drain, and return from `run`. Any thread, and signal handlers."""
-        self._stop = True
-        self._bell.ring()
+        """End as SIGTERM does: drain, and return from `run`. The second time: do not drain."""
+        self._stops += 1
+        with contextlib.suppress(OSError):  # closed already
+            self._bell.ring()
 
     def run(self) -> None:
-        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT. Once."""
+        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT; then `close`."""
+        if self._closed:
+            raise Closed("this server has run: make another one")
         try:
             with self._signals():
                 while not self._over():
                     self._wait()
                     self._round()
         finally:
-            self._close()
+            self.close()
 
     # -- the loop --------------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        poller = zmq.Poller()
-        for socket in self._ports.sockets.values():
-            poller.register(socket, zmq.POLLIN)
-        poller.register(self._bell.fileno(), zmq.POLLIN)
         left = self._left_s()
-        poller.poll(None if left is None else int(left * 1000 + 0.999))
-        self._bell.clear()
+        events = self._poller.poll(None if left is None else min(int(left * 1000 + 0.999), 1 << 30))
+        if any(what == self._bell.fileno() for what, _ in events):
+            self._bell.clear()
 
     def _left_s(self) -> float | None:
         """Seconds until something has to be done, whatever comes."""
@@ -152,215 +148,89 @@ class Server:
             return 0.0
         now = self._clock()
         moments = [self._hall.sessions.left_s(), self._desk.left_s(), self._ending.left() if self._ending is not None else None]
-        moments += [table.outlet.left_s(now) for table in self._hall.tables.values()]
+        moments += [table.outlet.left_s(now) for table in self._hall.tables.values() if table.outlet.hungry]
         return min((one for one in moments if one is not None), default=None)
 
-    _more = False
-    """Whether the last round left something undone that need not wait for anybody."""
-
     def _round(self) -> None:
-        self._control()
-        self._more = self._inserts() >= _INSERTS
-        self._pulls()
-        self._flow()
-        self._tell()
-        self._times()
-        if self._stop and self._ending is None:
-            self._begin_to_end()
-
-    def _control(self) -> None:
-        for route, frames in self._ports.receive(Plane.CONTROL, _CONTROL):
-            self._one(Plane.CONTROL, route, frames, self._answer)
-
-    def _inserts(self) -> int:
-        count = 0
-        for route, frames in self._ports.receive(Plane.INSERT, _INSERTS):
-            count += 1
-            self._one(Plane.INSERT, route, frames, self._insert)
-        return count
-
-    def _pulls(self) -> None:
-        for route, frames in self._ports.receive(Plane.PULL, _PULLS):
-            self._one(Plane.PULL, route, frames, self._pull)
-
-    def _one(self, plane: Plane, route: bytes, frames: list[Any], handle: Callable[[Session, Message], None]) -> None:
-        """Read a message and do what it says; whoever sent what cannot be read, or done, is told."""
-        self.counters.came_in(plane, frames)
-        try:
-            message = decode(frames, self._hall.limits)
-        except Malformed as error:
-            self._ports.refused(plane, route)
-            self._refuse(plane, route, error)
-            return
-        try:
-            if message.type is Type.HELLO and plane is Plane.CONTROL:
-                session, reply = self._desk.hello(message, None)
-                session.routes[plane] = route
-                self._send(session, plane, reply)
-                return
-            session = self._hall.sessions.heard(message.session, plane, route)
-            if message.type is Type.PING:
-                self._send(session, plane, message.reply(Pong()))
-            elif message.type is not Type.ERROR:
-                handle(session, message)
-        except Malformed as error:
-            error.type, error.session = message.type, message.session
-            error.sequence, error.number = message.sequence, message.number
-            self._refuse(plane, route, error)
-
-    def _refuse(self, plane: Plane, route: bytes, error: Malformed) -> None:
-        self.counters.refused(error.code)
-        answer = refuse(error)
-        if answer is not None:
-            self.counters.went_out(plane, frames := encode(answer))
-            self._ports.send(plane, route, frames)
-
-    def _send(self, session: Session, plane: Plane, message: Message) -> bool:
-        route = session.routes.get(plane)
-        if route is None:
-            return False
-        frames = encode(message)
-        sent = self._ports.send(plane, route, frames)
-        if sent:
-            self.counters.went_out(plane, frames)
-        return sent
-
-    # -- what comes ------------------------------------------------------------------------------------------------------
+        receive = self._post.receive
+        heard_all = receive(Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer)
+        receive(Plane.INSERT, *_BUDGET[Plane.INSERT], self._inbound.handle)
+        receive(Plane.PULL, *_BUDGET[Plane.PULL], self._outbound.handle)
+        self._more = False
+        for table in self._hall.tables.values():
+            if table.table.closed:
+                self._end_table(table)
+            elif table.outlet.hungry or table.intake.blocked:
+                self._more |= self._outbound.flow(table)
+        self._inbound.tell()
+        for session, answer in self._desk.late_answers():
+            self._post.send(session, Plane.CONTROL, answer)
+        self._outbound.complain()
+        if heard_all:  # after a stop of ours, what everybody said in the meantime comes first
+            self._let_go()
 
     def _answer(self, session: Session, message: Message) -> None:
-        reply = self._desk.answer(session, message)
-        if reply is not None:
-            self._send(session, Plane.CONTROL, reply)
+        if message.type is not Type.PING:
+            reply = self._desk.answer(session, message)
+            if reply is not None:
+                self._post.send(session, Plane.CONTROL, reply)
 
-    def _insert(self, session: Session, message: Message) -> None:
-        body = message.body
-        if not isinstance(body, Insert):
-            raise Malformed(f"{message.type.name} is nothing for a server's insert plane")
-        writer = session.writers.get(message.number)
-        if writer is None:
-            text = f"session has no writer {message.number}: open it (again)"
-            raise Malformed(text, ErrorCode.UNKNOWN_WRITER)
-        if session.in_flight_bytes + body.nbytes > self._hall.limits.in_flight_bytes:
-            raise Malformed(f"{session.in_flight_bytes} bytes wait to be inserted: keep to the window", ErrorCode.LIMIT)
-        gap = writer.intake.receive(writer, message.sequence, body, message.schema)
-        again = message.sequence + 1 < writer.producer.received
-        if gap or again or message.flags & ACK_NOW:
-            self._unsaid[writer] = (session, gap)
-
-    def _pull(self, session: Session, message: Message) -> None:
-        body = message.body
-        reader = session.readers.get(message.number)
-        if reader is None:
-            raise Malformed(f"session has no reader {message.number}: open it (again)", ErrorCode.UNKNOWN_READER)
-        if isinstance(body, Pull):
-            reader.grant(body.granted)
-            reader.outlet.want(reader, self._clock())
-        elif isinstance(body, Priorities):
-            applied = self._applied(reader, body)
-            self._send(session, Plane.PULL, message.reply(applied))
-        elif isinstance(body, Return):
-            reader.outlet.give_back(reader, body.leases.tolist())
-        else:
-            raise Malformed(f"{message.type.name} is nothing for a server's pull plane")
-
-    def _applied(self, reader: ReaderState, body: Priorities) -> Applied:
-        try:
-            done = reader.outlet.table.prioritize(body.ids, body.values)
-        except AsyncLoaderError as error:
-            raise Malformed(str(error), ErrorCode.UNSUPPORTED) from error
-        return Applied(done.applied, done.stale)
-
-    # -- what goes -------------------------------------------------------------------------------------------------------
-
-    def _flow(self) -> None:
-        """Let batches out and inserts in, as the tables allow; each makes room for the other."""
-        for table in self._hall.tables.values():
-            sent = 0
-            while True:
-                came = table.intake.advance() if table.intake.blocked else False
-                went = table.outlet.serve(self._deliver, self._clock(), _BATCHES - sent) if table.outlet.hungry else 0
-                sent += went
-                if sent >= _BATCHES:
-                    self._more = True
-                    break
-                if not (came and table.outlet.hungry) and not (went and table.intake.blocked):
-                    break
-
-    def _deliver(self, reader: ReaderState, arrays: Arrays, again: bool) -> bool:
-        session = self._session_of(reader)
-        body = batch(reader.layout, list(arrays))
-        message = Message(
-            body, session.number, reader.sent - 1, reader.number, reader.layout.schema_id,
-            REDELIVERED if again else 0, session.version,
-        )  # fmt: skip
-        return self._send(session, Plane.PULL, message)
-
-    def _session_of(self, reader: ReaderState) -> Session:
-        return next(session for session in self._hall.sessions if session.readers.get(reader.number) is reader)
-
-    def _tell(self) -> None:
-        """Acknowledge, once for all that came in this round, and answer what has waited for it."""
-        for session in self._hall.sessions:
-            for number, writer in list(session.writers.items()):
-                _, gap = self._unsaid.pop(writer, (session, None))
-                if gap is not None or writer.producer.applied != writer.told:
-                    self._acknowledge(session, writer, bool(gap))
-                if writer.closing is not None and (reply := self._desk.closed(session, number)) is not None:
-                    self._send(session, Plane.CONTROL, reply)
-        self._unsaid.clear()
-        for session, answer in self._desk.late_answers():
-            self._send(session, Plane.CONTROL, answer)
-
-    def _acknowledge(self, session: Session, writer: WriterState, gap: bool) -> None:
-        applied = writer.told = writer.producer.applied
-        body = self._desk.ack(applied)
-        if gap:  # what was received and waits for the table is sent again too, and dropped: a gap is rare
-            body = Gap(applied, body.durable, body.window_bytes, body.window_rows)
-        layout = writer.intake.layout.schema_id
-        self._send(session, Plane.INSERT, Message(body, session.number, applied, writer.number, layout, 0, session.version))
-
-    def _times(self) -> None:
+    def _let_go(self) -> None:
         for session in self._hall.sessions.silent():
             self.counters.silent += 1
-            self._hall.sessions.drop(session)
-            self._desk.forget(session)
-            self._hall.leave(session)
-        now = self._clock()
-        for table in self._hall.tables.values():
-            for reader, reason in table.outlet.overdue(now):
-                session = self._session_of(reader)
-                self._on_pull(session, reader, reader.sent, Error.of(ErrorCode.TIMEOUT, reason))
+            self._desk.leave(session)
 
-    def _on_pull(self, session: Session, reader: ReaderState, sequence: int, body: Error | End) -> None:
-        self._send(session, Plane.PULL, Message(body, session.number, sequence, reader.number, version=session.version))
+    def _end_table(self, table: Table) -> None:
+        """It was closed by whoever has it, and nobody shall wait for it."""
+        if not table.ended:
+            table.ended = True
+            reason = f"table {table.name!r} was closed"
+            self._inbound.end(table, reason)
+            self._outbound.end(table, reason)
+            for session, answer in self._desk.end_table(table, reason):
+                self._post.send(session, Plane.CONTROL, answer)
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 
-    def _begin_to_end(self) -> None:
-        self._hall.draining = True
-        self._ending = Deadline(self._drain_s, self._clock)
-
     def _over(self) -> bool:
         """Whether there is nothing left to wait for. A DRAIN begins the end too."""
-        if self._desk.drain_asked and self._ending is None:
-            self._begin_to_end()
         if self._ending is None:
+            if not self._stops and not self._desk.drain_asked:
+                return False
+            self._hall.begin_to_drain()
+            self._ending = Deadline(self._drain_s, self._clock)
+            self._more = True  # what is short of a batch may go out now
             return False
-        return self._ending.expired or not any(table.intake.blocked for table in self._hall.tables.values())
+        if self._stops > 1 or self._ending.expired:
+            return True
+        return not self._more and not any(
+            table.intake.blocked or not table.outlet.finished for table in self._hall.tables.values()
+        )
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Last words, and everything is given back. `run` calls it; again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         try:
-            for session in self._hall.sessions:
-                for reader in session.readers.values():
-                    self._on_pull(session, reader, 0, End(reason="the server was shut down", count=reader.sent))
-            for session, message in self._desk.drain_asked:
-                self._send(session, Plane.CONTROL, message.reply(Done()))
+            self._say_goodbye("the server was shut down")
         finally:
             self._ports.close()
-            self._context.term()
+            if self._own_context is not None:
+                self._own_context.term()
             self._bell.close()
             for table in self._hall.tables.values():
                 table.buffer.close()
+
+    def _say_goodbye(self, reason: str) -> None:
+        self._inbound.tell()
+        for table in self._hall.tables.values():
+            if not table.ended:
+                self._outbound.end(table, reason)
+        for session, answer in [*self._desk.late_answers(), *self._desk.last_answers(reason)]:
+            self._post.send(session, Plane.CONTROL, answer)
+        for session in self._hall.sessions:
+            self._post.tell(session, Plane.CONTROL, 0, 0, End(reason=reason, count=0))
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -12,6 +12,8 @@ from async_loader.feeder.server.outlet import ReaderState
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.wire import ErrorCode, Hello
 
+_MOST_LINES = 256  # writers of a session, and readers
+
 
 @dataclass(slots=True, eq=False)
 class Session:
@@ -44,6 +46,13 @@ class Session:
         """Of its inserts that wait for a table."""
         return sum(writer.producer.queued_bytes for writer in self.writers.values())
 
+    def check_room(self) -> None:
+        """Raises Malformed, LIMIT, if it can open nothing more."""
+        if max(len(self.writers), len(self.readers)) >= _MOST_LINES:
+            raise Malformed(
+                f"this session has {_MOST_LINES} writers or readers, which is all it can: close some", ErrorCode.LIMIT
+            )
+
 
 class Sessions:
     """All of them.
@@ -62,6 +71,7 @@ class Sessions:
         self._most, self._silence_s, self._clock = most, silence_s, clock
         self._by_number: dict[int, Session] = {}
         self._by_client: dict[bytes, Session] = {}
+        self._due: float | None = None  # nobody is silent for too long before then
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -69,23 +79,30 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_number.values()))
 
-    def open(self, hello: Hello, version: int, user: str | None) -> tuple[Session, Session | None]:
-        """A new session, and the one of the same client that it takes the place of.
+    def get(self, number: int) -> Session | None:
+        """O(1)."""
+        return self._by_number.get(number)
+
+    def before(self, hello: Hello) -> Session | None:
+        """The session of the same client, whose place a new one would take."""
+        return self._by_client.get(hello.client)
+
+    def open(self, hello: Hello, version: int, user: str | None) -> Session:
+        """A new session. An earlier one of the same client was dropped.
 
         Raises
         ------
         Malformed
             LIMIT, if there are too many.
         """
-        before = self._by_client.get(hello.client)
-        if before is not None:
-            self.drop(before)
-        elif len(self) >= self._most:
+        if len(self) >= self._most:
             raise Malformed(f"{len(self)} sessions are open, which is all that this server takes", ErrorCode.LIMIT)
         now = self._clock()
         session = Session(secrets.randbits(63) | 1, hello, version, now, now, user)
         self._by_number[session.number] = self._by_client[hello.client] = session
-        return session, before
+        if self._due is None:
+            self._due = now + self._silence_s
+        return session
 
     def heard(self, number: int, plane: Plane, route: bytes) -> Session:
         """The session that a message came from.
@@ -109,12 +126,15 @@ class Sessions:
             del self._by_client[session.hello.client]
 
     def silent(self) -> list[Session]:
-        """Those that have not been heard of for too long."""
-        oldest = self._clock() - self._silence_s
-        return [session for session in self if session.heard <= oldest]
+        """Those that have not been heard of for too long. O(1) while there can be none."""
+        now = self._clock()
+        if self._due is None or now < self._due:
+            return []
+        found = [session for session in self if session.heard + self._silence_s <= now]
+        others = [session.heard for session in self._by_number.values() if session.heard + self._silence_s > now]
+        self._due = min(others) + self._silence_s if others else None
+        return found
 
     def left_s(self) -> float | None:
-        """Seconds until the next may be too silent; ``None`` if there is none."""
-        if not self._by_number:
-            return None
-        return max(0.0, min(session.heard for session in self._by_number.values()) + self._silence_s - self._clock())
+        """Seconds until somebody may be too silent; ``None`` if there is nobody."""
+        return None if self._due is None else max(0.0, self._due - self._clock())

@@ -59,6 +59,7 @@ class WeightStore:
         newest = self._newest.get(part.name)
         if newest is not None and part.version <= newest.version:
             self.stale += not part.offset
+            self._making.pop((who, part.name), None)
             return False
         key = (who, part.name)
         if part.offset == 0:

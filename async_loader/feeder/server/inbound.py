@@ -1,0 +1,79 @@
+"""The insert plane: INSERTs in, ACKs and GAPs out. Knows no socket."""
+
+from __future__ import annotations
+
+from async_loader.errors import Malformed
+from async_loader.feeder.server.hall import Hall, Table
+from async_loader.feeder.server.intake import Receipt, WriterState
+from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.post import Post
+from async_loader.feeder.server.sessions import Session
+from async_loader.feeder.wire import ACK_NOW, Ack, ErrorCode, Gap, Insert, Message, Type
+
+
+class Inbound:
+    """Takes inserts from writers.
+
+    Parameters
+    ----------
+    hall : Hall
+    post : Post
+    """
+
+    def __init__(self, hall: Hall, post: Post) -> None:
+        self._hall, self._post = hall, post
+        self._unsaid: dict[WriterState, bool] = {}  # who is told, whatever came; and whether that something is missing
+
+    def handle(self, session: Session, message: Message) -> None:
+        """Raises Malformed for what cannot be taken."""
+        body = message.body
+        if not isinstance(body, Insert):
+            if message.type is Type.PING:
+                return
+            raise Malformed(f"{message.type.name} is nothing for a server's insert plane")
+        writer = session.writers.get(message.number)
+        if writer is None:
+            raise Malformed(f"session has no writer {message.number}: open it (again)", ErrorCode.UNKNOWN_WRITER)
+        self._check_room(session, writer, body)
+        writer.heard = session.heard
+        receipt = writer.intake.receive(writer, message.sequence, body, message.schema)
+        if receipt is Receipt.GAP:
+            self._unsaid[writer] = True
+        elif receipt is Receipt.AGAIN or message.flags & ACK_NOW:
+            self._unsaid.setdefault(writer, False)
+
+    def _check_room(self, session: Session, writer: WriterState, body: Insert) -> None:
+        """Whether more may wait, of a session that has some waiting with this writer already."""
+        if not writer.producer.queue:
+            return
+        waiting = session.in_flight_bytes
+        if waiting + body.nbytes > self._hall.limits.in_flight_bytes:
+            raise Malformed(f"{waiting} bytes of this session wait to be inserted: keep to the window", ErrorCode.LIMIT)
+
+    def tell(self) -> None:
+        """Acknowledge, once for all that came in this round."""
+        unsaid, self._unsaid = self._unsaid, {}
+        for table in self._hall.tables.values():
+            if table.intake.moved:
+                for producer in table.intake.moved:
+                    for writer in producer.writers:
+                        unsaid.setdefault(writer, False)
+                table.intake.moved.clear()
+        for writer, gap in unsaid.items():
+            session = self._hall.sessions.get(writer.session)
+            if session is not None and session.writers.get(writer.number) is writer and writer.fenced_by is None:
+                self._acknowledge(session, writer, gap)
+
+    def _acknowledge(self, session: Session, writer: WriterState, gap: bool) -> None:
+        """After a gap, what was received and waits for the table is sent again too, and dropped: gaps are rare."""
+        applied = writer.told = writer.producer.applied
+        kind = Gap if gap else Ack
+        body = kind(applied, 0, self._hall.window_bytes, self._hall.window_rows)
+        self._post.tell(session, Plane.INSERT, writer.number, applied, body, writer.intake.layout.schema_id)
+
+    def end(self, table: Table, reason: str) -> None:
+        """The table was closed under its writers."""
+        for writer in table.intake.give_up():
+            session = self._hall.sessions.get(writer.session)
+            if session is not None:
+                self._post.error(session, Plane.INSERT, writer.number, writer.producer.applied, ErrorCode.UNSUPPORTED, reason)
