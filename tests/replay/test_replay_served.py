@@ -17,7 +17,12 @@ from async_loader.replay.rows import FINAL, TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Prioritized
 from async_loader.replay.served import Incoming, ServedTable
 
-LINKED = {"obs": Field("obs", (2,), np.dtype(np.int32), stack=2, next="next_obs"), "reward": "float64", "terminated": "bool", "truncated": "bool"}
+LINKED = {
+    "obs": Field("obs", (2,), np.dtype(np.int32), stack=2, next="next_obs"),
+    "reward": "float64",
+    "terminated": "bool",
+    "truncated": "bool",
+}
 FLAT = {"obs": Field("obs", (2,), np.dtype(np.int32)), "reward": "float64", "terminated": "bool", "truncated": "bool"}
 LARGE = {**FLAT, "frame": Field("frame", (600,), np.dtype(np.int32), next="next_frame")}
 
@@ -41,7 +46,10 @@ class Sides:
     def __init__(self, schema, capacity: int = 24, prioritized: bool = False, limiter=None) -> None:
         self.schema, self.prioritized = schema, prioritized
         self.linked = any(isinstance(one, Field) and one.next is not None for one in schema.values())
-        made = [ReplayBuffer(capacity, schema, seed=3, limiter=limiter, **({"sampler": Prioritized(0.6)} if prioritized else {})) for _ in "ab"]
+        made = [
+            ReplayBuffer(capacity, schema, seed=3, limiter=limiter, **({"sampler": Prioritized(0.6)} if prioritized else {}))
+            for _ in "ab"
+        ]
         self.plain, self.served = made[0], ServedTable(made[1])
         for stream in range(4):
             self.plain._owner.table.stream(stream)
@@ -77,7 +85,9 @@ class Sides:
 
     def message(self, start: int, stop: int) -> Incoming:
         rows = self.rows[start:stop]
-        columns = [np.array([one[3][name] for one in rows], self.served.schema.fields[i].dtype) for i, name in enumerate(self.schema)]
+        columns = [
+            np.array([one[3][name] for one in rows], self.served.schema.fields[i].dtype) for i, name in enumerate(self.schema)
+        ]
         streams, flags = (np.array([one[k] for one in rows], np.int64) for k in (0, 1))
         return Incoming(streams, flags, np.array([one[2] for one in rows]), columns)
 
@@ -155,7 +165,11 @@ def test_a_limiter_stops_messages_at_the_step_at_which_it_stops_single_steps(scr
             assert sides.served.why_not_insert() is not None
             plain, drawing = sides.plain.sample(2, timeout_s=0), sides.served.drawing(None, 0, 1, None)
             assert drawing.why_not(2) is None
-            for a, b in zip(sides.plain.schema.leaves({k: plain[k] for k in ("obs", "reward", "terminated", "truncated")}), drawing.arrays(2), strict=False):
+            for a, b in zip(
+                sides.plain.schema.leaves({k: plain[k] for k in ("obs", "reward", "terminated", "truncated")}),
+                drawing.arrays(2),
+                strict=False,
+            ):
                 np.testing.assert_array_equal(a, b)
 
 
@@ -173,7 +187,7 @@ def test_a_message_that_lies_is_refused_whole(lie):
     sides = Sides(LINKED)
     sides.rows = [(stream, flags, np.nan, row(LINKED, 1)) for stream, flags in [(0, 0), (1, 0), *LIES[lie]]]
     before = sides.served._owner.table.storage.heads().copy()
-    with pytest.raises(SchemaError, match="row [2-9] is a final observation"):
+    with pytest.raises(SchemaError, match=r"row [2-9] is a final observation"):
         sides.served.check(sides.message(0, len(sides.rows)))
     np.testing.assert_array_equal(sides.served._owner.table.storage.heads(), before)
 
@@ -210,7 +224,9 @@ def test_packed_batches_are_the_arrays_as_records():
     packing, plain = (ServedTable(one).drawing(None, 0, 1, None) for one in buffers)
     for one in buffers:
         one.extend(a=np.arange(80, dtype=np.float32), b=np.arange(240, dtype=np.int16).reshape(80, 3), c=np.arange(80) % 3 == 0)
-    record = np.dtype({"names": ["f0", "f1", "f2", "f3"], "formats": ["<f4", ("<i2", 3), "?", "<i8"], "offsets": [8, 12, 18, 0], "itemsize": 24})
+    record = np.dtype(
+        {"names": ["f0", "f1", "f2", "f3"], "formats": ["<f4", ("<i2", 3), "?", "<i8"], "offsets": [8, 12, 18, 0], "itemsize": 24}
+    )
     for count in (1, 7, 64, 7):
         packed, arrays = packing.packed(count, record), plain.arrays(count)
         for i, array in enumerate(arrays):

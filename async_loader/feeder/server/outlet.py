@@ -1,8 +1,8 @@
 """Batches: who gets one when the table lets one out. Has no socket; what is sent is handed to a function.
 
 NOTE [whose turn]. Readers with credit stand in a line. Where drawing uses something up (a limiter's samples, a queue's items), the
-first of them is served or nobody is: else whoever wants little would always be served before whoever wants much.
-Elsewhere those behind may pass, since they take nothing away.
+first of them draws or nobody does: else whoever wants little would always be served before whoever wants much. Those behind may
+pass with what they take from nobody: rows that came back, of a view that nobody before them has. Elsewhere all may pass.
 """
 
 from __future__ import annotations
@@ -177,15 +177,19 @@ class Outlet:
         ``send`` says whether the batch is on its way.
         """
         served, passed = 0, []
+        ahead: set[int] = set()
         while served < most and self._line:
             reader = self._line[0]
-            parcel = self._next_or_fail(reader)
+            schema = reader.layout.schema_id
+            parcel = None if schema in ahead else self._next_or_fail(reader, not ahead)
             if parcel is not None:
                 self._line.popleft()
                 served += self._hand_over(reader, parcel, send, now)
             elif reader.hungry_since is not None:
                 if self.table.uses_up:
-                    break
+                    ahead.add(schema)
+                    if not len(self._returned):
+                        break
                 passed.append(self._line.popleft())
         self._line.extendleft(reversed(passed))
         return served
@@ -205,29 +209,28 @@ class Outlet:
         self.want(reader, now)
         return True
 
-    def _next_or_fail(self, reader: ReaderState) -> Parcel | None:
+    def _next_or_fail(self, reader: ReaderState, may_draw: bool) -> Parcel | None:
         """As `_next`; whoever wants what can never be loses what it had been granted, and `failed` says why."""
         try:
-            return self._next(reader)
+            return self._next(reader, may_draw)
         except (ConfigError, Closed) as error:
             self._leave_line(reader)
             reader.granted = reader.sent
             self._failed.append((reader, str(error)))
             return None
 
-    def _next(self, reader: ReaderState) -> Parcel | None:
+    def _next(self, reader: ReaderState, may_draw: bool) -> Parcel | None:
         """What the reader gets, if there is something for it."""
         if reader.kept is not None:
             kept, reader.kept = reader.kept, None
             return kept
-        if not len(self._returned):
-            return self._drawn(reader, reader.batch_size)
-        schema = reader.layout.schema_id
-        old = self._returned.take(schema, reader.batch_size)
-        if old is None or old.rows == reader.batch_size:
-            return old or self._drawn(reader, reader.batch_size)
-        new = self._drawn(reader, reader.batch_size - old.rows)
-        if new is None and not self.draining:
+        schema, wanted = reader.layout.schema_id, reader.batch_size
+        old = self._returned.take(schema, wanted) if len(self._returned) else None
+        missing = wanted - (old.rows if old is not None else 0)
+        new = self._drawn(reader, missing) if missing and may_draw else None
+        if old is None:
+            return new
+        if missing and new is None and not self.draining:
             self._returned.put_back(schema, old)
             return None
         return Parcel.joined([old] if new is None else [old, new])

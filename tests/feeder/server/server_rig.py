@@ -1,0 +1,184 @@
+"""A server and its peers in one thread: inproc sockets, a clock that is moved by hand, rounds that are made one by one."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import zmq
+
+from async_loader import ReplayBuffer
+from async_loader.feeder.server import Server
+from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.wire import (
+    CloseReader,
+    CloseWriter,
+    Hello,
+    Message,
+    OpenReader,
+    OpenWriter,
+    Ping,
+    Pull,
+    Return,
+    RowLayout,
+    Steps,
+    decode,
+    encode,
+    insert,
+    read_batch,
+    schema_of,
+    spec_of,
+)
+from async_loader.schema import Schema
+
+SCHEMA = Schema.of({"x": np.int64, "done": np.bool_})
+NO_SLOTS = np.empty(0, np.uint32)
+
+
+def _begin_to_collect() -> None:
+    """The first message that is sent without a copy makes pyzmq start a thread, which stays."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.bind("inproc://collect")
+        two.connect("inproc://collect")
+        one.send(np.zeros(1 << 20, np.uint8), copy=False)
+        two.recv()
+
+
+_begin_to_collect()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rows_of(values, schema: Schema = SCHEMA, flags=None, streams=None) -> tuple[RowLayout, Steps]:
+    values = np.asarray(values, np.int64)
+    layout, n = RowLayout.of(schema, headed=True), len(values)
+    columns = [
+        np.broadcast_to(values.reshape(n, *[1] * len(f.shape)), (n, *f.shape)).astype(f.dtype).copy() for f in schema.fields[:1]
+    ]
+    columns += [np.zeros((n, *f.shape), f.dtype) for f in schema.fields[1:]]
+    flags = np.zeros(n, np.uint32) if flags is None else np.asarray(flags, np.uint32)
+    streams = np.zeros(n, np.uint32) if streams is None else np.asarray(streams, np.uint32)
+    return layout, Steps(streams, flags, np.full(n, np.nan), columns)
+
+
+class Peer:
+    """A client of raw sockets. ``turn`` lets the server do a round, where it has no thread of its own."""
+
+    def __init__(self, context, endpoints, turn=None, *, client: bytes | None = None, wait_ms: int = 5000) -> None:
+        self.client, self._turn, self._wait_ms = client or os.urandom(16), turn, wait_ms
+        self.sockets = {}
+        for plane in Plane:
+            self.sockets[plane] = context.socket(zmq.DEALER)
+            self.sockets[plane].linger = 0
+            self.sockets[plane].connect(endpoints[plane])
+        self.session = self.sequence = 0
+
+    def close(self) -> None:
+        for socket in self.sockets.values():
+            socket.close()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(
+        self, plane: Plane, body, number: int = 0, sequence: int | None = None, *, session: int | None = None, **others
+    ) -> None:
+        self.sequence += 1
+        session = self.session if session is None else session
+        message = Message(body, session, self.sequence if sequence is None else sequence, number, **others)
+        self.sockets[plane].send_multipart(encode(message))
+
+    def receive(self, plane: Plane, wait: bool = True) -> Message | None:
+        """The next message; ``None``, if there is none after a round."""
+        if self._turn is not None:
+            self._turn()
+        if self.sockets[plane].poll(self._wait_ms if wait and self._turn is None else 0):
+            return decode(self.sockets[plane].recv_multipart())
+        assert not wait, "no answer"
+        return None
+
+    def ask(self, plane: Plane, body, number: int = 0, sequence: int | None = None, **others):
+        self.send(plane, body, number, sequence, **others)
+        return self.receive(plane)
+
+    def hello(self) -> Message:
+        body = Hello(client=self.client, pid=os.getpid(), host="h", oldest=1, newest=1)
+        answer = self.ask(Plane.CONTROL, body, session=0)
+        if answer.session:
+            self.session = answer.session
+            for plane in (Plane.INSERT, Plane.PULL):
+                self.ask(plane, Ping())
+        return answer
+
+    def open_writer(self, number: int = 1, producer: bytes = b"p" * 16, epoch: int = 0, schema=SCHEMA, table: str = "t"):
+        body = OpenWriter(table=table, producer=producer, epoch=epoch, schema=None if schema is None else spec_of(schema))
+        return self.ask(Plane.CONTROL, body, number)
+
+    def insert(self, sequence: int, values, number: int = 1, schema: Schema = SCHEMA, message_flags: int = 0, **others) -> None:
+        layout, steps = rows_of(values, schema, **others)
+        self.send(Plane.INSERT, insert(layout, steps), number, sequence, schema=layout.schema_id, flags=message_flags)
+
+    def close_writer(self, last: int, number: int = 1) -> None:
+        self.send(Plane.CONTROL, CloseWriter(last=last), number)
+
+    def open_reader(self, number: int = 1, batch_size: int = 4, table: str = "t", **others):
+        return self.ask(Plane.CONTROL, OpenReader(table=table, batch_size=batch_size, **others), number)
+
+    def close_reader(self, number: int = 1):
+        return self.ask(Plane.CONTROL, CloseReader(), number)
+
+    def pull(self, granted: int, number: int = 1) -> None:
+        self.send(Plane.PULL, Pull(granted, NO_SLOTS), number)
+
+    def give_back(self, leases, number: int = 1) -> None:
+        self.send(Plane.PULL, Return(np.asarray(leases, np.uint64)), number)
+
+    def values(self, message: Message, reader: Message) -> list[int]:
+        """The x of a BATCH."""
+        layout = RowLayout.of(schema_of(reader.body.schema), headed=False)
+        return read_batch(message.body, layout)[0].reshape(message.body.rows, -1)[:, 0].tolist()
+
+
+class Rig:
+    """A server whose rounds are made by hand."""
+
+    def __init__(self, tables: dict[str, ReplayBuffer] | None = None, **settings) -> None:
+        self.clock = Clock()
+        self.context = zmq.Context()
+        self.endpoints = {plane: f"inproc://{plane.value}" for plane in Plane}
+        tables = tables or {"t": ReplayBuffer(1000, SCHEMA, seed=0)}
+        self.server = Server(tables, self.endpoints, context=self.context, clock=self.clock, **settings)
+        self.tables, self.hall = tables, self.server._hall
+        self._peers: list[Peer] = []
+
+    def turn(self) -> None:
+        self.server._round()
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.turn()
+
+    def peer(self, greet: bool = True, **others) -> Peer:
+        peer = Peer(self.context, self.endpoints, self.turn, **others)
+        self._peers.append(peer)
+        if greet:
+            peer.hello()
+        return peer
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.close()
+        for peer in self._peers:
+            peer.close()
+        self.context.term()
