@@ -59,13 +59,20 @@ class Uniform(Binding):
 
     def draw_into(self, reading: Reading) -> bool:
         """See NOTE [shortcuts]. Where every row in use is a candidate, and most are items, and the numbers suffice."""
+        numbers = self.chances()
+        if numbers is None:
+            return False
+        ahead = numbers.ahead(2 * len(reading.ids))
+        used = self._rows.read_any(reading.geometry, ahead, reading.fields, reading.ids, reading.rows)
+        numbers.drop(used)
+        return bool(used)
+
+    def chances(self) -> Numbers | None:
+        """Numbers to draw rows with, if that is all that there is to it: every row in use is a candidate, and most are items."""
         items = self._items
         if not self.repeats or items.count * _SPARSE < items.top or not items.count:
-            return False
-        ahead = self._numbers.ahead(2 * len(reading.ids))
-        used = self._rows.read_any(reading.geometry, ahead, reading.fields, reading.ids, reading.rows)
-        self._numbers.drop(used)
-        return bool(used)
+            return None
+        return self._numbers
 
     def _any(self, count: int) -> Rows:
         rows = np.empty(count, np.int64)

@@ -31,6 +31,7 @@ from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.limiter import Queue
 from async_loader.replay.reader import ReplayReader
 from async_loader.replay.samplers import Fifo
+from async_loader.replay.served import warm
 
 TABLE = "chaos"
 WIDE = 300
@@ -109,8 +110,8 @@ def actor(options: dict) -> None:
     while not ending.asked:
         count = rng.randint(1, 40)
         if appended + count > options["rows"]:
-            signal.pause() if not ending.asked else None
-            continue
+            signal.sigtimedwait([signal.SIGUSR1], LAST_S)
+            break
         log("sent", appended + count, client._connection.incarnation.hex())
         for value in range(appended, appended + count):
             step = row(number, value)
@@ -199,10 +200,11 @@ class Announced(Server):
         here = {f"{plane}_endpoint": f"tcp://127.0.0.1:{self._proxy[plane]}" for plane in ("insert", "pull")}
         return msgspec.structs.replace(super()._welcome(version), **here)
 
-    def _close(self):
-        for table in self._hall.tables.values():
-            np.savez(self._dump, **contents(table.buffer))
-        super()._close()
+    def close(self):
+        if not self._closed:
+            for table in self._hall.tables.values():
+                np.savez(self._dump, **contents(table.buffer))
+        super().close()
 
 
 def contents(buffer: ReplayBuffer) -> dict:
@@ -241,3 +243,6 @@ def main(argv: list[str]) -> None:
     role, options = argv
     {"actor": actor, "learner": learner, "server": server}[role](json.loads(options))
     sys.stdout.flush()
+
+
+warm()  # once, before the first process is forked
