@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy import DOWN, PLANES, UP
 
-FAULTS_S = 0.9
+FAULTS_S = 0.7
 """How long a round's faults may take; then all is well, and has to become well again."""
 
 

@@ -6,14 +6,16 @@ the process ends. SIGUSR1 asks an actor or a learner to come to its end.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -52,6 +54,9 @@ class Log:
 
     def __call__(self, *what) -> None:
         os.write(self._fd, (json.dumps([time.monotonic(), *what]) + "\n").encode())
+
+    def close(self) -> None:
+        os.close(self._fd)
 
     def timed(self, name: str, limit_s: float, call):
         """What ``call`` returns, or Timeout; any other error is a finding."""
@@ -125,7 +130,7 @@ def actor(options: dict) -> None:
     stats = client.stats()
     log("done", appended, stats.rows_acked, stats.rows_lost, stats.rows_dropped, stats.messages_resent, stats.sessions, str(late or ""))
     client.close(CALL_S)
-    say("done")
+    log.close()
 
 
 def log_append(log: Log, writer, step: dict, value: int):
@@ -186,7 +191,7 @@ def learner(options: dict) -> None:
     stats = client.stats()
     log("done", stats.batches, stats.batches_redelivered, stats.sessions)
     log.timed("close", LAST_S, lambda: client.close(LAST_S))
-    say("done")
+    log.close()
 
 
 class Announced(Server):
@@ -235,14 +240,29 @@ def server(options: dict) -> None:
     ).at(options["proxy"], options["dump"])
     say("ready", {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}, one.incarnation.hex())
     one.run()
-    say("done")
+
+
+def opened() -> Counter[str]:
+    """Descriptors that something should have closed, by kind."""
+    kinds: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            kinds[os.readlink(f"/proc/self/fd/{fd}").partition(":")[0]] += 1
+    return kinds
 
 
 def main(argv: list[str]) -> None:
+    """Play a role; whoever leaves something behind says so on stderr, where nothing is expected."""
     sooner()
     role, options = argv
+    before = opened()
     {"actor": actor, "learner": learner, "server": server}[role](json.loads(options))
-    sys.stdout.flush()
+    gc.collect()  # a table's memory goes with its last reader
+    left = [*(opened() - before).items(), *(one.name for one in threading.enumerate() if one is not threading.main_thread())]
+    if left:
+        os.write(2, f"left behind: {left}\n".encode())
+    say("done")
+    os._exit(0)  # nothing is left that an interpreter would have to take down, which takes longer than the round's end
 
 
 warm()  # once, before the first process is forked

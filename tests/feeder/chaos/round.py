@@ -30,22 +30,24 @@ class Child:
         self.process = zygote.start(str(HERE / "role.py"), (role, json.dumps(options)), str(folder))
         self.pid = self.process.pid
         self._buffer = b""
+        self._heard: dict[str, list] = {}
 
     def hear(self, word: str) -> list:
-        """Wait until it says so."""
+        """Wait until it says so, if it has not yet."""
         fd, deadline = self.process.stdout.fileno(), time.monotonic() + PATIENCE_S
-        while True:
+        while word not in self._heard:
             line, found, rest = self._buffer.partition(b"\n")
             if found:
                 self._buffer = rest
                 said = json.loads(line)
-                assert said[0] == word, f"{self.name} said {said}, not {word!r}"
-                return said[1:]
+                self._heard[said[0]] = said[1:]
+                continue
             left = max(0.0, deadline - time.monotonic())
             assert select.select([fd], [], [], left)[0], f"{self.name} never said {word!r}: it hangs"
             data = os.read(fd, 65536)
             assert data, f"{self.name} ended without saying {word!r}:\n{self.errors()}"
             self._buffer += data
+        return self._heard[word]
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -225,29 +227,18 @@ class Round:
             self.dump = dict(dump)
 
     def _end(self, children: list[Child], ask: bool = True) -> None:
-        for child in children if ask else ():
-            if child.name != "ready":
+        for child in children:
+            child.hear("ready")
+            if ask:
                 child.signal(signal.SIGUSR1)
         for child in children:
             self._over(child)
 
     def _over(self, child: Child) -> None:
-        said = ""
-        while said != "done":
-            said = "done" if self._says(child) == "done" else ""
-        code = child.end()
-        errors = child.process.stderr.read().decode()
+        child.hear("done")
+        code, errors = child.end(), child.process.stderr.read().decode()
         assert code == 0, f"{child.name} ended with {code}"
         assert not errors, f"{child.name} wrote to stderr:\n{errors}"
-
-    def _says(self, child: Child) -> str:
-        try:
-            child.hear("done")
-        except AssertionError as error:
-            if "said ['ready'" in str(error):  # one that was started in the middle
-                return "ready"
-            raise
-        return "done"
 
     def history(self) -> History:
         return History(self._folder, self.plan.drops)
