@@ -77,6 +77,7 @@ class History:
         self.slowest_s = 0.0
         self.sessions: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self.starved: list[str] = []
         for path in sorted(folder.glob("*.log")):
             for line in path.read_text().splitlines():
                 at, what, *rest = json.loads(line)
@@ -121,6 +122,8 @@ class History:
                 self.uses[tuple(pair)].append(Use(at, again, who))
         elif what == "done":
             self.sessions[who] = rest[2]
+            if rest[3] > 0:
+                self.starved.append(who)
 
     # -- verdicts --------------------------------------------------------------------------------------------------------
 
@@ -142,6 +145,8 @@ class History:
         wrong = [*self.wrong, *self.never_sent()]
         if len(dump.get("torn", ())):
             wrong.append(f"torn rows in the table: {dump['torn'][:5].tolist()}")
+        if self.starved and rows:
+            wrong.append(f"no more batches came to {self.starved} when all was well again")
         for number in rows.keys() | self.actors.keys():
             wrong += self._check_rows(number, rows[number], incarnation)
         return wrong
@@ -177,7 +182,7 @@ class History:
         left : set of (actor, value)
             What is in the table at the end.
         undisturbed : bool
-            Whether no learner was killed or lost its session: nothing is delivered again then.
+            Whether no learner was killed or lost its session or what was under way: nothing is delivered again then.
         """
         wrong = [*self.wrong, *self.never_sent()]
         unused = sorted(self.needed(incarnation) - self.uses.keys() - left)

@@ -60,7 +60,7 @@ def str_at(act: Act) -> float:
 
 def _fault(rng: random.Random, at: float, mode: str, seconds: float) -> list[Act]:
     """One fault, and its end where it has one of its own."""
-    kinds = ["kill_actor", "kill_learner", "stop", "cut", "cut_acks", "cut_mid", "delay", "half_open", "quiet"]
+    kinds = ["kill_actor", "kill_learner", "stop", "cut", "cut_acks", "cut_mid", "delay", "lose", "half_open", "quiet"]
     kinds += ["kill_server"] if mode == "replay" else ["cut_acks"]
     kind, plane, until = rng.choice(kinds), rng.choice(PLANES), min(seconds, at + rng.uniform(0.02, 0.6))
     if kind == "stop":
@@ -68,6 +68,9 @@ def _fault(rng: random.Random, at: float, mode: str, seconds: float) -> list[Act
         return [Act(at, f"stop_{who}", (rng.randrange(8),)), Act(until, f"continue_{who}")]
     if kind == "delay":
         return [Act(at, "weather", (plane, "delay_s", rng.choice((0.01, 0.1, 0.3)))), Act(until, "heal", (plane,))]
+    if kind == "lose":  # what is under way is not little
+        slow, fast = Act(at, "weather", (plane, "delay_s", 0.3)), Act(at + 0.1, "heal", (plane,))
+        return [slow, Act(at + 0.1, "cut", (plane,)), fast]
     if kind == "half_open":
         ways = rng.choice(((UP,), (DOWN,), (UP, DOWN)))
         return [Act(at, "weather", (plane, "dead", ways)), Act(until, "heal", (plane,))]

@@ -43,6 +43,8 @@ MEMBERS = 2
 """Streams of an actor."""
 CALL_S = 2.0
 LAST_S = 60.0
+WELL_S, PREFETCH = 20.0, 2
+"""Until everything works again; batches that may have been here already when all became well."""
 SCHEMA = {"actor": np.int64, "value": np.int64, "small": ((3,), np.float32), "wide": ((WIDE,), np.float32)}
 
 
@@ -174,22 +176,27 @@ def learner(options: dict) -> None:
     if options["until"]:  # the last one, which takes what the others have left
         wanted = {tuple(one) for one in json.loads(Path(options["until"]).read_text())}
     client = connect(options["address"], timeout_s=LAST_S)
-    batches = client.table(TABLE).source(prefetch=2)
+    batches = client.table(TABLE).source(prefetch=PREFETCH)
     say("ready")
-    deadline = Deadline(LAST_S)
-    while not ending.asked and not (wanted is not None and (not wanted or deadline.expired)):
+    deadline, more, over = Deadline(LAST_S), options["more"], None
+    while not (wanted is not None and (not wanted or deadline.expired)):
+        if ending.asked:  # all is well by now: where there is something for everybody, it has to come
+            over = over or Deadline(WELL_S)
+            if more <= 0 or over.expired:
+                break
         plan = log.timed("plan", 0.3, lambda: batches.plan(options["batch"], Patience(deadline=Deadline(0.3))))
         if isinstance(plan, Timeout):
             continue
         found = plan.batch
         pairs = list(zip(found["actor"].tolist(), found["value"].tolist(), strict=True))
         log("used", flags.again, pairs, torn(found))
+        more -= ending.asked
         if wanted is not None:
             wanted -= set(pairs)
         if options["pause_s"]:
             threading.Event().wait(options["pause_s"])
     stats = client.stats()
-    log("done", stats.batches, stats.batches_redelivered, stats.sessions)
+    log("done", stats.batches, stats.batches_redelivered, stats.sessions, more)
     log.timed("close", LAST_S, lambda: client.close(LAST_S))
     log.close()
 

@@ -133,8 +133,9 @@ class Round:
 
     def start_learner(self, batch: int | None = None, until: str = "") -> Child:
         pause_s = 0.005 if self.plan.mode == "replay" else 0.0
+        more = 3 if self.plan.mode == "replay" else 0
         name = f"learner{len(self._learners)}"
-        learner = self._start(name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s)
+        learner = self._start(name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s, more=more)
         self._learners.append(learner)
         return learner
 
@@ -249,8 +250,9 @@ class Round:
         if self.plan.mode == "replay":
             return history.check_table(self.dump, self.incarnation)
         left = set(zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True)) if len(self.dump["ids"]) else set()
-        calm = not self._kills and all(count == 1 for who, count in history.sessions.items() if who.startswith("learner"))
-        return history.check_uses(self.incarnation, left, calm)
+        alone = not self._kills and all(count == 1 for who, count in history.sessions.items() if who.startswith("learner"))
+        cut = any(act.name in ("cut", "weather") and act.args[0] == "pull" for act in self.plan.acts)
+        return history.check_uses(self.incarnation, left, alone and not cut)
 
 
 def play(zygote, folder: Path, plan: Plan, sabotage=()) -> tuple[list[str], History]:
