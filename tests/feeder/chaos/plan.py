@@ -34,6 +34,8 @@ class Plan:
     batch: int
     queue_size: int
     acts: tuple[Act, ...]
+    left_s: float = 20.0
+    """How long the last learner of a queue may take for what the others have left."""
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {self.mode}, {self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"]

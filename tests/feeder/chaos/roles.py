@@ -178,7 +178,7 @@ def learner(options: dict) -> None:
     client = connect(options["address"], timeout_s=LAST_S)
     batches = client.table(TABLE).source(prefetch=PREFETCH)
     say("ready")
-    deadline, more, over = Deadline(LAST_S), options["more"], None
+    deadline, more, over = Deadline(options["left_s"]), options["more"], None
     while not (wanted is not None and (not wanted or deadline.expired)):
         if ending.asked:  # all is well by now: where there is something for everybody, it has to come
             over = over or Deadline(WELL_S)

@@ -135,7 +135,7 @@ class Round:
         pause_s = 0.005 if self.plan.mode == "replay" else 0.0
         more = 3 if self.plan.mode == "replay" else 0
         name = f"learner{len(self._learners)}"
-        learner = self._start(name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s, more=more)
+        learner = self._start(name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s, more=more, left_s=self.plan.left_s)
         self._learners.append(learner)
         return learner
 

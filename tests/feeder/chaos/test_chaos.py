@@ -41,8 +41,8 @@ def test_nothing_promised_is_lost_in_many_rounds(nursery, tmp_path, seed):
     check(nursery, tmp_path, seed)
 
 
-def plan(mode, *acts, actors=1, learners=1, batch=4, rows=3000, queue_size=20):
-    return Plan(0, mode, actors, learners, frozenset(), rows, batch, queue_size, acts)
+def plan(mode, *acts, actors=1, learners=1, left_s=20.0):
+    return Plan(0, mode, actors, learners, frozenset(), 3000, 4, 20, acts, left_s)
 
 
 def test_acks_that_are_cut_off_leave_no_row_twice(nursery, tmp_path):
@@ -84,5 +84,5 @@ def test_control_a_server_that_acknowledges_without_inserting_is_found_out(nurse
 
 def test_control_a_server_that_forgets_leases_is_found_out(nursery, tmp_path):
     kills = [Act(at, "kill_learner", (0,)) for at in (0.1, 0.3, 0.5)]
-    wrong = judge(nursery, tmp_path, plan("queue", *kills, learners=2), ["forgets_leases"])
+    wrong = judge(nursery, tmp_path, plan("queue", *kills, learners=2, left_s=2.0), ["forgets_leases"])
     assert any("never delivered" in one for one in wrong), wrong
