@@ -1,8 +1,8 @@
 """What the processes of a round wrote down, and whether it can be. Starts nothing.
 
 As in Jepsen: `sent` is what an actor began to append, `acknowledged` what a flush said is in the table, `lost` what the
-client said that a server had acknowledged and lost. Rows of an actor are numbered from 0, and go the same way in order, so each of
-these is a number: the first so many rows.
+client said that a server had acknowledged and lost. Rows of an actor are numbered from 0, and go the same way in order, so each
+of these is a number: the first so many rows.
 """
 
 from __future__ import annotations

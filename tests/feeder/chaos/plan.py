@@ -38,7 +38,9 @@ class Plan:
     """How long the last learner of a queue may take for what the others have left."""
 
     def __str__(self) -> str:
-        lines = [f"seed {self.seed}: {self.mode}, {self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"]
+        lines = [
+            f"seed {self.seed}: {self.mode}, {self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"
+        ]
         return "\n".join(lines + [f"  {act.at:5.2f} s  {act.name} {' '.join(map(str, act.args))}" for act in self.acts])
 
 
@@ -52,11 +54,12 @@ def plan_of(seed: int, seconds: float = FAULTS_S) -> Plan:
     actors = 2
     drops = frozenset(number for number in range(actors) if mode == "replay" and rng.random() < 0.2)
     return Plan(
-        seed, mode, actors, rng.choice((1, 2)), drops, 3000, rng.choice((1, 4, 8)), rng.choice((20, 200)), tuple(sorted(acts, key=str_at))
+        seed, mode, actors, rng.choice((1, 2)), drops, 3000, rng.choice((1, 4, 8)), rng.choice((20, 200)),
+        tuple(sorted(acts, key=_moment)),
     )  # fmt: skip
 
 
-def str_at(act: Act) -> float:
+def _moment(act: Act) -> float:
     return act.at
 
 

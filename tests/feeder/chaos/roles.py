@@ -130,7 +130,16 @@ def actor(options: dict) -> None:
         threading.Event().wait(rng.uniform(0.0, 0.01))
     late = log.timed("close", LAST_S, lambda: writer.close(LAST_S))
     stats = client.stats()
-    log("done", appended, stats.rows_acked, stats.rows_lost, stats.rows_dropped, stats.messages_resent, stats.sessions, str(late or ""))
+    log(
+        "done",
+        appended,
+        stats.rows_acked,
+        stats.rows_lost,
+        stats.rows_dropped,
+        stats.messages_resent,
+        stats.sessions,
+        str(late or ""),
+    )
     client.close(CALL_S)
     log.close()
 
@@ -241,9 +250,15 @@ def server(options: dict) -> None:
     queue = options["mode"] == "queue"
     how = {"sampler": Fifo(), "max_times_sampled": 1, "limiter": Queue(options["size"])} if queue else {}
     buffer = ReplayBuffer(1 << 16, max_bytes="512MiB", **how)
-    ends = {plane: "tcp://127.0.0.1:0" for plane in Plane}
+    ends = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
     one = Announced(
-        {TABLE: buffer}, ends, limits=Limits(), window_bytes=256 << 10, window_rows=200, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S
+        {TABLE: buffer},
+        ends,
+        limits=Limits(),
+        window_bytes=256 << 10,
+        window_rows=200,
+        heartbeat_s=HEARTBEAT_S,
+        silence_s=SILENCE_S,
     ).at(options["proxy"], options["dump"])
     say("ready", {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}, one.incarnation.hex())
     one.run()

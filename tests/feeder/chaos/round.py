@@ -135,7 +135,9 @@ class Round:
         pause_s = 0.005 if self.plan.mode == "replay" else 0.0
         more = 3 if self.plan.mode == "replay" else 0
         name = f"learner{len(self._learners)}"
-        learner = self._start(name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s, more=more, left_s=self.plan.left_s)
+        learner = self._start(
+            name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s, more=more, left_s=self.plan.left_s
+        )
         self._learners.append(learner)
         return learner
 
@@ -249,7 +251,9 @@ class Round:
         history = self.history()
         if self.plan.mode == "replay":
             return history.check_table(self.dump, self.incarnation)
-        left = set(zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True)) if len(self.dump["ids"]) else set()
+        left = (
+            set(zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True)) if len(self.dump["ids"]) else set()
+        )
         alone = not self._kills and all(count == 1 for who, count in history.sessions.items() if who.startswith("learner"))
         cut = any(act.name in ("cut", "weather") and act.args[0] == "pull" for act in self.plan.acts)
         return history.check_uses(self.incarnation, left, alone and not cut)

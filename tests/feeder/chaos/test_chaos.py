@@ -66,6 +66,12 @@ def test_what_a_killed_learner_had_is_delivered_again(nursery, tmp_path):
     assert judge(nursery, tmp_path, plan("queue", *kills, learners=2)) == []
 
 
+@pytest.mark.parametrize("mode", ["replay", "queue"])
+def test_a_learner_whose_batches_were_lost_under_way_gets_others(nursery, tmp_path, mode):
+    lost = [Act(0.1, "weather", ("pull", "delay_s", 0.3)), Act(0.3, "cut", ("pull",)), Act(0.31, "heal", ("pull",))]
+    assert judge(nursery, tmp_path, plan(mode, *lost)) == []
+
+
 # -- controls: servers that break a promise, which the checks have to notice -----------------------------------------------
 
 
