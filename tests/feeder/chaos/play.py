@@ -27,9 +27,8 @@ def main(first: int, last: int) -> int:
                     wrong, seen = play(zygote, Path(folder), plan)
                     rows = sum(one.sent for one in seen.actors.values())
                     lost = sum(one.lost for one in seen.actors.values())
-                    print(
-                        f"seed {seed}: {plan.mode}, {time.monotonic() - began:.1f} s, {rows} rows, {lost} lost, {seen.batches} batches"
-                    )
+                    counts = f"{rows} rows, {lost} lost, {seen.batches} batches"
+                    print(f"seed {seed}: {plan.mode}, {time.monotonic() - began:.1f} s, {counts}")
                 except AssertionError as error:
                     wrong = [str(error)]
             if wrong:
