@@ -1,4 +1,4 @@
-"""Forks a process for each script, with torch imported already: importing it takes longer than most of these tests.
+"""Forks a process for each script, with torch and more imported already: that takes longer than most of these tests.
 
 The other half is `Zygote`, in the tests' process. A script is the main module of its process, as if it had been started
 by itself, and ends as an interpreter does.
@@ -7,6 +7,7 @@ by itself, and ends as an interpreter does.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -21,12 +22,19 @@ import types
 
 
 class Zygote:
-    """Starts scripts and learns how they ended. One thread."""
+    """Starts scripts and learns how they ended. One thread.
 
-    def __init__(self):
+    Parameters
+    ----------
+    modules : str
+        Imported before the first script is forked. They may lie in `folders`.
+    """
+
+    def __init__(self, *modules: str, folders: tuple[str, ...] = ()):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno())]
+            wanted = json.dumps([*(modules or ("torch", "async_loader.loader"))])
+            command = [sys.executable, __file__, str(theirs.fileno()), wanted, *folders]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._ended: dict[int, int] = {}
 
@@ -113,12 +121,11 @@ class Started:
 # -- the zygote's own process ------------------------------------------------------------------------------------------
 
 
-def serve(channel: socket.socket) -> None:
+def serve(channel: socket.socket, modules: list[str], folders: list[str]) -> None:
     """Until the tests end; returns in each script's process, too, when the script is over."""
-    import torch  # noqa: F401
-
-    import async_loader.loader  # noqa: F401
-
+    sys.path += folders
+    for name in modules:
+        importlib.import_module(name)
     children: dict[int, int] = {}
     while True:
         for fd in select.select([channel, *children], [], [])[0]:
@@ -162,4 +169,4 @@ def become(request: list[str], fds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2]), sys.argv[3:])

@@ -281,6 +281,8 @@ class Connection:
                 if frames is None:
                     break
                 self._read(plane, frames)
+        if self._planes.cut() and self.session.phase in (Phase.OPEN, Phase.CONNECTING):  # see NOTE [cut] in planes
+            self._leave()
 
     def _act(self, act: Act) -> None:
         if act is Act.CONNECT:

@@ -1,7 +1,13 @@
-"""The three sockets of a client, and what could not be sent on them yet. Used by the IO thread only; reads no message."""
+"""The three sockets of a client, and what could not be sent on them yet. Used by the IO thread only; reads no message.
+
+NOTE [cut]. ZeroMQ connects again by itself, and tells nobody that what was under way is gone: a BATCH that the server counts as
+sent, a RETURN, a request that somebody waits for. Nothing would ever replace these while the session lives. So the end of a
+connection on the control and pull planes is looked for; INSERTs are numbered, and sent again anyway.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import re
 from collections import deque
@@ -53,6 +59,7 @@ class Planes:
         self._sockets: dict[Plane, Any] = {}
         self._queues: dict[Plane, deque[list[Any]]] = {plane: deque() for plane in Plane}
         self._full: set[Plane] = set()
+        self._ends: dict[Plane, Any] = {}
 
     def open_control(self) -> None:
         """Raises ConfigError for an address that is none."""
@@ -66,7 +73,11 @@ class Planes:
 
     def leave(self) -> None:
         """Close the sockets; what was not sent is forgotten."""
-        for socket in self._sockets.values():
+        for plane, socket in self._sockets.items():
+            end = self._ends.pop(plane, None)
+            if end is not None:
+                socket.disable_monitor()
+                end.close(0)
             socket.close()
         self._sockets.clear()
         self._full.clear()
@@ -106,12 +117,23 @@ class Planes:
             return None
         return frames
 
+    def cut(self) -> bool:
+        """Whether a connection has ended since the last time. See NOTE [cut]."""
+        ended = False
+        for end in self._ends.values():
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    end.recv_multipart(zmq.NOBLOCK)
+                    ended = True
+        return ended
+
     def wait(self, left_s: float | None) -> None:
         """Until something came, something more can be sent, somebody rang, or the time is over."""
         poller = zmq.Poller()
         for plane, socket in self._sockets.items():
             poller.register(socket, zmq.POLLIN | zmq.POLLOUT if plane in self._full else zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+        for one in (self._wake, *self._ends.values()):
+            poller.register(one, zmq.POLLIN)
         poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999)))
         self._full.clear()
         for plane, queue in self._queues.items():
@@ -128,6 +150,8 @@ class Planes:
             socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
             apply_client_keys(socket, self._keys)
+        if plane is not Plane.INSERT:
+            self._ends[plane] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:

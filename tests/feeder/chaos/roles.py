@@ -1,0 +1,290 @@
+"""What runs in processes of their own: the server, actors that append numbered steps, learners that use them.
+
+Each writes what it does to a file before and after it does it, with one system call, so that what was written is there however
+the process ends. SIGUSR1 asks an actor or a learner to come to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import sabotages
+
+from async_loader import ReplayBuffer
+from async_loader.errors import Timeout
+from async_loader.feeder import connect
+from async_loader.feeder.client import reader_line, source, writer_line
+from async_loader.feeder.server import Server
+from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.wire import Limits
+from async_loader.lifecycle import Deadline, Patience
+from async_loader.replay.limiter import Queue
+from async_loader.replay.reader import ReplayReader
+from async_loader.replay.samplers import Fifo
+from async_loader.replay.served import warm
+
+TABLE = "chaos"
+WIDE = 300
+"""float32: more than a kilobyte, so that they travel in a frame of their own and could be torn from the small ones."""
+SILENCE_S, HEARTBEAT_S = 1.0, 0.2
+MEMBERS = 2
+"""Streams of an actor."""
+CALL_S = 2.0
+LAST_S = 60.0
+WELL_S, PREFETCH = 20.0, 2
+"""Until everything works again; batches that may have been here already when all became well."""
+SCHEMA = {"actor": np.int64, "value": np.int64, "small": ((3,), np.float32), "wide": ((WIDE,), np.float32)}
+
+
+class Log:
+    """A line for everything that happens, with the time."""
+
+    def __init__(self, folder: str, name: str):
+        self._fd = os.open(Path(folder) / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def __call__(self, *what) -> None:
+        os.write(self._fd, (json.dumps([time.monotonic(), *what]) + "\n").encode())
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def timed(self, name: str, limit_s: float, call):
+        """What ``call`` returns, or Timeout; any other error is a finding."""
+        began = time.monotonic()
+        try:
+            return call()
+        except Timeout as error:
+            return error
+        finally:
+            self("took", name, limit_s, time.monotonic() - began)
+
+
+def say(*what) -> None:
+    os.write(1, (json.dumps(what) + "\n").encode())
+
+
+class Ending:
+    """Whether SIGUSR1 came."""
+
+    def __init__(self):
+        self.asked = False
+        signal.signal(signal.SIGUSR1, self._ask)
+
+    def _ask(self, *_):
+        self.asked = True
+
+
+def sooner() -> None:
+    """What heals by itself does so within seconds; here, within tenths."""
+    writer_line.ASK_AGAIN_S = writer_line.PROBE_S = reader_line.ASK_AGAIN_S = reader_line.REMIND_S = 0.2
+    writer_line.PROBE_MOST_S = 1.0
+
+
+def row(actor: int, value: int) -> dict:
+    small = np.full(3, value, np.float32)
+    return {"actor": actor, "value": value, "small": small, "wide": np.full(WIDE, value, np.float32)}
+
+
+def torn(rows) -> list:
+    """Numbers of rows whose fields are not of one step."""
+    value = rows["value"].astype(np.float32)[:, None]
+    return np.flatnonzero((rows["small"] != value).any(1) | (rows["wide"] != value).any(1)).tolist()
+
+
+def actor(options: dict) -> None:
+    number, rng, ending = options["number"], random.Random(options["seed"]), Ending()
+    warnings.simplefilter("ignore")  # what was lost is read from stats
+    log = Log(options["folder"], options["name"])
+    client = connect(options["address"], timeout_s=LAST_S)
+    writer = client.table(TABLE).writer(
+        schema=SCHEMA, batch_rows=rng.choice((1, 7, 32)), linger_ms=rng.choice((0.5, 3.0)),
+        buffer_bytes=rng.choice((64 << 10, 1 << 20)), overflow="drop_oldest" if options["drops"] else "block",
+    )  # fmt: skip
+    say("ready")
+    appended = 0
+    while not ending.asked:
+        count = rng.randint(1, 40)
+        if appended + count > options["rows"]:
+            signal.sigtimedwait([signal.SIGUSR1], LAST_S)
+            break
+        log("sent", appended + count, client._connection.incarnation.hex())
+        for value in range(appended, appended + count):
+            step = row(number, value)
+            while log_append(log, writer, step, value) is not None:
+                continue
+        appended += count
+        if rng.random() < 0.4 and log.timed("flush", CALL_S, lambda: writer.flush(CALL_S)) is None:
+            log("acked", appended)
+        threading.Event().wait(rng.uniform(0.0, 0.01))
+    late = log.timed("close", LAST_S, lambda: writer.close(LAST_S))
+    stats = client.stats()
+    log(
+        "done",
+        appended,
+        stats.rows_acked,
+        stats.rows_lost,
+        stats.rows_dropped,
+        stats.messages_resent,
+        stats.sessions,
+        str(late or ""),
+    )
+    client.close(CALL_S)
+    log.close()
+
+
+def log_append(log: Log, writer, step: dict, value: int):
+    """Only waits that took long are written down: there are too many of them."""
+    began = time.monotonic()
+    try:
+        return writer.append(step, stream=value % MEMBERS, terminated=value % 17 == 0, timeout_s=CALL_S)
+    except Timeout as error:
+        return error
+    finally:
+        spent = time.monotonic() - began
+        if spent > CALL_S / 2:
+            log("took", "append", CALL_S, spent)
+
+
+class Flags:
+    """Remembers of which batches the server said that somebody had them before. Only looks on."""
+
+    def __init__(self):
+        self._again: set[int] = set()
+        self.again = False
+        arrived, ready = reader_line.ReaderLine._arrived, source.RemoteSource._ready
+
+        def remember(line, message, body, now):
+            if message.flags & reader_line.REDELIVERED:
+                self._again.add(id(body))
+                self._kept.append(body)
+            arrived(line, message, body, now)
+
+        def look(one, line, came):
+            self.again = id(came.body) in self._again
+            return ready(one, line, came)
+
+        self._kept: list = []  # so that an id is nobody else's
+        reader_line.ReaderLine._arrived, source.RemoteSource._ready = remember, look
+
+
+def learner(options: dict) -> None:
+    ending, flags = Ending(), Flags()
+    log, wanted = Log(options["folder"], options["name"]), None
+    if options["until"]:  # the last one, which takes what the others have left
+        wanted = {tuple(one) for one in json.loads(Path(options["until"]).read_text())}
+    client = connect(options["address"], timeout_s=LAST_S)
+    batches = client.table(TABLE).source(prefetch=PREFETCH)
+    say("ready")
+    deadline, more, over = Deadline(options["left_s"]), options["more"], None
+    while not (wanted is not None and (not wanted or deadline.expired)):
+        if ending.asked:  # all is well by now: where there is something for everybody, it has to come
+            over = over or Deadline(WELL_S)
+            if more <= 0 or over.expired:
+                break
+        plan = log.timed("plan", 0.3, lambda: batches.plan(options["batch"], Patience(deadline=Deadline(0.3))))
+        if isinstance(plan, Timeout):
+            continue
+        found = plan.batch
+        pairs = list(zip(found["actor"].tolist(), found["value"].tolist(), strict=True))
+        log("used", flags.again, pairs, torn(found))
+        more -= ending.asked
+        if wanted is not None:
+            wanted -= set(pairs)
+        if options["pause_s"]:
+            threading.Event().wait(options["pause_s"])
+    stats = client.stats()
+    log("done", stats.batches, stats.batches_redelivered, stats.sessions, more)
+    log.timed("close", LAST_S, lambda: client.close(LAST_S))
+    log.close()
+
+
+class Announced(Server):
+    """Says that it is where the proxy is, and writes its table down at the end."""
+
+    def at(self, proxy: dict[str, int], dump: str):
+        self._proxy, self._dump = proxy, dump
+        return self
+
+    def _welcome(self, version):
+        here = {f"{plane}_endpoint": f"tcp://127.0.0.1:{self._proxy[plane]}" for plane in ("insert", "pull")}
+        return msgspec.structs.replace(super()._welcome(version), **here)
+
+    def close(self):
+        if not self._closed:
+            for table in self._hall.tables.values():
+                np.savez(self._dump, **contents(table.buffer))
+        super().close()
+
+
+def contents(buffer: ReplayBuffer) -> dict:
+    """All rows that are there, by id."""
+    owner, count = buffer._owner, buffer.stats().inserted
+    if buffer.schema is None or not count:
+        return {"ids": np.empty(0, np.int64)}
+    reader = ReplayReader(owner.table.storage, buffer._out.recipe(None, owner.sampler))
+    ids = np.arange(count)
+    with owner.lock:
+        ids = ids[owner.table.find(ids) >= 0]
+        if not len(ids):
+            return {"ids": ids}
+        window, _ = reader.take(ids)
+    columns = dict(zip((field.name for field in reader.schema.fields), window.fields, strict=False))
+    return {"ids": ids, "actor": columns["actor"], "value": columns["value"], "torn": np.array(torn(columns))}
+
+
+def server(options: dict) -> None:
+    for name in options["sabotage"]:
+        getattr(sabotages, name)()
+    queue = options["mode"] == "queue"
+    how = {"sampler": Fifo(), "max_times_sampled": 1, "limiter": Queue(options["size"])} if queue else {}
+    buffer = ReplayBuffer(1 << 16, max_bytes="512MiB", **how)
+    ends = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
+    one = Announced(
+        {TABLE: buffer},
+        ends,
+        limits=Limits(),
+        window_bytes=256 << 10,
+        window_rows=200,
+        heartbeat_s=HEARTBEAT_S,
+        silence_s=SILENCE_S,
+    ).at(options["proxy"], options["dump"])
+    say("ready", {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}, one.incarnation.hex())
+    one.run()
+
+
+def opened() -> Counter[str]:
+    """Descriptors that something should have closed, by kind."""
+    kinds: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            kinds[os.readlink(f"/proc/self/fd/{fd}").partition(":")[0]] += 1
+    return kinds
+
+
+def main(argv: list[str]) -> None:
+    """Play a role; whoever leaves something behind says so on stderr, where nothing is expected."""
+    sooner()
+    role, options = argv
+    before = opened()
+    {"actor": actor, "learner": learner, "server": server}[role](json.loads(options))
+    gc.collect()  # a table's memory goes with its last reader
+    left = [*(opened() - before).items(), *(one.name for one in threading.enumerate() if one is not threading.main_thread())]
+    if left:
+        os.write(2, f"left behind: {left}\n".encode())
+    say("done")
+    os._exit(0)  # nothing is left that an interpreter would have to take down, which takes longer than the round's end
+
+
+warm()  # once, before the first process is forked

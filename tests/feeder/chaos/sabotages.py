@@ -1,0 +1,57 @@
+"""Servers that break a promise, each in one way: what the checks have to notice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from async_loader.feeder.server.intake import Intake, Producer, Queued
+
+
+def applies_again() -> None:
+    """What has come before is inserted once more."""
+    receive = Intake.receive
+
+    def careless(self, writer, sequence, body, schema):
+        producer = writer.producer
+        if sequence >= producer.received:
+            return receive(self, writer, sequence, body, schema)
+        kept = producer.received
+        producer.received = sequence
+        told = receive(self, writer, sequence, body, schema)
+        producer.received = kept
+        producer.applied = min(producer.applied, kept)
+        return told
+
+    Intake.receive = careless
+
+
+def applies_nothing_sometimes() -> None:
+    """Every fifth insert of a producer is acknowledged, and is in no table."""
+    advance, seen = Intake._advance_one, Counter()
+
+    def forgetful(self, producer: Producer):
+        first: Queued = producer.queue[0]
+        if not first.done:
+            seen[producer.key] += 1
+            if seen[producer.key] % 5 == 0:
+                insert, self.table.insert = self.table.insert, lambda steps, start: len(steps)
+                try:
+                    return advance(self, producer)
+                finally:
+                    self.table.insert = insert
+        return advance(self, producer)
+
+    Intake._advance_one = forgetful
+
+
+def forgets_leases() -> None:
+    """What a dead learner had is nobody's."""
+    from async_loader.feeder.server.outlet import Outlet
+
+    close = Outlet.close
+
+    def careless(self, reader):
+        reader.leases.clear()
+        close(self, reader)
+
+    Outlet.close = careless
