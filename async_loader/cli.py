@@ -38,28 +38,30 @@ def demo(
     target: Annotated[float, typer.Option(help="Mean return of the newest 20 episodes at which it stops, solved.")] = 475.0,
     max_seconds: Annotated[float, typer.Option(help="Give up after this long, with exit code 1.")] = 180.0,
     seed: Annotated[int, typer.Option(help="Of network, environments, exploration and batches.")] = 0,
-    num_envs: Annotated[int, typer.Option(help="Environments that are stepped at a time.")] = 8,
-    num_workers: Annotated[int, typer.Option(help="Worker processes of the loader; 0 and 1 use a thread.")] = 0,
+    num_actors: Annotated[int, typer.Option(help="Processes that step environments.")] = 2,
+    num_envs: Annotated[int, typer.Option(help="Environments that each of them steps at a time.")] = 4,
     curve: Annotated[Path, typer.Option(help="Where the learning curve is written.")] = Path("demo-curve.png"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one line of JSON, and nothing else.")] = False,
 ) -> None:
-    """A DQN learns CartPole-v1 from a ReplayBuffer through an AsyncDataLoader."""
+    """A DQN learns CartPole-v1: actor processes write to a feeder, the learner pulls batches through an AsyncDataLoader."""
+    from async_loader.demo.actor import require_envs
     from async_loader.demo.report import LiveReport, QuietReport, require_plots, summary_json, write_curve
     from async_loader.demo.run import run
     from async_loader.demo.settings import Settings
-    from async_loader.errors import ConfigError, MissingExtra
+    from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
 
     try:
-        settings = Settings(target=target, max_seconds=max_seconds, seed=seed, num_envs=num_envs, num_workers=num_workers)
+        settings = Settings(target=target, max_seconds=max_seconds, seed=seed, num_actors=num_actors, num_envs=num_envs)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
     live = None if as_json else LiveReport()
     try:
         require_plots()  # before learning, not after it
+        require_envs()
         summary = run(settings, live or QuietReport())
-    except MissingExtra as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+    except AsyncLoaderError as error:
+        typer.echo("\n".join([str(error), *getattr(error, "__notes__", ())]), err=True)
+        raise typer.Exit(2 if isinstance(error, MissingExtra) else 1) from None
     write_curve(summary, curve)
     if live is None:
         typer.echo(summary_json(summary))

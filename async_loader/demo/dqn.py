@@ -76,19 +76,28 @@ def one_torch_thread() -> Iterator[None]:
 
 
 class Learner:
-    """An online network, a target network that follows it slowly, and the optimizer. Used by one thread."""
+    """An online network, two that follow it slowly, and the optimizer. Used by one thread.
+
+    Attributes
+    ----------
+    policy : QNetwork
+        What actors act with. One update's network may have just forgotten how to balance at the edge; the average of
+        the latest hundred has not.
+    """
 
     def __init__(self, num_actions: int, settings: DqnSettings) -> None:
         self.online = QNetwork(settings.obs_scale, num_actions, settings.hidden)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.policy = copy.deepcopy(self.target)
         self.updates = 0
         self._settings = settings
         self._online_weights: list[Tensor] = list(self.online.parameters())
         self._target_weights: list[Tensor] = list(self.target.parameters())
+        self._policy_weights: list[Tensor] = list(self.policy.parameters())
         self._optimizer = torch.optim.Adam(self._online_weights, lr=settings.learning_rate, fused=True)
 
     def update(self, batch: Mapping[str, Tensor]) -> None:
-        """One gradient step on obs, action, reward, next_obs, terminated, each [batch, ...]; then the target follows."""
+        """One gradient step on obs, action, reward, next_obs, terminated, each [batch, ...]; then the others follow."""
         # (1 - gamma) makes a reward of 1 for ever a value of 1.
         unit = 1.0 - self._settings.discount
         with torch.no_grad():
@@ -108,6 +117,7 @@ class Learner:
         self._optimizer.step()
         with torch.no_grad():
             torch._foreach_lerp_(self._target_weights, self._online_weights, self._settings.target_rate)
+            torch._foreach_lerp_(self._policy_weights, self._online_weights, self._settings.policy_rate)
         self.updates += 1
 
     def _set_learning_rate(self) -> None:

@@ -1,23 +1,26 @@
-"""The demo's wiring: collector thread, buffer, loader, learner. Prints nothing; a report looks on."""
+"""The demo's wiring: actor processes, a feeder, a loader, the learner. Prints nothing; a report looks on."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from async_loader import AsyncDataLoader, ReplayBuffer
-from async_loader.demo.collector import Collector, Pace, Policy, Returns, make_envs
+from async_loader import AsyncDataLoader
+from async_loader.demo.actor import NUM_ACTIONS, POLICY, TABLE, make_envs
+from async_loader.demo.actors import Actors
 from async_loader.demo.dqn import Learner, one_torch_thread
 from async_loader.demo.settings import Settings, Summary
+from async_loader.errors import AsyncLoaderError
+from async_loader.feeder import connect
 
 Clock = Callable[[], float]
+_LOST_S = 10.0  # without its feeder the demo has nothing to go on with
 
 
 class Report(Protocol):
@@ -26,68 +29,103 @@ class Report(Protocol):
     def watch(self, snapshot: Callable[[], Summary]) -> contextlib.AbstractContextManager[object]: ...
 
 
-def run(settings: Settings, report: Report, *, clock: Clock = time.perf_counter) -> Summary:
+def run(
+    settings: Settings, report: Report, *, clock: Clock = time.perf_counter, make: Callable[[int], Any] = make_envs
+) -> Summary:
     """Learn CartPole-v1 until the target is reached or the time is up.
+
+    Parameters
+    ----------
+    make : callable
+        See `Actors`.
 
     Raises
     ------
-    MissingExtra
-        Gymnasium is not installed.
-    Exception
-        Whatever went wrong in the collector or the loader.
+    Broken
+        An actor died or failed, or the feeder did.
+    AsyncLoaderError
+        Whatever else went wrong in the loader.
     """
-    with contextlib.closing(make_envs(settings.num_envs)) as envs, one_torch_thread():
-        return Run(settings, envs, clock).until_done(report)
+    with one_torch_thread():
+        return Run(settings, clock).until_done(report, make)
+
+
+def table_of(settings: Settings) -> dict[str, Any]:
+    """The feeder's table, as a file would say it."""
+    samples = settings.dqn.batch_size / settings.steps_per_update
+    return {
+        "capacity": settings.capacity,
+        "seed": settings.seed,
+        "limiter": {
+            "kind": "samples_per_insert",
+            "min_size_to_sample": settings.warmup_steps,
+            "samples_per_insert": samples,
+            # How far either side may be ahead of the other: the batches that are made ahead fit in it.
+            "error_buffer": max(4.0 * settings.dqn.batch_size, 2.0 * samples),
+        },
+        "schema": {
+            "obs": {"dtype": "float32", "shape": [len(settings.dqn.obs_scale)], "next": "next_obs"},  # stored once
+            "action": "int64",
+            "reward": "float32",
+            "policy_version": "int64",  # status says how far behind the newest "policy" it is
+            "terminated": "bool",
+            "truncated": "bool",
+        },
+    }
 
 
 class Run:
     """One run's parts, and the learner's loop over them."""
 
-    def __init__(self, settings: Settings, envs: Any, clock: Clock) -> None:
-        num_actions = int(envs.single_action_space.n)
+    def __init__(self, settings: Settings, clock: Clock) -> None:
         torch.manual_seed(settings.seed)
         self._settings = settings
         self._clock = clock
         self._started = clock()
-        self._waited_s = 0.0
-        self._buffer = ReplayBuffer(capacity=settings.capacity, seed=settings.seed)
-        self._learner = Learner(num_actions, settings.dqn)
-        self._policy = Policy(
-            copy.deepcopy(self._learner.online), num_actions, settings.dqn.policy_rate, np.random.default_rng(settings.seed)
-        )
-        self._pace = Pace(
-            warmup_steps=settings.warmup_steps,
-            steps_per_update=settings.steps_per_update,
-            slack=4 * settings.num_envs,
-        )
-        self._returns = Returns(settings.window, settings.target)
-        self._collector = Collector(settings, envs, self._policy, self._buffer, self._pace, self._returns, self._seconds)
+        self._waited_s = self._lags = 0.0
+        self._learner = Learner(NUM_ACTIONS, settings.dqn)
+        self._actors: Actors
+        self._client: Any = None
+        self._status: dict[str, Any] = {}
 
-    def until_done(self, report: Report) -> Summary:
-        with self._loader() as loader, report.watch(self.snapshot):
-            self._collector.start()
-            try:
+    def until_done(self, report: Report, make: Callable[[int], Any]) -> Summary:
+        # The actors first: they import what they need while the feeder starts.
+        with Actors(self._settings, self._seconds, make) as self._actors, self._feeder() as self._client:
+            self._publish()
+            with self._loader() as loader, report.watch(self.snapshot):
+                self._actors.go(self._client.address, over=loader.close)
                 self._learn(loader)
-            finally:
-                self._pace.end()
-                self._collector.join()
-            summary = self.snapshot()
-        if self._collector.error is not None:
-            raise self._collector.error
+                summary = self.snapshot()
+            self._actors.close()  # before the feeder: they would take its end for its death
+        if self._actors.error is not None:
+            raise self._actors.error
         return summary
 
     def snapshot(self) -> Summary:
-        seconds = self._seconds()
+        seconds, updates, actors = self._seconds(), self._learner.updates, self._actors
+        table = self._table()
+        lag = table.get("policies", {}).get(POLICY, {})
         return Summary(
             settings=self._settings,
-            solved=self._returns.reached,
-            mean_return=self._returns.mean,
-            env_steps=self._pace.env_steps,
-            batches=self._pace.updates,
+            solved=actors.returns.reached,
+            mean_return=actors.returns.mean,
+            env_steps=actors.env_steps,
+            batches=updates,
             learner_wait_fraction=self._waited_s / seconds if seconds else 0.0,
             seconds=seconds,
-            episodes=tuple(self._returns.episodes),
+            inserts_per_s=table.get("inserts_per_s", 0.0),
+            samples_per_insert=table.get("samples_per_insert", 0.0),
+            policy_lag=lag.get("lag", 0),
+            policy_lag_s=lag.get("lag_s", 0.0),
+            drawn_policy_lag=self._lags / updates if updates else 0.0,
+            episodes=tuple(actors.returns.episodes),
         )
+
+    def _table(self) -> dict[str, Any]:
+        """What the feeder says of the table now, or said last."""
+        with contextlib.suppress(AsyncLoaderError):
+            self._status = self._client.status(timeout_s=1.0)
+        return self._status["tables"][TABLE] if self._status else {}
 
     def _learn(self, loader: AsyncDataLoader) -> None:
         while self._seconds() < self._settings.max_seconds:
@@ -95,26 +133,28 @@ class Run:
             if batch is None:
                 return
             self._learner.update(batch)
-            self._policy.follow(self._learner.online)
-            self._pace.learned()
+            self._lags += self._learner.updates - batch["policy_version"].double().mean().item()
+            if self._learner.updates % self._settings.publish_every == 0:
+                self._publish()
 
     def _next_batch(self, loader: AsyncDataLoader) -> dict[str, Tensor] | None:
         """A batch, or None when the run has ended. All that the learner waits for data, it waits here."""
         since = self._clock()
-        batch: dict[str, Tensor] | None = next(loader) if self._pace.wait_to_learn() else None
+        batch: dict[str, Tensor] | None = next(loader, None)
         self._waited_s += self._clock() - since
         return batch
 
+    def _publish(self) -> None:
+        self._client.publish(POLICY, self._learner.policy.state_dict(), version=self._learner.updates)
+
+    def _feeder(self) -> Any:
+        return connect("embedded", tables={TABLE: table_of(self._settings)}, on_disconnect=_LOST_S)
+
     def _loader(self) -> AsyncDataLoader:
         settings = self._settings
+        source = self._client.table(TABLE).source(seed=settings.seed, prefetch=2)
         return AsyncDataLoader(
-            # Batches made before then, ahead of time, would repeat the very first steps.
-            self._buffer.source(min_size=settings.warmup_steps),
-            batch_size=settings.dqn.batch_size,
-            device="cpu",
-            num_workers=settings.num_workers,
-            seed=settings.seed,
-            timeout=settings.max_seconds,
+            source, batch_size=settings.dqn.batch_size, device="cpu", timeout=max(1.0, math.ceil(settings.max_seconds))
         )
 
     def _seconds(self) -> float:

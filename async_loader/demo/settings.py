@@ -31,7 +31,7 @@ class DqnSettings:
     target_rate : float
         Share of the online network that the target network takes over at each update (Polyak averaging).
     policy_rate : float
-        Likewise for the network that the collector acts with.
+        Likewise for the network that the actors act with.
     final_epsilon : float
         Share of random actions once exploring is over. Not zero: near-perfect episodes alone make a narrow buffer.
     explore_steps : int
@@ -79,36 +79,39 @@ class Settings:
     max_seconds : float
         Stop as not solved after this long.
     seed : int
-        Seeds network, environments, exploration and batches. Two runs with one seed are alike but not equal: two
-        threads share the work, and the clock decides who is ahead.
+        Seeds network, environments, exploration and batches. Two runs with one seed are alike but not equal: several
+        processes share the work, and the clock decides who is ahead.
+    num_actors : int
+        Processes that step environments.
     num_envs : int
-        CartPoles that the collector steps at a time.
-    num_workers : int
-        Given to the loader: 0 or 1 gathers batches in a thread, more in that many processes.
+        CartPoles that each of them steps at a time.
     window : int
-        Finished episodes, of the policy that collects, that the mean return is taken over.
+        Finished episodes, of the policy that acts, that the mean return is taken over.
     capacity : int
-        Transitions that the buffer holds.
+        Steps that the table holds.
     warmup_steps : int
         Environment steps before the first update.
     steps_per_update : float
-        Environment steps collected per update, once warm. Ties the two threads together, so that a busy machine
-        makes the demo slower but not different.
+        Environment steps inserted per update, once warm: the table's limiter ties actors and learner together, so that
+        a busy machine makes the demo slower but not different.
+    publish_every : int
+        Updates after which the actors get new weights.
     """
 
     target: float = 475.0
     max_seconds: float = 180.0
     seed: int = 0
-    num_envs: int = 8
-    num_workers: int = 0
+    num_actors: int = 2
+    num_envs: int = 4
     window: int = 20
     capacity: int = 50_000
     warmup_steps: int = 1_000
     steps_per_update: float = 4.0
+    publish_every: int = 10
     dqn: DqnSettings = field(default_factory=DqnSettings)
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("num_envs", 1), ("num_workers", 0), ("window", 1), ("capacity", 1)):
+        for name, least in (("seed", 0), ("num_actors", 1), ("num_envs", 1), ("window", 1), ("capacity", 1), ("publish_every", 1)):
             _at_least(least, self, name)
         _at_least(self.dqn.batch_size, self, "warmup_steps")
         _at_least(self.warmup_steps, self, "capacity")
@@ -128,7 +131,19 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """How a run went. `learner_wait_fraction` is the share of `seconds` that the learner had no batch to work on."""
+    """How a run went.
+
+    Attributes
+    ----------
+    learner_wait_fraction : float
+        Share of `seconds` that the learner had no batch to work on.
+    inserts_per_s, samples_per_insert : float
+        As the feeder counts them.
+    policy_lag, policy_lag_s : float
+        Between the policy that made the actors' newest steps and the newest one published: updates, and seconds.
+    drawn_policy_lag : float
+        Updates between the policy that made a step and the update that learns from it, on average over all batches.
+    """
 
     settings: Settings
     solved: bool
@@ -137,6 +152,11 @@ class Summary:
     batches: int
     learner_wait_fraction: float
     seconds: float
+    inserts_per_s: float
+    samples_per_insert: float
+    policy_lag: float
+    policy_lag_s: float
+    drawn_policy_lag: float
     episodes: tuple[Episode, ...] = field(repr=False)
 
 

@@ -213,6 +213,7 @@ class Desk:
         assert isinstance(message.body, Publish)
         if self._hall.weights.publish(session.number, message.body, message.data):
             self._waits.news(message.body.name)
+            self._hall.published.add(message.body.name, message.body.version, self._hall.clock())
         return message.reply(Done())
 
     def _latest(self, session: Session, message: Message) -> Message | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
 from async_loader.feeder.auth import Gatekeeper
 from async_loader.feeder.server.intake import Intake
 from async_loader.feeder.server.outlet import Outlet
+from async_loader.feeder.server.policies import Publications
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.wire import ErrorCode, Limits
@@ -40,6 +41,7 @@ class Hall:
     clock: Callable[[], float]
     gatekeeper: Gatekeeper | None = None
     draining: bool = False
+    published: Publications = field(default_factory=Publications)
 
     def table(self, name: str) -> Table:
         """Raises Malformed, UNKNOWN_TABLE."""

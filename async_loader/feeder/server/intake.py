@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
+from async_loader.feeder.server.policies import MadeBy
 from async_loader.feeder.wire import ErrorCode, Insert, RowLayout, check_id, read_insert
 from async_loader.replay.served import Incoming, ServedTable
 from async_loader.schema import Schema
@@ -57,6 +58,8 @@ class Producer:
         Inserts with lower numbers were received; are in the table.
     writers : list of WriterState
         Who writes for it now.
+    versions : dict of str to int
+        The newest weights that its steps were made with; see `MadeBy`.
     """
 
     key: bytes
@@ -68,6 +71,7 @@ class Producer:
     queued_rows: int = 0
     writers: list[WriterState] = field(default_factory=list)
     streams: npt.NDArray[np.int64] = field(default_factory=lambda: np.full(8, _NOBODY, np.int64))
+    versions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +130,7 @@ class Intake:
         self.name, self.table = name, table
         self._window_bytes, self._window_rows = window_bytes, window_rows
         self._layout: RowLayout | None = None
+        self._made_by: MadeBy | None = None
         self._producers: OrderedDict[bytes, Producer] = OrderedDict()
         self._blocked: deque[Producer] = deque()
         self.moved: dict[Producer, None] = {}
@@ -235,6 +240,10 @@ class Intake:
             text = f"{producer.queued_rows} rows ({producer.queued_bytes} bytes) of this writer wait to be inserted"
             raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
         steps = self._read(producer, body, schema)
+        if self._made_by is None:
+            assert self.table.schema is not None
+            self._made_by = MadeBy(self.table.schema)
+        self._made_by.note(steps.columns, producer.versions)
         producer.queue.append(Queued(steps, nbytes))
         producer.queued_bytes += nbytes
         producer.queued_rows += len(steps)

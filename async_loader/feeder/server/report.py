@@ -7,6 +7,7 @@ from typing import Any
 
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.hall import Hall, Table
+from async_loader.feeder.server.policies import lags
 from async_loader.feeder.server.sessions import Session
 
 _SESSIONS, _WAITING = 128, 8  # a control message is small; of more there is the number only
@@ -23,6 +24,7 @@ def status_of(hall: Hall, counters: Counters) -> dict[str, Any]:
         "sessions": [_session(session, hall.clock()) for session in itertools.islice(hall.sessions, _SESSIONS)],
         "weights_stale": hall.weights.stale,
         "weights": hall.weights.versions(),
+        "weights_age_s": hall.published.ages(hall.clock()),
         "counters": counters.snapshot(),
     }
 
@@ -30,6 +32,7 @@ def status_of(hall: Hall, counters: Counters) -> dict[str, Any]:
 def _table(table: Table, hall: Hall, uptime: float) -> dict[str, Any]:
     stats, intake, outlet = table.buffer.stats(), table.intake, table.outlet
     sessions = list(hall.sessions)
+    writers = [one for session in sessions for one in session.writers.values() if one.intake is intake]
     return {
         "size": stats.size,
         "capacity": stats.capacity,
@@ -40,7 +43,8 @@ def _table(table: Table, hall: Hall, uptime: float) -> dict[str, Any]:
         "samples_per_s": stats.sampled / max(uptime, 1e-9),
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
         "waiting": [*intake.waiting(), *outlet.waiting()][:_WAITING],
-        "writers": sum(one.intake is intake for session in sessions for one in session.writers.values()),
+        "policies": lags([one.producer.versions for one in writers], hall.published),
+        "writers": len(writers),
         "readers": sum(one.outlet is outlet for session in sessions for one in session.readers.values()),
         "rows_in": intake.rows,
         "duplicates": intake.duplicates,

@@ -1,0 +1,168 @@
+"""The actors as their parent sees them: starts them, hears them, says who died, and ends them. Steps no environment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Any
+
+from async_loader.demo.actor import Failed, Told, act, make_envs
+from async_loader.demo.settings import Episode, Settings
+from async_loader.errors import AsyncLoaderError, Broken
+from async_loader.lifecycle import EndFlag, readable
+
+_PATIENCE_S = 5.0  # an actor that was told to end, and is still there, is killed then
+
+
+class Returns:
+    """The finished episodes and the mean return of the newest `window`. Written by one thread, read by anyone."""
+
+    def __init__(self, window: int, target: float) -> None:
+        self._newest: deque[float] = deque(maxlen=window)
+        self._window = window
+        self._target = target
+        self.episodes: list[Episode] = []
+        self.mean = 0.0
+
+    @property
+    def reached(self) -> bool:
+        return len(self.episodes) >= self._window and self.mean >= self._target
+
+    def add(self, episode: Episode) -> None:
+        self._newest.append(episode.total_reward)
+        self.mean = sum(self._newest) / len(self._newest)
+        self.episodes.append(episode)
+
+
+@dataclass(slots=True, eq=False)
+class _Actor:
+    name: str
+    process: SpawnProcess
+    pipe: Connection
+    env_steps: int = 0
+    failed: Failed | None = None
+
+
+class Actors:
+    """Actor processes, from their start to their end, whatever happens. What goes wrong in one is kept in `error`.
+
+    Parameters
+    ----------
+    seconds : callable
+        Since the run began.
+    make : callable
+        As `make_envs`; importable, it travels to the actors by name.
+
+    Attributes
+    ----------
+    returns : Returns
+        Nothing is added any more when the target is reached.
+    error : AsyncLoaderError | None
+        Why there are fewer actors than there should be.
+    """
+
+    def __init__(self, settings: Settings, seconds: Callable[[], float], make: Callable[[int], Any] = make_envs) -> None:
+        self.returns, self.error = Returns(settings.window, settings.target), None
+        self._seconds, self._end = seconds, EndFlag()
+        self._over: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._follow, name="async-loader-demo-actors", daemon=True)
+        self._actors: list[_Actor] = []
+        context = multiprocessing.get_context("spawn")
+        for number in range(settings.num_actors):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=act, args=(number, settings, theirs, make), name=f"actor-{number}", daemon=True)
+            process.start()
+            theirs.close()
+            self._actors.append(_Actor(f"actor {number}", process, ours))
+
+    error: AsyncLoaderError | None
+
+    @property
+    def env_steps(self) -> int:
+        return sum(actor.env_steps for actor in self._actors)
+
+    @property
+    def pids(self) -> list[int | None]:
+        return [actor.process.pid for actor in self._actors]
+
+    def go(self, address: str, over: Callable[[], None]) -> None:
+        """Let them act; `over` is called, by another thread, when the target is reached or one of them is dead."""
+        self._over = over
+        for actor in self._actors:
+            try:
+                actor.pipe.send(address)
+            except BrokenPipeError:
+                continue  # dead already, as will be seen
+        self._thread.start()
+
+    def close(self) -> None:
+        """End them. May be called again."""
+        self._end.set()
+        for actor in self._actors:
+            actor.process.terminate()
+        for actor in self._actors:
+            actor.process.join(_PATIENCE_S)
+            if actor.process.exitcode is None:
+                actor.process.kill()
+                actor.process.join()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for actor in self._actors:
+            actor.pipe.close()
+
+    def __enter__(self) -> Actors:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    # -- the thread --------------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        heard = {actor.pipe.fileno(): actor for actor in self._actors}
+        lives = {actor.process.sentinel: actor for actor in self._actors}
+        while not self._end.is_set() and self.error is None and not self.returns.reached:
+            ready = readable([self._end.fileno(), *heard, *lives], None)
+            for fd in ready & heard.keys():
+                if not self._hear(heard[fd]):
+                    del heard[fd]
+            gone = next((lives[fd] for fd in ready & lives.keys()), None)
+            if gone is not None and not self._end.is_set():
+                while self._hear(gone):  # its last words
+                    continue
+                self.error = _death(gone)
+        if not self._end.is_set():
+            self._over()
+
+    def _hear(self, actor: _Actor) -> bool:
+        """Take the next of what it says; whether there was something."""
+        try:
+            said = actor.pipe.recv()
+        except (EOFError, OSError):
+            return False
+        if isinstance(said, Failed):
+            actor.failed = said
+        elif isinstance(said, Told):
+            actor.env_steps = said.env_steps
+            for total in said.returns:
+                if not self.returns.reached:
+                    self.returns.add(Episode(total, self.env_steps, self._seconds()))
+        return True
+
+
+def _death(actor: _Actor) -> AsyncLoaderError:
+    actor.process.join()
+    who, code = f"{actor.name} (process {actor.process.pid})", actor.process.exitcode or 0
+    if actor.failed is not None:
+        error = Broken(f"{who} failed: {actor.failed.what}")
+        error.add_note(actor.failed.where)
+        return error
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
+    return Broken(f"{who} {how}")
