@@ -69,11 +69,13 @@ class Actors:
     """
 
     def __init__(self, settings: Settings, seconds: Callable[[], float], make: Callable[[int], Any] = make_envs) -> None:
-        self.returns, self.error = Returns(settings.window, settings.target), None
+        self.returns = Returns(settings.window, settings.target)
+        self.error: AsyncLoaderError | None = None
         self._seconds, self._end = seconds, EndFlag()
         self._over: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._follow, name="async-loader-demo-actors", daemon=True)
         self._actors: list[_Actor] = []
+        self._closed = False
         context = multiprocessing.get_context("spawn")
         for number in range(settings.num_actors):
             ours, theirs = context.Pipe()
@@ -81,8 +83,6 @@ class Actors:
             process.start()
             theirs.close()
             self._actors.append(_Actor(f"actor {number}", process, ours))
-
-    error: AsyncLoaderError | None
 
     @property
     def env_steps(self) -> int:
@@ -104,6 +104,9 @@ class Actors:
 
     def close(self) -> None:
         """End them. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
         self._end.set()
         for actor in self._actors:
             actor.process.terminate()
@@ -116,6 +119,8 @@ class Actors:
             self._thread.join()
         for actor in self._actors:
             actor.pipe.close()
+            actor.process.close()
+        self._end.close()
 
     def __enter__(self) -> Actors:
         return self

@@ -111,8 +111,9 @@ class Settings:
     dqn: DqnSettings = field(default_factory=DqnSettings)
 
     def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("num_actors", 1), ("num_envs", 1), ("window", 1), ("capacity", 1), ("publish_every", 1)):
-            _at_least(least, self, name)
+        _at_least(0, self, "seed")
+        for name in ("num_actors", "num_envs", "window", "capacity", "publish_every"):
+            _at_least(1, self, name)
         _at_least(self.dqn.batch_size, self, "warmup_steps")
         _at_least(self.warmup_steps, self, "capacity")
         _above(0.0, self, "max_seconds")

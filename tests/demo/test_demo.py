@@ -5,26 +5,33 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 from async_loader.cli import app
-from async_loader.demo.collector import Collector, Pace, Policy, Returns, make_envs
+from async_loader.demo import run as run_module
+from async_loader.demo.actor import Actor, Policy, make_envs, require_envs
+from async_loader.demo.actors import Returns
 from async_loader.demo.dqn import Learner, QNetwork, double_dqn_target
 from async_loader.demo.report import LiveReport, QuietReport, summary_json, write_curve
 from async_loader.demo.run import run
 from async_loader.demo.settings import DqnSettings, Episode, Settings, Summary
-from async_loader.errors import ConfigError, MissingExtra
+from async_loader.errors import Broken, ConfigError, MissingExtra
+from async_loader.feeder.settings import ServerSettings
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
-EASY = Settings(target=10, window=2, max_seconds=30, warmup_steps=64, dqn=DqnSettings(hidden=16, batch_size=32))
+EASY = Settings(target=10, window=2, max_seconds=60, warmup_steps=64, num_actors=1, dqn=DqnSettings(hidden=16, batch_size=32))
 
 
 def summary_of(*returns: float) -> Summary:
@@ -37,18 +44,33 @@ def summary_of(*returns: float) -> Summary:
         batches=7,
         learner_wait_fraction=0.25,
         seconds=2.0,
+        inserts_per_s=2345.0,
+        samples_per_insert=63.5,
+        policy_lag=10,
+        policy_lag_s=0.015,
+        drawn_policy_lag=321.0,
         episodes=episodes,
     )
 
 
 class Recorder:
-    """A buffer that keeps what it is given."""
+    """A client, its table and its writer: publishes one policy, and keeps the steps that it is given."""
 
-    def __init__(self) -> None:
-        self.rows: list[dict[str, np.ndarray]] = []
+    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
+        self.steps: list[dict[str, object]] = []
+        self.tensors = tensors
 
-    def extend(self, rows: dict[str, np.ndarray]) -> None:
-        self.rows.append({name: np.array(column) for name, column in rows.items()})
+    def latest(self, name, newer_than=None, timeout_s=0.0):
+        return type("Published", (), {"tensors": self.tensors, "version": 7}) if newer_than is None else None
+
+    def table(self, name):
+        return self
+
+    def writer(self, **options):
+        return contextlib.nullcontext(self)
+
+    def append(self, **step):
+        self.steps.append(step)
 
 
 class Toppled:
@@ -58,6 +80,9 @@ class Toppled:
 
     def __init__(self) -> None:
         self.now = 0
+
+    def close(self) -> None:
+        pass
 
     def reset(self, *, seed: int) -> tuple[np.ndarray, dict[str, object]]:
         return np.zeros((2, 4), np.float32), {}
@@ -75,11 +100,12 @@ class Toppled:
         return shown, np.ones(2), over & one, over & ~one, {"final_obs": final} if over.any() else {}
 
 
-def collector_over(envs: object, buffer: Recorder, settings: Settings) -> tuple[Collector, Returns]:
-    policy = Policy(QNetwork((1.0,) * 4, 2, 8), 2, 1.0, np.random.default_rng(0))
-    pace = Pace(warmup_steps=1000, steps_per_update=1, slack=1000)
-    returns = Returns(settings.window, settings.target)
-    return Collector(settings, envs, policy, buffer, pace, returns, lambda: 1.0), returns
+def falling(num_envs: int) -> Toppled:
+    return Toppled()
+
+
+def tensors_of(network: QNetwork) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in network.state_dict().items()}
 
 
 # The learner.
@@ -133,30 +159,67 @@ def test_an_update_moves_the_value_towards_the_target_and_the_target_network_a_l
     assert learner.updates == 101
 
 
-# The collector.
+# The actors.
+
+
+def test_an_actor_chooses_as_the_network_would():
+    network, obs = QNetwork((2.0, 1.0, 0.5, 1.0), 2, 16), torch.randn(64, 4)
+    with torch.no_grad():
+        expected = network(obs).numpy()
+    np.testing.assert_allclose(Policy(tensors_of(network), 3).values(obs.numpy()), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_stored_where_an_episode_ends_is_the_observation_before_the_reset():
-    buffer = Recorder()
-    collector, returns = collector_over(Toppled(), buffer, replace(EASY, num_envs=2))
-    collector.run()
-    assert [rows["next_obs"][:, 0].tolist() for rows in buffer.rows] == [[1, 1], [2, 2]]
-    assert [rows["obs"][:, 0].tolist() for rows in buffer.rows] == [[0, 0], [1, 1]]
-    assert [rows["terminated"].tolist() for rows in buffer.rows] == [[False, False], [True, False]]
-    assert [episode.total_reward for episode in returns.episodes] == [2, 2]
-
-
-def test_an_error_of_the_environment_reaches_whoever_called_run(monkeypatch):
-    class Falling(Toppled):
-        class single_action_space:
-            n = 2
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr("async_loader.demo.run.make_envs", lambda num_envs: Falling())
+    told, client = [], Recorder(tensors_of(QNetwork((1.0,) * 4, 2, 8)))
+    actor = Actor(0, replace(EASY, num_envs=2), Toppled(), client, told.append)
     with pytest.raises(OSError, match="the environment is gone"):
-        run(replace(EASY, num_envs=2), QuietReport())
+        actor.run()
+    assert [(step["stream"], step["obs"][0], step["policy_version"]) for step in client.steps] == [
+        (0, 0, 7), (1, 0, 7), (0, 1, 7), (1, 1, 7)
+    ]  # fmt: skip
+    ends = [(step["terminated"], step["truncated"]) for step in client.steps]
+    assert ends == [(False, False), (False, False), (True, False), (False, True)]
+    assert [None if step["final_obs"] is None else step["final_obs"][0] for step in client.steps] == [None, None, 2, 2]
+    assert [(one.env_steps, one.returns) for one in told] == [(4, (2.0, 2.0))]
+
+
+def test_an_error_of_the_environment_reaches_whoever_called_run():
+    with pytest.raises(Broken, match=r"actor 0 \(process \d+\) failed: OSError: the environment is gone") as caught:
+        run(replace(EASY, num_envs=2), QuietReport(), make=falling)
+    assert "in step" in caught.value.__notes__[0]
+
+
+def test_an_actor_that_is_killed_is_named_and_nothing_is_left():
+    class Killing:
+        @contextlib.contextmanager
+        def watch(self, snapshot):
+            os.kill(runs[0]._actors.pids[1], signal.SIGKILL)
+            yield
+
+    runs = []
+
+    class Watched(run_module.Run):
+        def __init__(self, *arguments):
+            runs.append(self)
+            super().__init__(*arguments)
+
+    with pytest.raises(Broken, match=r"actor 1 \(process \d+\) was killed by SIGKILL"):
+        Watched(replace(EASY, target=500, num_actors=2), lambda: 0.0).until_done(Killing(), make_envs)
+
+
+def test_the_target_is_reached_by_the_mean_of_a_full_window():
+    returns = Returns(window=2, target=10)
+    assert not returns.reached
+    for total in (30.0, 5.0):
+        returns.add(Episode(total, 1, 1.0))
+    assert returns.reached
+    returns.add(Episode(1.0, 1, 1.0))
+    assert (returns.mean, returns.reached) == (3.0, False)
+
+
+def test_the_actors_and_the_feeder_need_no_torch():
+    code = "import async_loader.demo.actor, async_loader.feeder.serving, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_real_environment_is_watched_for_500_steps_and_then_cut_off_not_terminated():
@@ -179,20 +242,6 @@ def _balance(obs: np.ndarray) -> np.ndarray:
     return (obs @ np.array([0.1, 0.5, 5.0, 1.0]) > 0).astype(np.int64)
 
 
-def test_neither_thread_runs_away_from_the_other():
-    pace = Pace(warmup_steps=10, steps_per_update=2, slack=4)
-    for _ in range(7):
-        assert pace.wait_to_collect()
-        pace.collected(2)
-    assert pace.wait_to_learn()
-    for _ in range(3):
-        pace.learned()
-    pace.end()
-    assert (pace.env_steps, pace.updates) == (14, 3)
-    assert not pace.wait_to_collect()
-    assert not pace.wait_to_learn()
-
-
 # The run.
 
 
@@ -206,7 +255,7 @@ def test_a_run_that_reaches_its_target_says_so_and_draws_its_curve(tmp_path):
             yield
             seen.append(snapshot())
 
-    summary = run(EASY, Looking())
+    summary = run(replace(EASY, num_actors=2), Looking())
     assert summary.solved
     assert summary.mean_return >= EASY.target
     assert summary.env_steps >= 20
@@ -217,12 +266,25 @@ def test_a_run_that_reaches_its_target_says_so_and_draws_its_curve(tmp_path):
 
 
 def test_batches_are_learned_from_until_the_time_is_up():
-    ticks = iter(range(10_000))
-    summary = run(replace(EASY, target=500, max_seconds=40), QuietReport(), clock=lambda: float(next(ticks)))
+    ticks = iter(range(1_000_000))
+    settings = replace(EASY, target=500, max_seconds=100)
+    summary = run(settings, QuietReport(), clock=lambda: float(next(ticks)))
     assert not summary.solved
-    assert summary.batches > 0
-    assert summary.env_steps >= EASY.warmup_steps
-    assert summary.seconds >= 40
+    assert summary.seconds >= 100
+    assert summary.batches > 20
+    # What the limiter lets through: so many samples for each step, with what either side may be ahead.
+    samples, ahead = summary.batches * settings.dqn.batch_size, run_module.table_of(settings)["limiter"]["error_buffer"]
+    most = samples / 8 + settings.warmup_steps + ahead / 4
+    assert settings.warmup_steps <= summary.env_steps <= most
+    assert summary.inserts_per_s > 0
+    assert 0 < summary.samples_per_insert <= 8
+    assert 0 <= summary.policy_lag <= summary.batches
+    assert 0 < summary.drawn_policy_lag <= summary.batches
+
+
+def test_the_table_of_any_settings_is_one_that_a_feeder_takes():
+    for settings in (Settings(), EASY, replace(EASY, steps_per_update=0.01), replace(EASY, steps_per_update=1000.0)):
+        ServerSettings.from_plain({"replay": run_module.table_of(settings)}).make_tables()["replay"].close()
 
 
 def test_the_json_line_has_exactly_the_promised_keys():
@@ -235,6 +297,11 @@ def test_the_json_line_has_exactly_the_promised_keys():
         "batches": 7,
         "learner_wait_fraction": 0.25,
         "seconds": 2.0,
+        "inserts_per_s": 2345.0,
+        "samples_per_insert": 63.5,
+        "policy_lag": 10,
+        "policy_lag_s": 0.015,
+        "drawn_policy_lag": 321.0,
     }
 
 
@@ -244,7 +311,9 @@ def test_the_report_shows_return_rates_and_waiting():
     with report.watch(lambda: summary_of(20.0, 30.0)):
         pass
     report.finish(summary_of(20.0, 30.0), "curve.png")
-    for part in ("25.0", "100 a second", "4 a second", "25.0%", "not solved", "curve.png"):
+    for part in (
+        "25.0", "100 a second", "4 a second", "25.0%", "2,345/s", "63.5 times", "10", "15 ms", "321", "not solved", "curve.png"
+    ):  # fmt: skip
         assert part in text.getvalue()
 
 
@@ -259,7 +328,10 @@ def test_a_missing_library_is_one_error_that_names_the_extra(monkeypatch, tmp_pa
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(MissingExtra, match=r'pip install "async_loader\[demo\]"'):
-        make_envs(1) if extra == "gymnasium" else write_curve(summary_of(), tmp_path / "curve.png")
+        require_envs() if extra == "gymnasium" else write_curve(summary_of(), tmp_path / "curve.png")
+    if extra == "gymnasium":
+        with pytest.raises(MissingExtra):
+            make_envs(1)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +342,8 @@ def test_a_missing_library_is_one_error_that_names_the_extra(monkeypatch, tmp_pa
         {"max_seconds": 0},
         {"seed": -1},
         {"num_envs": 0},
-        {"num_workers": -1},
+        {"num_actors": 0},
+        {"publish_every": 0},
         {"window": 0},
         {"warmup_steps": 10},
         {"capacity": 500},
@@ -305,3 +378,31 @@ def test_the_command_ends_with_1_and_one_json_line_when_nothing_was_learned(tmp_
     assert json.loads(result.stdout)["solved"] is False
     assert len(result.stdout.strip().splitlines()) == 1
     assert curve.read_bytes().startswith(PNG)
+
+
+def test_ctrl_c_at_a_terminal_ends_everybody(tmp_path):
+    """A terminal sends it to all processes of its group: the actors leave it to their parent."""
+    command = [sys.executable, "-m", "async_loader.cli", "demo", "--target", "500", "--curve", str(tmp_path / "curve.png")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert "learns CartPole-v1" in child.stdout.readline()
+        os.killpg(child.pid, signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert child.returncode == 130
+    assert "Traceback" not in errors
+    while left := group(child.pid):  # multiprocessing's own tracker ends when it sees that the others have
+        assert psutil.wait_procs(left, timeout=30)[0], f"{left} outlive the demo"
+
+
+def group(number: int) -> list[psutil.Process]:
+    """The processes of a group."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == number and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
