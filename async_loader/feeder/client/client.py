@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.connection import Connection
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from async_loader.feeder.embedded import Embedded
 
 OnDisconnect = Literal["wait", "raise"] | float
+_EMBEDDED_DRAIN_S, _EMBEDDED_LOST_S = 1.0, 10.0
 
 
 def connect(
@@ -55,7 +58,8 @@ def connect(
         ``async-loader serve``. By default ``{"replay": 1_000_000}``.
     on_disconnect : "wait" | "raise" | float
         What to do when the feeder is not heard of any more: connect again for as long as it takes, give up at once, or
-        after so many seconds. Until then writers fill their buffers and sources wait.
+        after so many seconds. Until then writers fill their buffers and sources wait. Nobody starts an embedded feeder again:
+        for one, "wait" is 10 seconds.
     timeout_s : float
         For connecting, and for everything that waits for an answer unless it says otherwise, in seconds.
     keys : path, optional
@@ -98,7 +102,9 @@ def _embedded(tables: Mapping[str, Any] | None, on_disconnect: OnDisconnect, tim
     settings = ServerSettings.from_plain(
         {name: {"capacity": one} if isinstance(one, int) else one for name, one in wanted.items()}
     )
-    feeder = Embedded(settings)
+    # What waits for a table at the end would go where nobody can read it.
+    feeder = Embedded(msgspec.structs.replace(settings, drain_s=_EMBEDDED_DRAIN_S))
+    on_disconnect = _EMBEDDED_LOST_S if on_disconnect == "wait" else on_disconnect
     try:
         client = connect(feeder.address, on_disconnect=on_disconnect, timeout_s=timeout_s)
     except BaseException:
