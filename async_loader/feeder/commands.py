@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("async_loader.feeder")
 Status = Mapping[str, Any]
-LIVE_S, LOG_S = 1.0, 60.0
-"""How often a terminal's line is redrawn; how often a log has one."""
+LIVE_S, LOG_S, RATE_S = 1.0, 60.0, 0.5
+"""How often a terminal's line is redrawn; how often a log has one; what rates are measured over when they are asked for once."""
 
 
 def serve(settings: ServerSettings, console: Console) -> int:
@@ -144,18 +144,19 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
 def show_status(address: str, keys: str | None, *, as_json: bool, watch: bool, console: Console) -> None:
     """Print what a server says of itself; with ``watch`` once a second, until Ctrl-C."""
     with _client(address, keys) as client:
-        if not watch:
-            _print(client.status(), as_json, console)
-            return
-        with contextlib.suppress(KeyboardInterrupt):
-            _watch(client, as_json, console)
+        if watch:
+            with contextlib.suppress(KeyboardInterrupt):
+                _watch(client, as_json, console)
+        elif as_json:
+            _print_json(client.status(), console)
+        else:
+            before = client.status()
+            readable([], RATE_S)
+            console.print(*status_tables(client.status(), before), sep="\n")
 
 
-def _print(status: Status, as_json: bool, console: Console) -> None:
-    if as_json:
-        console.out(json.dumps(status), highlight=False)
-    else:
-        console.print(*status_tables(status), sep="\n")
+def _print_json(status: Status, console: Console) -> None:
+    console.out(json.dumps(status), highlight=False)
 
 
 def _watch(client: Any, as_json: bool, console: Console) -> None:
@@ -164,12 +165,15 @@ def _watch(client: Any, as_json: bool, console: Console) -> None:
 
     if as_json:
         while True:
-            _print(client.status(), as_json, console)
+            _print_json(client.status(), console)
             readable([], LIVE_S)
+    before, pause_s = client.status(), RATE_S
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(Group(*status_tables(client.status())), refresh=True)
-            readable([], LIVE_S)
+            readable([], pause_s)
+            now = client.status()
+            live.update(Group(*status_tables(now, before)), refresh=True)
+            before, pause_s = now, LIVE_S
 
 
 def drain(address: str, keys: str | None) -> None:
@@ -186,29 +190,49 @@ def _client(address: str, keys: str | None) -> Iterator[Any]:
         yield client
 
 
-def status_tables(status: Status) -> list[RenderableType]:
-    """What a server says of itself, for people."""
+def status_tables(status: Status, before: Status | None = None) -> list[RenderableType]:
+    """What a server says of itself, for people. Rates are those since ``before``, or since its start."""
     from rich.text import Text
 
     pid, address = clean(str(status.get("pid", "?"))), clean(str(status.get("address", "?")))
     head = f"{address}, process {pid}, up {_duration(status.get('uptime_s', 0))}"
     head += ", draining" if status.get("draining") else ""
-    weights = ", ".join(f"{clean(name)} v{version}" for name, version in status.get("weights", {}).items())
-    shown: list[RenderableType] = [Text(head), _tables(status.get("tables", {}))]
+    shown: list[RenderableType] = [Text(head), _tables(status, before)]
     if status.get("sessions"):
         shown.append(_sessions(status["sessions"]))
-    if weights:
-        shown.append(Text(f"weights: {weights}"))
+    shown += [Text(line) for line in _weights(status)]
     return shown
 
 
-def _tables(tables: Mapping[str, Status]) -> RenderableType:
-    rows = []
-    for name, one in tables.items():
+def _weights(status: Status) -> Iterator[str]:
+    ages, waiting = status.get("weights_age_s", {}), status.get("weights_waiting", {})
+    for name, version in status.get("weights", {}).items():
+        said = f"weights {clean(name)}: version {version}"
+        if name in ages:
+            said += f", published {_duration(ages[name])} ago"
+        if waiting.get(name):
+            said += f", {waiting[name]} wait for a newer one"
+        yield said
+        for table, one in status.get("tables", {}).items():
+            lag = one.get("policies", {}).get(name)
+            if lag is not None and "lag" in lag:
+                yield f"  {clean(table)} gets steps of version {lag['oldest']}: {lag['lag']} behind, {_duration(lag['lag_s'])}"
+    for name in waiting.keys() - status.get("weights", {}).keys():
+        yield f"weights {clean(name)}: {waiting[name]} wait for the first"
+
+
+def _tables(status: Status, before: Status | None) -> RenderableType:
+    rows, seconds = [], _seconds(before, status)
+    for name, one in status.get("tables", {}).items():
         size = f"{_count(one['size'])} / {_count(one['capacity'])}"
-        flow = [_count(one["inserts_per_s"]), _count(one["samples_per_s"]), f"{one['samples_per_insert']:.3g}"]
+        old = _table(before, name)
+        if old is not None and seconds > 0:
+            rates = [max(0.0, one[what] - old[what]) / seconds for what in ("inserted", "sampled")]
+        else:
+            rates = [one["inserts_per_s"], one["samples_per_s"]]
+        flow = [*map(_count, rates), f"{one['samples_per_insert']:.3g}"]
         rows.append([name, size, *flow, str(one["writers"]), str(one["readers"]), "\n".join(map(str, one["waiting"]))])
-    return _grid(["table", "size", "in/s", "out/s", "out/in", "writers", "readers", "waits for"], rows)
+    return _grid(["table", "size", "in/s", "out/s", "out/in", "writers", "readers", "who waits"], rows)
 
 
 def _sessions(sessions: list[Status]) -> RenderableType:

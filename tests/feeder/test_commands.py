@@ -28,7 +28,9 @@ WIDE = {"COLUMNS": "200"}
 def status_of(**changes):
     table = {
         "size": 1000, "capacity": 5000, "inserted": 1000, "sampled": 4096, "deleted": 0, "inserts_per_s": 12.5,
-        "samples_per_s": 50.0, "samples_per_insert": 4.096, "waiting": ["reader 3 waits for 24 rows"], "writers": 1, "readers": 2,
+        "samples_per_s": 50.0, "samples_per_insert": 4.096,
+        "policies": {"policy": {"newest": 11, "oldest": 9, "lag": 3, "lag_s": 0.25}},
+        "waiting": ["reader 3 waits for 24 rows"], "writers": 1, "readers": 2,
     }  # fmt: skip
     session = {
         "id": 7, "pid": 4321, "host": "node7", "user_agent": "async_loader/0.1", "age_s": 3700.0, "silent_s": 0.5, "writers": 1,
@@ -36,7 +38,8 @@ def status_of(**changes):
     }  # fmt: skip
     status = {
         "incarnation": "ab", "uptime_s": 75.0, "address": "tcp://127.0.0.1:5555", "pid": 99, "version": 1, "draining": False,
-        "tables": {"replay": table}, "sessions": [session], "weights": {"policy": 12}, "counters": {"received": 3},
+        "tables": {"replay": table}, "sessions": [session], "weights": {"policy": 12}, "weights_age_s": {"policy": 2.0},
+        "weights_waiting": {"policy": 3, "critic": 1}, "counters": {"received": 3},
     }  # fmt: skip
     return {**status, **changes}
 
@@ -92,6 +95,8 @@ def server(monkeypatch):
 
 @pytest.fixture
 def client(monkeypatch):
+    monkeypatch.setattr(commands, "RATE_S", 0.0)
+
     def use(*statuses):
         fake = FakeClient(*statuses)
         monkeypatch.setattr(feeder, "connect", fake.connect, raising=False)
@@ -187,12 +192,15 @@ def test_rates_are_those_between_two_statuses():
 
 
 def test_status_shows_tables_sessions_and_who_waits(client):
-    fake = client(status_of())
+    later = status_of(uptime_s=77.0)
+    later["tables"]["replay"].update(inserted=1200, sampled=4101)
+    fake = client(status_of(), later)
     result = invoke("status", "tcp://127.0.0.1:5555")
     assert result.exit_code == 0, result.output
     for said in (
-        "process 99, up 1 min 15 s", "replay", "1,000 / 5,000", "12", "4.1", "reader 3 waits for 24 rows", "node7:4321",
-        "1 h 1 min", "2.0 KiB", "policy v12",
+        "process 99, up 1 min 17 s", "replay", "1,000 / 5,000", "100", "2.5", "4.1", "reader 3 waits for 24 rows", "node7:4321",
+        "1 h 1 min", "2.0 KiB", "weights policy: version 12, published 2.0 s ago, 3 wait for a newer one",
+        "replay gets steps of version 9: 3 behind, 0.2 s", "weights critic: 1 wait for the first",
     ):  # fmt: skip
         assert said in result.output
     assert fake.asked == [("tcp://127.0.0.1:5555", {"on_disconnect": "raise", "timeout_s": 10.0, "keys": None})]
@@ -206,7 +214,7 @@ def test_status_as_json_is_one_line(client):
 
 
 def test_status_passes_keys_on(client):
-    fake = client(status_of())
+    fake = client(status_of(), status_of())
     invoke("status", "tcp://127.0.0.1:5555", "--keys", "alice.secret")
     assert fake.asked[0][1]["keys"] == "alice.secret"
 
@@ -217,7 +225,9 @@ def test_what_clients_call_themselves_cannot_command_a_terminal(client):
     status["sessions"][0].update(user_agent=evil, host=evil)
     status["tables"]["replay"]["waiting"] = [evil]
     status["tables"][evil] = status["tables"]["replay"]
-    client({**status, "address": evil, "pid": evil, "weights": {evil: 1}})
+    evil_one = {**status, "address": evil, "pid": evil, "weights": {evil: 1}, "weights_waiting": {evil: 1, evil * 2: 1}}
+    status["tables"]["replay"]["policies"] = {evil: {"oldest": 1, "lag": 3, "lag_s": 0.0}}
+    client(evil_one, evil_one)
     result = CliRunner().invoke(app, ["status", "x"], env={"COLUMNS": "400"}, color=True)
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
@@ -244,7 +254,8 @@ def test_watching_a_server_that_dies_ends_with_an_error(client, monkeypatch):
 
 
 def test_an_empty_server_has_a_status_too(client):
-    client(status_of(tables={}, sessions=[], weights={}))
+    empty = status_of(tables={}, sessions=[], weights={}, weights_waiting={})
+    client(empty, empty)
     assert invoke("status", "x").exit_code == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -263,6 +264,10 @@ class Desk:
             session = self._hall.sessions.get(writer.session)
             if session is not None:
                 yield session, message
+
+    def waiting(self) -> dict[Any, int]:
+        """How many requests wait for news of each thing: a `Table` without a schema, weights of a name."""
+        return Counter(wait.what for wait in self._waits)
 
     def left_s(self) -> float | None:
         """Seconds until somebody has waited long enough."""

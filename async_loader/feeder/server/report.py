@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from async_loader.feeder.server.counters import Counters
@@ -10,29 +11,35 @@ from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.policies import lags
 from async_loader.feeder.server.sessions import Session
 
-_SESSIONS, _WAITING = 128, 8  # a control message is small; of more there is the number only
+_SESSIONS, _WAITING, _NAMES = 128, 8, 32  # a control message is small; of more there is the number only
 
 
-def status_of(hall: Hall, counters: Counters) -> dict[str, Any]:
-    """The answer to STATUS, without what the server's process is."""
+def status_of(hall: Hall, counters: Counters, waiting: Mapping[Any, int]) -> dict[str, Any]:
+    """The answer to STATUS, without what the server's process is. ``waiting`` is what `Desk.waiting` says."""
     uptime = counters.uptime_s
     return {
         "uptime_s": uptime,
         "draining": hall.draining,
-        "tables": {name: _table(table, hall, uptime) for name, table in hall.tables.items()},
+        "tables": {name: _table(table, hall, uptime, waiting.get(table, 0)) for name, table in hall.tables.items()},
         "sessions_open": len(hall.sessions),
         "sessions": [_session(session, hall.clock()) for session in itertools.islice(hall.sessions, _SESSIONS)],
         "weights_stale": hall.weights.stale,
         "weights": hall.weights.versions(),
+        "weights_waiting": dict(itertools.islice(_names(waiting), _NAMES)),
         "weights_age_s": hall.published.ages(hall.clock()),
         "counters": counters.snapshot(),
     }
 
 
-def _table(table: Table, hall: Hall, uptime: float) -> dict[str, Any]:
+def _names(waiting: Mapping[Any, int]) -> Iterator[tuple[str, int]]:
+    return ((what[:64], count) for what, count in waiting.items() if isinstance(what, str))
+
+
+def _table(table: Table, hall: Hall, uptime: float, unopened: int) -> dict[str, Any]:
     stats, intake, outlet = table.buffer.stats(), table.intake, table.outlet
     sessions = list(hall.sessions)
     writers = [one for session in sessions for one in session.writers.values() if one.intake is intake]
+    waits = [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"] if unopened else []
     return {
         "size": stats.size,
         "capacity": stats.capacity,
@@ -42,7 +49,7 @@ def _table(table: Table, hall: Hall, uptime: float) -> dict[str, Any]:
         "inserts_per_s": stats.inserted / max(uptime, 1e-9),
         "samples_per_s": stats.sampled / max(uptime, 1e-9),
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
-        "waiting": [*intake.waiting(), *outlet.waiting()][:_WAITING],
+        "waiting": [*waits, *intake.waiting(), *outlet.waiting()][:_WAITING],
         "policies": lags([one.producer.versions for one in writers], hall.published),
         "writers": len(writers),
         "readers": sum(one.outlet is outlet for session in sessions for one in session.readers.values()),

@@ -267,4 +267,4 @@ class Server:
     def status(self) -> dict[str, Any]:
         """What STATUS answers."""
         who = {"incarnation": self.incarnation.hex(), "pid": os.getpid(), "address": self._ports.endpoints[Plane.CONTROL]}
-        return {**who, "version": NEWEST, **status_of(self._hall, self.counters)}
+        return {**who, "version": NEWEST, **status_of(self._hall, self.counters, self._desk.waiting())}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from async_loader.feeder.server.sessions import Session
@@ -41,6 +41,9 @@ class Waits:
 
     def __len__(self) -> int:
         return len(self._waits)
+
+    def __iter__(self) -> Iterator[Wait]:
+        return iter(list(self._waits.values()))
 
     def add(self, wait: Wait, key: Hashable = None) -> None:
         """One of the same ``key`` before it is forgotten."""
