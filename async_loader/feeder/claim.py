@@ -68,6 +68,8 @@ class Claim:
         self.insecure = check_bind(address, encrypted=encrypted, allow_insecure=allow_insecure)
         if self.insecure:
             _log.warning("%s is bound without keys: whoever reaches it reads and writes the tables", address)
+        elif address.scheme == "tcp" and not encrypted:
+            _log.info("%s has no keys: every user of this machine can read and write the tables; ipc is for you alone", address)
         if address.scheme == "ipc":
             self._lock = _lock(address)
             try:

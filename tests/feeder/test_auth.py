@@ -22,19 +22,6 @@ PATIENCE_MS = 20_000
 
 
 @pytest.fixture
-def context():
-    with zmq.Context() as one:
-        yield one
-        one.destroy(0)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    make_keys(tmp_path / "keys", ["alice", "bob"])
-    return tmp_path / "keys"
-
-
-@pytest.fixture
 def gatekeeper(context, folder):
     with Gatekeeper(context, load_server_keys(folder)) as one:
         yield one

@@ -8,23 +8,9 @@ import zmq
 from async_loader.errors import AddressInUse, Broken, ConfigError, InsecureBindError
 from async_loader.feeder.auth import Gatekeeper, apply_client_keys, user_of
 from async_loader.feeder.front import Front
-from async_loader.feeder.keys import make_keys
 from async_loader.feeder.settings import SecuritySettings, ServerSettings, TableSettings
 
 PATIENCE_MS = 20_000
-
-
-@pytest.fixture
-def context():
-    with zmq.Context() as one:
-        yield one
-        one.destroy(0)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    make_keys(tmp_path / "keys", ["alice"])
-    return tmp_path / "keys"
 
 
 def settings(bind, keys=None, **security):

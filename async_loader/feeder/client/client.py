@@ -70,7 +70,7 @@ def connect(
     Timeout
         Nobody answered.
     ConfigError
-        The address is none.
+        The address is none; or the feeder and this client do not have keys that fit.
     Unsupported
         The feeder speaks another version.
     """

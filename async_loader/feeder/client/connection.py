@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import async_loader
-from async_loader.errors import AsyncLoaderError, Broken, Closed, Malformed, Unsupported
+from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Malformed, Unsupported
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.planes import Plane, Planes
 from async_loader.feeder.client.refusals import error_of
@@ -121,6 +121,7 @@ class Connection:
         self._numbers = self._sequences = 0
         self._failure: Failure | None = None
         self._stop = False
+        self._refusal = ""
         self._planes: Planes
         self._thread = threading.Thread(target=self._run, name="async-loader-feeder-client", daemon=True)
         self._thread.start()
@@ -199,7 +200,7 @@ class Connection:
         """Where the connection stands, in words."""
         heard = self.session.heard_at
         if heard is None:
-            return "it was never heard of: does it run there?"
+            return f"it {self._refusal}" if self._refusal else "it was never heard of: does it run there?"
         return f"{self.session.phase.value}, last heard {self.clock() - heard:.1f} s ago"
 
     def wait_open(self, deadline: Deadline) -> None:
@@ -283,6 +284,10 @@ class Connection:
                 self._read(plane, frames)
         if self._planes.cut() and self.session.phase in (Phase.OPEN, Phase.CONNECTING):  # see NOTE [cut] in planes
             self._leave()
+        if self._planes.refusal is not None:
+            (self._refusal, for_good), self._planes.refusal = self._planes.refusal, None
+            if for_good:
+                raise ConfigError(f"the feeder at {self.address} {self._refusal}")
 
     def _act(self, act: Act) -> None:
         if act is Act.CONNECT:

@@ -14,9 +14,11 @@ from collections import deque
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from async_loader.errors import ConfigError
 from async_loader.feeder.auth import apply_client_keys
+from async_loader.feeder.client.refusals import refusal_of
 from async_loader.feeder.keys import ClientKeys
 
 _OPTIONS = {
@@ -31,6 +33,7 @@ _OPTIONS = {
 }
 _CONTROL_BYTES = 64 << 20
 """Of a frame on the control plane: a part of weights."""
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _EVERYWHERE = re.compile(r"^tcp://(?:\*|0\.0\.0\.0|\[::\]):")
 
 
@@ -51,6 +54,11 @@ class Planes:
         A descriptor that ends a wait.
     keys : ClientKeys, optional
         Without them nothing is encrypted.
+
+    Attributes
+    ----------
+    refusal : tuple of (str, bool) | None
+        Why a connection was refused last, and whether it always will be; see `refusal_of`.
     """
 
     def __init__(self, address: str, wake: int, keys: ClientKeys | None = None) -> None:
@@ -60,6 +68,7 @@ class Planes:
         self._queues: dict[Plane, deque[list[Any]]] = {plane: deque() for plane in Plane}
         self._full: set[Plane] = set()
         self._ends: dict[Plane, Any] = {}
+        self.refusal: tuple[str, bool] | None = None
 
     def open_control(self) -> None:
         """Raises ConfigError for an address that is none."""
@@ -123,7 +132,9 @@ class Planes:
         for end in self._ends.values():
             with contextlib.suppress(zmq.Again):
                 while True:
-                    end.recv_multipart(zmq.NOBLOCK)
+                    said = parse_monitor_message(end.recv_multipart(zmq.NOBLOCK))
+                    if said["event"] & _REFUSED:
+                        self.refusal = refusal_of(int(said["event"]), int(said["value"]), self._keys is not None)
                     ended = True
         return ended
 
@@ -151,7 +162,7 @@ class Planes:
         if self._keys is not None:
             apply_client_keys(socket, self._keys)
         if plane is not Plane.INSERT:
-            self._ends[plane] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._ends[plane] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _REFUSED)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zmq
+
 from async_loader.errors import AsyncLoaderError, Broken, ConfigError, Malformed, SchemaError, Timeout, Unsupported
 from async_loader.feeder.wire import Error, ErrorCode
 
@@ -18,8 +20,27 @@ _KINDS: dict[int, type[AsyncLoaderError]] = {
 """All others, and those that came later, are Broken: the other side cannot."""
 
 
-def error_of(body: Error, address: str) -> AsyncLoaderError:
-    """What to raise in the thread that asked."""
+def error_of(body: Error, where: str) -> AsyncLoaderError:
+    """What to raise in the thread that asked. ``where``: an address, or a table."""
     kind = _KINDS.get(body.code, Broken)
     again = " (it may be asked again)" if body.retryable and kind is Broken else ""
-    return kind(f"the feeder at {address} says: {body.text}{again}")
+    return kind(f"the feeder says ({where}): {body.text}{again}")
+
+
+def refusal_of(event: int, value: int, keys: bool) -> tuple[str, bool]:
+    """What a handshake that failed says of our keys, and whether the next one will say the same.
+
+    Parameters
+    ----------
+    event, value : int
+        As a socket's monitor tells them.
+    keys : bool
+        Whether this side has any.
+    """
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == 400:
+        return "does not know this client's key: let it make one with 'async-loader keys', and start it again", True
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+        if keys:
+            return "has no keys, and this client has: leave keys= (--keys) out, or start it with security.keys", True
+        return "takes connections with known keys only: give keys= (--keys), the NAME.secret that was made for this client", True
+    return f"ends connections before they begin{': are the keys for another feeder?' if keys else ''}", False

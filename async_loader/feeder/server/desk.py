@@ -123,9 +123,6 @@ class Desk:
         hall = self._hall
         self._check_stays()
         served = hall.table(body.table)
-        if hall.gatekeeper is not None and not hall.gatekeeper.owns(session.user, body.producer):
-            text = f"this producer belongs to another key than {session.user!r}: draw an id of your own"
-            raise Malformed(text, ErrorCode.UNAUTHORIZED)
         before = session.writers.pop(number, None)
         if before is not None:
             self._closings.drop(before)
@@ -133,7 +130,14 @@ class Desk:
         session.check_room()
         new = served.table.schema is None
         schema = None if body.schema is None else schema_of(body.schema)
-        writer, resumed = served.intake.open(session.number, number, body.producer, body.epoch, schema)
+        if hall.gatekeeper is not None and not hall.gatekeeper.owns(session.user, body.producer):
+            text = f"this producer belongs to another key than {session.user!r}: draw an id of your own"
+            raise Malformed(text, ErrorCode.UNAUTHORIZED)
+        try:
+            writer, resumed = served.intake.open(session.number, number, body.producer, body.epoch, schema)
+        except BaseException:
+            hall.release(body.producer)
+            raise
         session.writers[number] = writer
         if new:
             self._waits.news(served)

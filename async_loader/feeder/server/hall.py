@@ -51,6 +51,11 @@ class Hall:
             raise Malformed(f"there is no table {name!r} here, there are: {known}", ErrorCode.UNKNOWN_TABLE)
         return table
 
+    def release(self, producer: bytes) -> None:
+        """A table has forgotten a producer, or never came to know it: where none knows it, it is nobody's any more."""
+        if self.gatekeeper is not None and not any(table.intake.knows(producer) for table in self.tables.values()):
+            self.gatekeeper.forget(producer)
+
     def begin_to_drain(self) -> None:
         """Nobody new comes; what is here goes to where it belongs."""
         self.draining = True

@@ -10,6 +10,7 @@ producer, not to a session: when its client connects again, what it had sent is 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -122,6 +123,8 @@ class Intake:
 
     Attributes
     ----------
+    on_forget : callable
+        Told of each producer that is not remembered any more.
     moved : dict of Producer to None
         Those with inserts that came into the table and were not acknowledged yet; whoever does that clears it.
     """
@@ -133,6 +136,7 @@ class Intake:
         self._made_by: MadeBy | None = None
         self._producers: OrderedDict[bytes, Producer] = OrderedDict()
         self._blocked: deque[Producer] = deque()
+        self.on_forget: Callable[[bytes], None] = lambda key: None
         self.moved: dict[Producer, None] = {}
         self.rows = self.duplicates = self.gaps = 0
 
@@ -212,7 +216,12 @@ class Intake:
         for key, one in self._producers.items():
             if not one.writers and not one.queue:
                 del self._producers[key]
+                self.on_forget(key)
                 return
+
+    def knows(self, key: bytes) -> bool:
+        """Whether a producer is remembered."""
+        return key in self._producers
 
     # -- what they write -------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,8 @@ class Server:
                 self._own_context.term()
             raise
         hall.gatekeeper = gatekeeper
+        for table in hall.tables.values():
+            table.intake.on_forget = hall.release
         self._post = Post(self._ports, hall.sessions, limits, self.counters)
         self._desk = Desk(hall, self._welcome, self.status, heartbeat_s)
         self._post.on_hello = self._desk.hello

@@ -1,0 +1,113 @@
+"""A real server with keys and real clients: who is served, and what the others are told."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from async_loader import AsyncDataLoader
+from async_loader.errors import ConfigError, SchemaError, Timeout
+from async_loader.feeder import connect
+from async_loader.feeder.keys import make_keys
+from async_loader.feeder.server import intake
+from async_loader.feeder.serving import Serving
+from async_loader.feeder.settings import SecuritySettings, ServerSettings, TableSettings
+
+PATIENCE_S = 60.0
+
+
+@contextlib.contextmanager
+def serving(tmp_path, keys=None):
+    security = SecuritySettings(keys=None if keys is None else str(keys))
+    tables = {name: TableSettings(capacity=1000) for name in ("replay", "other")}
+    one = Serving(ServerSettings(bind=f"ipc://{tmp_path}/s", tables=tables, security=security))
+    thread = threading.Thread(target=one.run)
+    thread.start()
+    try:
+        yield weakref.proxy(one)  # pytest would keep it, and its tables, until after the test was looked at
+    finally:
+        one.stop()
+        thread.join()
+
+
+@pytest.fixture
+def server(tmp_path, folder):
+    with serving(tmp_path, folder) as one:
+        yield one
+
+
+def test_a_known_key_is_served_on_all_planes_under_its_name(server, folder):
+    with connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S) as client:
+        with client.table("replay").writer() as writer:
+            for i in range(40):
+                writer.append(x=np.int64(i), policy_version=np.int64(3))
+        batch = client.table("replay").source(timeout_s=PATIENCE_S)
+        with AsyncDataLoader(batch, batch_size=8) as loader:
+            assert set(next(loader)["x"].tolist()) <= set(range(40))
+        client.publish("policy", {"w": np.arange(5)}, version=4)
+        assert client.latest("policy").version == 4
+        status = client.status()
+    assert [session["user"] for session in status["sessions"]] == ["alice"]
+    assert (status["tables"]["replay"]["inserted"], status["weights"]) == (40, {"policy": 4})
+
+
+def test_a_client_without_keys_is_told_at_once_that_it_needs_some(server):
+    with pytest.raises(ConfigError, match=r"takes connections with known keys only: give keys= \(--keys\)"):
+        connect(server.address, timeout_s=PATIENCE_S)
+
+
+def test_a_key_that_the_server_does_not_know_is_refused_at_once(server, folder):
+    make_keys(folder, ["carol"])  # after the server has started
+    with pytest.raises(ConfigError, match="does not know this client's key"):
+        connect(server.address, keys=folder / "carol.secret", timeout_s=PATIENCE_S)
+
+
+def test_keys_for_another_server_are_refused_within_the_deadline(server, tmp_path):
+    make_keys(tmp_path / "elsewhere", ["alice"])
+    with pytest.raises(Timeout, match="are the keys for another feeder"):
+        connect(server.address, keys=tmp_path / "elsewhere" / "alice.secret", timeout_s=1.0)
+
+
+def test_keys_for_a_server_that_has_none_are_refused_at_once(tmp_path, folder):
+    with serving(tmp_path) as server, pytest.raises(ConfigError, match="has no keys, and this client has"):
+        connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S)
+
+
+def test_a_producer_is_its_keys_alone(server, folder):
+    alice, bob = (connect(server.address, keys=folder / f"{name}.secret", timeout_s=PATIENCE_S) for name in ("alice", "bob"))
+    with alice:
+        mine, stolen = (client.table("replay").writer() for client in (alice, bob))
+        mine.append(x=np.int64(1))
+        mine.flush()
+        stolen._line._producer = mine._line._producer
+        with pytest.raises(ConfigError, match="belongs to another key than 'bob'"):
+            stolen.append(x=np.int64(2))
+        mine.append(x=np.int64(3))
+        mine.flush()
+        assert alice.status()["tables"]["replay"]["inserted"] == 2
+        with pytest.raises(ConfigError, match="belongs to another key"):
+            bob.close()
+
+
+def test_who_owns_which_producer_is_not_remembered_for_longer_than_the_producers(server, folder, monkeypatch):
+    monkeypatch.setattr(intake, "_PRODUCERS", 3)
+    owners = server._front.gatekeeper._owners
+    with connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S) as client:
+        for i in range(10):
+            with client.table("replay").writer() as writer:
+                writer.append(x=np.int64(i))
+        assert len(owners) <= 4
+        with client.table("other").writer() as writer:  # the schema of another table
+            writer.append(y=np.float32(1))
+        known = len(owners)
+        wrong = client.table("other").writer(schema={"x": "int64"})
+        with pytest.raises(SchemaError, match="holds"):
+            wrong.append(x=np.int64(1), timeout_s=PATIENCE_S)
+        assert len(owners) == known
+        with pytest.raises(SchemaError):
+            wrong.close()
+        del wrong
