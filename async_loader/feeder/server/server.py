@@ -19,6 +19,7 @@ from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.desk import Desk
 from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.inbound import Inbound
+from async_loader.feeder.server.memory import keep_freed
 from async_loader.feeder.server.outbound import Outbound
 from async_loader.feeder.server.ports import Plane, Ports
 from async_loader.feeder.server.post import Post
@@ -243,10 +244,11 @@ class Server:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT stop, where this is the main thread."""
+        """SIGTERM and SIGINT stop, where this is the main thread: then the process is the server's own."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        keep_freed()
         before = {number: signal.signal(number, lambda *_: self.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
