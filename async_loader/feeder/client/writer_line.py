@@ -366,6 +366,8 @@ class WriterLine:
         if error.code == ErrorCode.UNKNOWN_WRITER:
             if self.phase is Phase.READY:
                 self.phase, self._ask_at = Phase.WANTED, None
+        elif self.phase is Phase.OPENING and message.sequence != self._asked:
+            return  # the answer to a question that was asked again since
         elif error.code == ErrorCode.SCHEMA and self.phase is Phase.OPENING and self._schema is None:
             self.phase, self._ask_at = Phase.NAMELESS, None
         elif error.retryable:
