@@ -55,6 +55,12 @@ def _guard_forks() -> None:
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
+def is_kept() -> bool:
+    """Whether there is compiled code on the disk, so that kernels are loaded rather than compiled: a second, not twenty."""
+    home = _home()
+    return home is not None and any(Path(home).iterdir())
+
+
 @functools.cache
 def _home() -> str | None:
     """Where compiled code is kept, ``None`` if nowhere can be written.

@@ -35,18 +35,20 @@ class Packing:
 
     def fits(self, count: int) -> bool:
         """Whether `drawn` can."""
-        return self._reader.at_once(count)
+        return self._reader.at_once(min(count, max(1, self._reader._short)))
 
     def drawn(self, count: int, draw_into: Callable[[Reading], bool]) -> npt.NDArray[np.void] | None:
-        """As `ReplayReader.drawn`, for samplers without weights. Under the table's lock."""
+        """As `ReplayReader.drawn`, for samplers without weights and batches of any size. Under the table's lock."""
         if len(self._rows) != count:
-            start = -(-8 * count // 16) * 16
-            self._rows, self._start = np.empty(count, np.int64), start
-            self._fields[:, 3] = start + self._offsets
+            self._rows, self._start = np.empty(count, np.int64), -(-8 * count // 16) * 16
         make = np.zeros if self._gaps else np.empty
         block = make(self._start + count * self._row.itemsize, np.uint8)
         ids, packed = block[: 8 * count].view(np.int64), block[self._start :].view(self._row)
-        if not draw_into(Reading(self._reader._storage.geometry, self._fields, self._rows, ids, None)):
-            return None
+        geometry, most = self._reader._storage.geometry, self._reader._short
+        for at in range(0, count, most):
+            part = slice(at, at + most)
+            self._fields[:, 3] = self._start + self._offsets + at * (self._row.itemsize - ids.itemsize)  # from the part's ids on
+            if not draw_into(Reading(geometry, self._fields, self._rows[part], ids[part], None)):
+                return None
         packed[self._index] = ids
         return packed

@@ -231,8 +231,19 @@ class ServedTable:
         return drawing
 
 
+_warm = False
+
+
+def is_warm() -> bool:
+    """Whether this process has done `warm`."""
+    return _warm
+
+
 def warm() -> None:
-    """Compile what a served table calls, or load it: seconds where nothing is cached, which would be silence in a loop."""
+    """Compile what a served table calls, or load it: seconds where nothing is cached, which would be silence in a loop. Once."""
+    global _warm
+    if _warm:
+        return
     schema = {"x": Field("x", (), np.dtype(np.float32), next="y"), "big": ((1 << 10,), np.float32), "reward": np.float32}
     for made, sampler in (({"x": np.float32}, Uniform()), (schema, Prioritized(0.5)), ({"x": np.float32}, Fifo())):
         table = ServedTable(ReplayBuffer(16, made, sampler=sampler, seed=0))
@@ -251,6 +262,7 @@ def warm() -> None:
         else:
             table.drawing(None, 0, 1, 1 if type(sampler) is Uniform else None).packed(2, np.dtype([("f0", "<f4"), ("f1", "<i8")]))
         table.buffer.close()
+    _warm = True
 
 
 def _from_row(fields: Ids, row: int) -> Ids:

@@ -85,7 +85,7 @@ def _as_environments_say(work: Work) -> list[dict[str, Any]]:
 
 def _append(writer: Any, steps: Iterator[Any]) -> int:
     for _ in range(STEPS):
-        writer.append(**next(steps))
+        writer.append(next(steps))
     return STEPS
 
 

@@ -235,6 +235,18 @@ def test_packed_batches_are_the_arrays_as_records():
     assert buffers[0].stats().sampled == buffers[1].stats().sampled
 
 
+def test_a_packed_batch_of_many_rows_is_drawn_as_by_the_table_itself():
+    buffers = [ReplayBuffer(1000, {"a": ((100,), np.float64)}, seed=5) for _ in "ab"]
+    for one in buffers:
+        one.extend(a=np.arange(90_000, dtype=np.float64).reshape(900, 100))
+    record = np.dtype({"names": ["f0", "f1"], "formats": [("<f8", 100), "<i8"], "offsets": [0, 800], "itemsize": 808})
+    drawing = ServedTable(buffers[0]).drawing(None, 0, 1, None)
+    for count in (3000, 1, 3000):
+        packed, batch = drawing.packed(count, record), buffers[1].sample(count)
+        np.testing.assert_array_equal(packed["f0"], batch["a"])
+        np.testing.assert_array_equal(packed["f1"], batch["index"])
+
+
 def test_what_uses_something_up_is_not_packed_and_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -32,12 +32,15 @@ class Entry:
     rows, nbytes : int
     cut : bool
         It stands where others were dropped, and holds no step.
+    sent : int
+        How often it was, or may have been.
     """
 
     payload: Any
     rows: int
     nbytes: int
     cut: bool = False
+    sent: int = 0
 
     @property
     def steps(self) -> int:
@@ -65,10 +68,12 @@ class Outbox:
     ----------
     buffer_bytes : int
         Kept at most, whether sent or not; one message is kept however large it is.
+    done : callable, optional
+        Told of each that was sent once, and is acknowledged: nobody reads it any more.
     """
 
-    def __init__(self, buffer_bytes: int) -> None:
-        self.buffer_bytes = buffer_bytes
+    def __init__(self, buffer_bytes: int, done: Callable[[Entry], None] | None = None) -> None:
+        self.buffer_bytes, self._done = buffer_bytes, done
         self.window_bytes = self.window_rows = 0
         self.base = 0
         self.nbytes = 0
@@ -121,6 +126,7 @@ class Outbox:
     def sent(self) -> None:
         """What `next` gave is on its way."""
         entry = self._entries[self._cursor]
+        entry.sent += 1
         again = self._cursor < self._high
         self._cursor += 1
         self._high = max(self._high, self._cursor)
@@ -135,6 +141,7 @@ class Outbox:
         if not self._cursor:
             return None
         self._rewound = -1
+        self._entries[self._cursor - 1].sent += 1
         self.counts.messages_sent += 1
         self.counts.messages_resent += 1
         return self.base + self._cursor - 1, self._entries[self._cursor - 1]
@@ -155,6 +162,8 @@ class Outbox:
             if i < self._cursor:
                 self._sent_bytes -= entry.nbytes
                 self._sent_rows -= entry.rows
+            if entry.sent == 1 and self._done is not None:
+                self._done(entry)
             self._history.append(entry.steps)
             self._acked_steps += entry.steps
             self.counts.rows_acked += entry.steps
@@ -228,6 +237,7 @@ class Outbox:
 
     def _rewind(self, to: int) -> None:
         for entry in islice(self._entries, to, self._cursor):
+            entry.sent += 1  # as it will be
             self._sent_bytes -= entry.nbytes
             self._sent_rows -= entry.rows
         self._cursor = to

@@ -69,6 +69,9 @@ class Planes:
         self._full: set[Plane] = set()
         self._ends: dict[Plane, Any] = {}
         self.refusal: tuple[str, bool] | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(wake, zmq.POLLIN)
+        self._ready: dict[Any, int] = {}  # what the last wait found
 
     def open_control(self) -> None:
         """Raises ConfigError for an address that is none."""
@@ -83,13 +86,16 @@ class Planes:
     def leave(self) -> None:
         """Close the sockets; what was not sent is forgotten."""
         for plane, socket in self._sockets.items():
+            self._poller.unregister(socket)
             end = self._ends.pop(plane, None)
             if end is not None:
+                self._poller.unregister(end)
                 socket.disable_monitor()
                 end.close(0)
             socket.close()
         self._sockets.clear()
         self._full.clear()
+        self._ready.clear()
         for queue in self._queues.values():
             queue.clear()
 
@@ -108,17 +114,18 @@ class Planes:
         if socket is None:
             return False
         try:
-            # Copied: without, pyzmq keeps a thread and sockets of its own for the rest of the process.
+            # All but frames are copied: without, pyzmq keeps a thread and sockets of its own for the rest of the process.
             socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             self._full.add(plane)
+            self._poller.modify(socket, zmq.POLLIN | zmq.POLLOUT)
             return False
         return True
 
     def receive(self, plane: Plane) -> list[Any] | None:
-        """The frames of the next message, if one has come."""
+        """The frames of the next message, if one had come by the end of the last `wait`."""
         socket = self._sockets.get(plane)
-        if socket is None:
+        if socket is None or socket not in self._ready:
             return None
         try:
             frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -130,6 +137,8 @@ class Planes:
         """Whether a connection has ended since the last time. See NOTE [cut]."""
         ended = False
         for end in self._ends.values():
+            if end not in self._ready:
+                continue
             with contextlib.suppress(zmq.Again):
                 while True:
                     said = parse_monitor_message(end.recv_multipart(zmq.NOBLOCK))
@@ -140,12 +149,9 @@ class Planes:
 
     def wait(self, left_s: float | None) -> None:
         """Until something came, something more can be sent, somebody rang, or the time is over."""
-        poller = zmq.Poller()
-        for plane, socket in self._sockets.items():
-            poller.register(socket, zmq.POLLIN | zmq.POLLOUT if plane in self._full else zmq.POLLIN)
-        for one in (self._wake, *self._ends.values()):
-            poller.register(one, zmq.POLLIN)
-        poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999)))
+        self._ready = dict(self._poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999))))
+        for plane in self._full:
+            self._poller.modify(self._sockets[plane], zmq.POLLIN)
         self._full.clear()
         for plane, queue in self._queues.items():
             while queue and self.send_now(plane, queue[0]):
@@ -154,6 +160,7 @@ class Planes:
     def _open(self, plane: Plane, endpoint: str, frame_bytes: int) -> None:
         socket = self._context.socket(zmq.DEALER)
         self._sockets[plane] = socket
+        self._poller.register(socket, zmq.POLLIN)
         for option, value in _OPTIONS.items():
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
@@ -162,7 +169,8 @@ class Planes:
         if self._keys is not None:
             apply_client_keys(socket, self._keys)
         if plane is not Plane.INSERT:
-            self._ends[plane] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _REFUSED)
+            self._ends[plane] = end = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _REFUSED)
+            self._poller.register(end, zmq.POLLIN)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:

@@ -7,6 +7,7 @@ first (`Packer.row`) and written then (`Part.put`).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.feeder.client.memory import blank, copied
 from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Insert, RowLayout
 from async_loader.replay.arguments import floats_of
 from async_loader.replay.staging import Stage
@@ -24,16 +26,52 @@ from async_loader.schema import Field, Schema
 
 Array = npt.NDArray[Any]
 _ENDS = TERMINATED | TRUNCATED
-Kind = tuple[str, np.dtype[Any], tuple[int, ...], type | tuple[()], Any, Any]
-"""A field: its key at the top of a step, dtype and shape; Python's type for one value of it, the least and the largest."""
+_NAN = float("nan")
+_CODES = {
+    "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q",
+    "f2": "e", "f4": "f", "f8": "d",
+}  # fmt: skip
+"""What `struct` calls one value of a field."""
 
 
-@dataclass(slots=True, eq=False)
-class Payload:
-    """An INSERT that is kept until it is acknowledged, and which streams it continues."""
+class Way:
+    """How a step of a flat schema is written into a row, unchecked but for types and shapes. See NOTE [the hot path].
 
-    insert: Insert
-    streams: frozenset[int]
+    Attributes
+    ----------
+    fields : list of tuples
+        Of those in the packed row, as they lie there, then of the others: the key at the top of a step; the dtype and shape of an
+        array; else the types of a number; which frame a large field has, 0 for others.
+    packed : struct.Struct | None
+        The packed row: stream, flags, priority, then the small fields. ``None``: there is none for this schema.
+    """
+
+    __slots__ = ("fields", "packed")
+
+    def __init__(self, schema: Schema, layout: RowLayout) -> None:
+        self.packed: struct.Struct | None = None
+        self.fields: list[tuple[str, np.dtype[Any], tuple[int, ...] | None, tuple[type, ...], int]] = []
+        root = schema.structure
+        if not isinstance(root, tree.Node) or root.kind is not dict or any(root.children):
+            return
+        form, at = "<IId", 16
+        for i in sorted(layout.small, key=lambda i: layout.offsets[i] or 0):
+            field, offset = schema.fields[i], layout.offsets[i]
+            assert offset is not None
+            code = f"{field.nbytes}s" if field.shape else _CODES.get(field.dtype.str[1:])
+            if code is None:
+                return
+            form, at = f"{form}{offset - at}x{code}", offset + field.nbytes
+            self.fields.append((root.keys[i], field.dtype, field.shape or None, _numbers(field), 0))
+        for frame, i in enumerate(layout.large, 1):
+            self.fields.append((root.keys[i], schema.fields[i].dtype, schema.fields[i].shape, (), frame))
+        self.packed = struct.Struct(f"{form}{layout.stride - at}x")
+
+
+def _numbers(field: Field) -> tuple[type, ...]:
+    """Types of which one value can be this field; whether the value itself fits is for `struct` to say."""
+    kinds: dict[str, type] = {"f": float, "i": int, "u": int, "b": bool}
+    return () if field.shape or field.dtype.kind not in kinds else (kinds[field.dtype.kind], field.dtype.type)
 
 
 class Part:
@@ -42,65 +80,85 @@ class Part:
     Attributes
     ----------
     count, most : int
-        Rows in it, and at how many it is full. There is room for one more: a final observation is in its step's message.
+        Rows in it, and at how many it is full.
     """
 
-    __slots__ = ("_columns", "_flags", "_packed", "_priority", "_streams", "_way", "count", "most", "views")
+    __slots__ = ("_columns", "_flags", "_frames", "_layout", "_packed", "_priority", "_raw", "_seen", "_streams", "_way", "count",
+                 "most", "views")  # fmt: skip
 
-    def __init__(self, layout: RowLayout, most: int, kinds: Sequence[Kind] = ()) -> None:
+    def __init__(self, layout: RowLayout, most: int, way: Way) -> None:
         self.count, self.most = 0, most
-        self._packed = packed = np.zeros(most + 1, layout.packed)  # zeros: what lies between fields would be memory of ours
+        self._layout, self._way = layout, way
+        self._frames = [blank(most * nbytes) for nbytes in layout.frame_bytes]  # zeros: what lies between fields is sent too
+        self._raw = np.frombuffer(self._frames[0], np.uint8).reshape(most, layout.stride)
+        packed = np.frombuffer(self._frames[0], layout.packed)
+        self._packed = memoryview(self._frames[0])
         self._streams, self._flags, self._priority = packed["stream"], packed["flags"], packed["priority"]
-        self._priority[:] = np.nan
         fields = layout.fields
-        self.views: list[Array] = [
-            np.empty((most + 1, *fields[i].shape), fields[i].dtype) if offset is None else packed[f"f{i}"]
-            for i, offset in enumerate(layout.offsets)
+        self._columns = [
+            np.frombuffer(frame, fields[i].dtype).reshape(most, *fields[i].shape)
+            for frame, i in zip(self._frames[1:], layout.large, strict=True)
         ]
-        self._columns = [self.views[i] for i in layout.large]
-        self._way = [(*kind, view) for kind, view in zip(kinds, self.views, strict=False)]
+        large = dict(zip(layout.large, self._columns, strict=True))
+        self.views: list[Array] = [large[i] if offset is None else packed[f"f{i}"] for i, offset in enumerate(layout.offsets)]
+        self._seen: set[int] = set()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its rows."""
+        return self.most * self._layout.row_bytes
+
+    def emptied(self) -> Part:
+        """Itself, to be filled anew: nobody reads any more what was in it."""
+        self.count = 0
+        self._seen.clear()
+        return self
 
     def put_step(self, step: dict[str, Any], stream: int, priority: float | None) -> bool:
         """One step within its episode, unchecked; ``False``, and nothing done, if it has to be looked at more closely."""
         way, at = self._way, self.count
-        if len(step) != len(way):
+        if way.packed is None or len(step) != len(way.fields):
             return False
-        for key, dtype, shape, number, low, high, view in way:
+        values = []
+        for key, dtype, shape, numbers, frame in way.fields:
             value: Any = step.get(key)
             if type(value) is np.ndarray:
                 if value.dtype is not dtype or value.shape != shape:
                     return False
-            elif not isinstance(value, number) or not low <= value <= high:
+                if frame:
+                    self._columns[frame - 1][at] = value
+                    continue
+                value = value.tobytes()
+            elif not isinstance(value, numbers):
                 return False
-            view[at] = value
-        if stream:
-            self._streams[at] = stream
-        if priority is not None:
-            self._priority[at] = priority
+            values.append(value)
+        try:
+            way.packed.pack_into(self._packed, at * way.packed.size, stream, 0, _NAN if priority is None else priority, *values)
+        except (struct.error, OverflowError):  # a number that does not fit
+            return False
+        self._seen.add(stream)
         self.count = at + 1
         return True
 
     def put(self, values: Sequence[Any], stream: int, flags: int, priority: float | None) -> None:
         """One step, checked."""
         at = self.count
-        for view, value in zip(self.views, values, strict=False):
+        for view, value in zip(self.views, values, strict=True):
             view[at] = value
-        if stream:
-            self._streams[at] = stream
-        if flags:
-            self._flags[at] = flags
-        if priority is not None:
-            self._priority[at] = priority
+        self._streams[at], self._flags[at], self._priority[at] = stream, flags, _NAN if priority is None else priority
+        self._seen.add(stream)
         self.count = at + 1
 
     def put_final(self, which: Iterable[int], values: Iterable[Any], stream: int, flags: int = FINAL) -> None:
         """One row that is no step."""
         at = self.count
+        self._raw[at] = 0
         for column in self._columns:
             column[at] = 0
         for i, value in zip(which, values, strict=True):
             self.views[i][at] = value
-        self._streams[at], self._flags[at] = stream, flags
+        self._streams[at], self._flags[at], self._priority[at] = stream, flags, _NAN
+        self._seen.add(stream)
         self.count = at + 1
 
     def end_last(self, stream: int, flags: int) -> bool:
@@ -116,18 +174,29 @@ class Part:
         to, of = slice(self.count, self.count + count), slice(first, first + count)
         for view, column in zip(self.views, rows.columns, strict=True):
             view[to] = column[of]
-        self._streams[to], self._flags[to], self._priority[to] = rows.streams[of], rows.flags[of], rows.priorities[of]
+        streams = rows.streams[of]
+        self._streams[to], self._flags[to], self._priority[to] = streams, rows.flags[of], rows.priorities[of]
+        self._seen.update(streams[:1].tolist() if (streams == streams[0]).all() else np.unique(streams).tolist())
         self.count += count
 
-    def sealed(self) -> tuple[Payload, int]:
-        """The message, which is not to be changed any more, and its bytes."""
-        n = self.count
-        packed, columns = self._packed[:n], [column[:n] for column in self._columns]
-        if 2 * n < self.most:  # it is kept until it is acknowledged: not with the room for those that did not come
-            packed, columns = packed.copy(), [column.copy() for column in columns]
-        frames = [packed.view(np.uint8), *columns]
-        streams = frozenset(np.unique(self._streams[:n]).tolist())
-        return Payload(Insert(n, frames), streams), sum(frame.nbytes for frame in frames)
+    def sealed(self) -> Payload:
+        """The message. If it is full, it lies in this part, which is not to be changed until nobody needs that any more."""
+        n, frames, part = self.count, self._frames, self
+        if n < self.most:
+            sizes = self._layout.frame_bytes
+            frames = [copied(memoryview(frame)[: n * size]) for frame, size in zip(frames, sizes, strict=True)]
+            return Payload(Insert(n, frames), n * self._layout.row_bytes, frozenset(self._seen), None)
+        return Payload(Insert(n, frames), self.nbytes, frozenset(self._seen), part)
+
+
+@dataclass(slots=True, eq=False)
+class Payload:
+    """An INSERT that is kept until it is acknowledged, which streams it continues, and the part that it lies in, if it does."""
+
+    insert: Insert
+    nbytes: int
+    streams: frozenset[int]
+    part: Part | None
 
 
 @dataclass(slots=True, eq=False)
@@ -165,18 +234,12 @@ class Packer:
         self.layout = RowLayout.of(schema, headed=True)
         self.stage = Stage(StorageLayout.of(schema, 1), 0)
         self.message_rows = self.layout.rows_within(message_bytes)
-        self.message_rows = max(1, self.message_rows - 1)  # and a final observation
+        self.message_rows = max(1, self.message_rows - 1)  # and a final observation, which is in its step's message
         self.part_rows = min(batch_rows, self.message_rows)
         self.part_bytes = self.part_rows * self.layout.row_bytes
-        root = schema.structure
-        flat = isinstance(root, tree.Node) and root.kind is dict and not any(root.children)
-        keys = root.keys if flat and root is not None else ()
-        self.kinds: list[Kind] = [
-            (key, f.dtype, f.shape, *_bounds(f)) for key, f in zip(keys, schema.fields if flat else (), strict=True)
-        ]
+        self._way = Way(schema, self.layout)
         self._values = self.stage.values
-        known = {field.name for field in schema.fields}
-        self._stored = tuple(name for name in ("terminated", "truncated") if name in known)
+        self.stored = frozenset(("terminated", "truncated")) & {field.name for field in schema.fields}
         ends = {self.stage.terminated, self.stage.truncated} - {-1}
         self._ends = tuple(self.schema.fields[i].name for i in sorted(ends))  # what a step itself says of its end
 
@@ -184,7 +247,7 @@ class Packer:
         """Whether the episode does after this step, which is given what it stores of that."""
         if terminated or truncated:
             return False
-        for name in self._stored:
+        for name in self.stored:
             if name not in step:
                 step[name] = False
         for end in self._ends:  # noqa: SIM110 - a generator would cost as much as the rest
@@ -199,13 +262,13 @@ class Packer:
         ------
         SchemaError
         """
-        for name in self._stored:
+        for name in self.stored:
             if name not in step:
                 step[name] = bool(terminated if name == "terminated" else truncated)
         values = self._values(step)
         said = 0
         for name, flag, given in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
-            if given and name not in self._stored:  # where it is stored, the step says it
+            if given and name not in self.stored:  # where it is stored, the step says it
                 said |= flag
         flags = self.stage.flags(values, final is not None, said) & _ENDS
         return values, flags, None if final is None else self.stage.final_values(final)
@@ -260,27 +323,19 @@ class Packer:
         last = first + count
         return count + (last < len(rows) and bool(rows.flags[last] == FINAL))
 
-    def cut(self, streams: Iterable[int]) -> tuple[Payload, int]:
+    def part(self, rows: int) -> Part:
+        """An empty one, for so many."""
+        return Part(self.layout, rows, self._way)
+
+    def cut(self, streams: Iterable[int]) -> Payload:
         """A message that says: what comes next in these streams does not continue what came before."""
         listed = sorted(streams)
-        part = Part(self.layout, max(1, len(listed)))
+        part = self.part(max(1, len(listed)))
         for stream in listed:
             part.put_final((), (), stream, FINAL | TRUNCATED)
-        return part.sealed()
-
-
-def _bounds(field: Field) -> tuple[type | tuple[()], Any, Any]:
-    """The Python numbers that a field surely holds: their type, the least and the largest; no type if there are none."""
-    kind = field.dtype.kind
-    if field.shape or kind == "c":
-        return (), 0, 0
-    if kind == "f":
-        most = float(np.finfo(field.dtype).max)
-        return float, -most, most
-    if kind == "b":
-        return bool, False, True
-    limits = np.iinfo(field.dtype)
-    return int, int(limits.min), int(limits.max)
+        payload = part.sealed()
+        payload.part = None  # of a size that is not wanted again
+        return payload
 
 
 def streams_of(stream: Any, count: int) -> npt.NDArray[np.uint32]:

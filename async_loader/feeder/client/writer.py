@@ -9,7 +9,6 @@ from typing import Any
 from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.forks import forks
-from async_loader.feeder.client.outbox import Entry
 from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
 from async_loader.feeder.client.writer_line import Phase, WriterLine
 from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED
@@ -79,11 +78,15 @@ class RemoteWriter:
         line = self._line
         if forks.generation != self._generation:
             self._connection.check()
-        values = fields if step is None else dict(one_of(step, fields, "step"))
+        values = fields
+        if step is not None:
+            values = step if type(step) is dict and not fields else dict(one_of(step, fields, "step"))
         packer = line.packer
         if packer is None:
             first = {"terminated": bool(terminated), "truncated": bool(truncated), **values}
             packer = self._agree(lambda: Schema.of_step(first), Deadline(timeout_s))
+        if values is step and packer.stored and not packer.stored <= values.keys():
+            values = dict(values)  # what is stored is added to it
         number = self._stream if stream is None else stream
         if type(number) is not int or not 0 <= number < 1 << 32:
             number = _stream_number(number)
@@ -156,7 +159,8 @@ class RemoteWriter:
             if final is not None and line.part is not None and line.part.end_last(number, ends):
                 line.part.put_final(packer.followed, final, number)
             elif room:
-                self._part(packer).put_final(packer.followed if final else (), final or (), number, FINAL | ends)
+                self._part(1).put_final(packer.followed if final else (), final or (), number, FINAL | ends)
+            line.seal_full()
         self._connection.wake()
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -215,23 +219,24 @@ class RemoteWriter:
         timeout_s: float | None,
     ) -> None:  # fmt: skip
         """One row that begins or fills a message."""
-        room = self._make_room(Deadline(timeout_s))
+        rows = 1 if final is None else 2
+        room = self._make_room(Deadline(timeout_s), rows)
         line = self._line
         with line.lock:
             line.check()
             if room:
-                part = self._part(packer)
+                part = self._part(rows)
                 part.put(values, stream, flags, priority)
                 if final is not None:
                     part.put_final(packer.followed, final, stream)
-                if part.count >= part.most:
-                    line.seal()
+                line.seal_full()
             else:
                 line.give_up(1, (stream,))
         self._connection.wake()
 
-    def _make_room(self, deadline: Deadline) -> bool:
-        """Wait until the part has room, or the buffer for another; ``False``: there is none, and nothing that may be dropped.
+    def _make_room(self, deadline: Deadline, rows: int = 1) -> bool:
+        """Wait until the part has room for so many rows, or the buffer for another part; ``False``: there is none, and nothing
+        that may be dropped.
 
         Another thread may take it meanwhile: the buffer exceeds its bound by a message for each thread at most.
         """
@@ -241,18 +246,18 @@ class RemoteWriter:
         def attempt() -> bool:
             nonlocal found
             line.check()
-            found = (line.part is not None and line.part.count < line.part.most) or line.room()
+            found = (line.part is not None and line.part.count + rows <= line.part.most) or line.room()
             return found or line.gives_up_rows
 
         line.news.until(attempt, deadline, self._full)
         return found
 
-    def _part(self, packer: Packer) -> Part:
-        """One with room for a step and its final observation. Under the lock."""
+    def _part(self, rows: int) -> Part:
+        """One with room for so many. Under the lock."""
         line = self._line
-        if line.part is not None and line.part.count >= line.part.most:
+        if line.part is not None and line.part.count + rows > line.part.most:
             line.seal()
-        return line.part or line.begin_part(self._connection.clock())
+        return line.part or line.begin_part(self._connection.clock(), rows)
 
     def _some(self, packer: Packer, rows: Rows, at: int, deadline: Deadline) -> int:
         """Add the next of many, as a part of a message or a whole one; how many."""
@@ -265,13 +270,13 @@ class RemoteWriter:
                 line.give_up(count, rows.streams[at : at + count].tolist())
             elif left > packer.part_rows or line.part is None or line.part.count + left > line.part.most:
                 line.seal()
-                part = line.begin_part(self._connection.clock()) if left < packer.part_rows else Part(packer.layout, count)
-                part.put_rows(rows, at, count)
-                if line.part is None:
-                    payload, nbytes = part.sealed()
-                    line.put(Entry(payload, count, nbytes))
+                if left < packer.part_rows:
+                    line.begin_part(self._connection.clock()).put_rows(rows, at, count)
+                else:
+                    line.put_rows(rows, at, count)
             else:
                 line.part.put_rows(rows, at, count)
+                line.seal_full()
         self._connection.wake()
         return count
 

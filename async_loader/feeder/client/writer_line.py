@@ -16,7 +16,7 @@ from async_loader.feeder.client.connection import Connection, Failure
 from async_loader.feeder.client.outbox import Entry, Outbox
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.refusals import error_of
-from async_loader.feeder.client.steps import Packer, Part
+from async_loader.feeder.client.steps import Packer, Part, Payload, Rows
 from async_loader.feeder.client.waiting import News
 from async_loader.feeder.wire import (
     ACK_NOW,
@@ -33,6 +33,8 @@ from async_loader.feeder.wire import (
 )  # fmt: skip
 from async_loader.schema import Schema
 
+SPARE_BYTES = 16 << 20
+"""Of parts that are kept to be filled again: a page that is touched for the first time costs more than the step on it."""
 MESSAGE_BYTES = 4 << 20
 """Of an INSERT at most, but for rows that are larger: several fit into a window, and none holds up the next for long."""
 ASK_AGAIN_S = 5.0
@@ -79,7 +81,7 @@ class WriterLine:
         self.lock = threading.Lock()
         self.news = News(self.lock)
         self.phase = Phase.WANTED
-        self.outbox = Outbox(buffer_bytes)
+        self.outbox = Outbox(buffer_bytes, self._done)
         self.packer: Packer | None = None
         self.part: Part | None = None
         self.closing = False
@@ -96,6 +98,8 @@ class WriterLine:
         self._streams: set[int] = set()
         self._broken_off: set[int] = set()
         self._untold_losses = 0
+        self._spares: dict[int, list[Part]] = {}  # by their rows
+        self._spare_bytes = 0
 
     # -- under the lock, any thread ----------------------------------------------------------------------------------------
 
@@ -132,33 +136,71 @@ class WriterLine:
         self.outbox.counts.rows_dropped += rows
         self._broken_off.update(streams)
 
-    def begin_part(self, now: float) -> Part:
-        """An empty one. The IO thread must be woken, which sends it when it has lingered."""
+    def begin_part(self, now: float, rows: int = 1) -> Part:
+        """An empty one, with room for so many. The IO thread must be woken, which sends it when it has lingered."""
         assert self.packer is not None
         self._mend()
-        self.part = Part(self.packer.layout, self.packer.part_rows, self.packer.kinds)
+        self.part = self._new_part(max(rows, self.packer.part_rows))
         self._part_due = now + self._linger_s
         return self.part
+
+    def _new_part(self, rows: int) -> Part:
+        assert self.packer is not None
+        spares = self._spares.get(rows)
+        if not spares:
+            return self.packer.part(rows)
+        part = spares.pop()
+        self._spare_bytes -= part.nbytes
+        return part
+
+    def _keep(self, part: Part) -> None:
+        """It may be filled again; those of other sizes go first."""
+        if self._spare_bytes + part.nbytes > SPARE_BYTES:
+            self._drop_spares(part.most)
+        if self._spare_bytes + part.nbytes <= SPARE_BYTES:
+            self._spares.setdefault(part.most, []).append(part.emptied())
+            self._spare_bytes += part.nbytes
+
+    def _drop_spares(self, but: int | None = None) -> None:
+        self._spares = {rows: parts for rows, parts in self._spares.items() if rows == but}
+        self._spare_bytes = sum(part.nbytes for parts in self._spares.values() for part in parts)
+
+    def _done(self, entry: Entry) -> None:
+        part = entry.payload.part
+        if part is not None:
+            self._keep(part)
 
     def seal(self) -> None:
         """What is filled so far becomes a message."""
         part, self.part, self._part_due = self.part, None, None
         if part is not None and part.count:
-            payload, nbytes = part.sealed()
-            self._put(Entry(payload, part.count, nbytes))
+            self._put_part(part)
 
-    def put(self, entry: Entry) -> None:
-        """A whole message; what is filled was sealed before."""
+    def seal_full(self) -> None:
+        """`seal`, if there is no room for another row."""
+        if self.part is not None and self.part.count >= self.part.most:
+            self.seal()
+
+    def put_rows(self, rows: Rows, first: int, count: int) -> None:
+        """Some of many, as a whole message; what is filled was sealed before."""
         self._mend()
-        self._put(entry)
+        part = self._new_part(count)
+        part.put_rows(rows, first, count)
+        self._put_part(part)
+
+    def _put_part(self, part: Part) -> None:
+        payload = part.sealed()
+        self._put(Entry(payload, part.count, payload.nbytes))
+        if payload.part is None:
+            self._keep(part)
 
     def _mend(self) -> None:
         """Say where rows are missing, before anything is taken for their continuation."""
         if self._broken_off:
             assert self.packer is not None
-            payload, nbytes = self.packer.cut(self._broken_off)
+            payload = self.packer.cut(self._broken_off)
             self._broken_off = set()
-            self._put(Entry(payload, payload.insert.rows, nbytes, cut=True))
+            self._put(_cut_of(payload))
 
     def _put(self, entry: Entry) -> None:
         self._streams |= entry.payload.streams
@@ -179,8 +221,7 @@ class WriterLine:
 
     def _cut(self, taken: Sequence[Entry]) -> Entry:
         assert self.packer is not None
-        payload, nbytes = self.packer.cut(frozenset().union(*(entry.payload.streams for entry in taken)))
-        return Entry(payload, payload.insert.rows, nbytes, cut=True)
+        return _cut_of(self.packer.cut(frozenset().union(*(entry.payload.streams for entry in taken))))
 
     # -- the IO thread -----------------------------------------------------------------------------------------------------
 
@@ -295,8 +336,7 @@ class WriterLine:
             return
         cut = None
         if self._streams:
-            payload, nbytes = self.packer.cut(self._streams)
-            cut = Entry(payload, payload.insert.rows, nbytes, cut=True)
+            cut = _cut_of(self.packer.cut(self._streams))
         self._untold_losses += self.outbox.reopened(body.applied, body.resumed, cut)
         self.outbox.window(body.window_bytes, body.window_rows)
         self._probe_at, self._probe_s = None, PROBE_S
@@ -320,11 +360,14 @@ class WriterLine:
             self._probe_at = now + self._probe_s
         if self.closing and message.sequence == self._asked and not len(self.outbox) and self._ask_at is not None:
             self.phase, self._ask_at = Phase.CLOSED, None
+            self._drop_spares()
 
     def _refused(self, message: Message, error: Error) -> None:
         if error.code == ErrorCode.UNKNOWN_WRITER:
             if self.phase is Phase.READY:
                 self.phase, self._ask_at = Phase.WANTED, None
+        elif self.phase is Phase.OPENING and message.sequence != self._asked:
+            return  # the answer to a question that was asked again since
         elif error.code == ErrorCode.SCHEMA and self.phase is Phase.OPENING and self._schema is None:
             self.phase, self._ask_at = Phase.NAMELESS, None
         elif error.retryable:
@@ -336,3 +379,8 @@ class WriterLine:
         self.failure = self.failure or failure
         self.phase = Phase.FAILED
         self._ask_at = self._part_due = self._probe_at = None
+        self._drop_spares()
+
+
+def _cut_of(payload: Payload) -> Entry:
+    return Entry(payload, payload.insert.rows, payload.nbytes, cut=True)

@@ -44,15 +44,25 @@ class Post:
         return count < most
 
     def _one(self, plane: Plane, route: bytes, frames: list[Any], handle: Handle) -> None:
-        """Read a message and do what it says; whoever sent what cannot be read, or done, is told."""
+        """Read a message and do what it says; whoever sent what cannot be read is told."""
         try:
             message = decode(frames, self._limits)
         except Malformed as error:
             self.ports.refused(plane, route)
             self._refuse(plane, route, error)
             return
+        self._attempt(plane, route, message, lambda: self._handle(plane, route, message, handle))
+
+    def late(self, plane: Plane, session: Session, message: Message, handle: Handle) -> None:
+        """Do what a message says that came a while ago."""
+        route = session.routes.get(plane)
+        if route is not None and self._sessions.get(session.number) is session:
+            self._attempt(plane, route, message, lambda: handle(session, message))
+
+    def _attempt(self, plane: Plane, route: bytes, message: Message, attempt: Callable[[], None]) -> None:
+        """Whoever sent what cannot be done is told."""
         try:
-            self._handle(plane, route, message, handle)
+            attempt()
         except Malformed as error:
             self._answer_error(plane, route, message, error)
         except Exception as error:  # a fault of ours, which is no reason to leave everyone else alone

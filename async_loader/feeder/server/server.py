@@ -19,17 +19,19 @@ from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.desk import Desk
 from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.inbound import Inbound
+from async_loader.feeder.server.memory import keep_freed
 from async_loader.feeder.server.outbound import Outbound
 from async_loader.feeder.server.ports import Plane, Ports
 from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.report import status_of
 from async_loader.feeder.server.sessions import Session, Sessions
+from async_loader.feeder.server.warming import Warming
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.wire import NEWEST, End, Limits, Message, Type, Welcome
 from async_loader.lifecycle import Bell, Deadline
 from async_loader.replay.buffer import ReplayBuffer
-from async_loader.replay.served import warm
 
+_OF_TABLES = (Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN)
 # Messages of each kind in one round, and their bytes: so long at most does a heartbeat wait.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
 
@@ -63,8 +65,8 @@ class Server:
 
     Notes
     -----
-    Thread rule: `run` belongs to one thread; `stop` may be called from any, and by signal handlers. The sockets are bound, and
-    everything is compiled, when the constructor returns.
+    Thread rule: `run` belongs to one thread; `stop` may be called from any, and by signal handlers. The sockets are bound
+    when the constructor returns; what tables call may still be loaded, see `Warming`.
     """
 
     def __init__(
@@ -93,7 +95,6 @@ class Server:
             {name: Table(name, buffer, limits, window_bytes, window_rows) for name, buffer in tables.items()},
             Sessions(sessions, silence_s, clock), WeightStore(weight_bytes), limits, window_bytes, window_rows, clock,
         )  # fmt: skip
-        warm()
         self.counters = Counters(clock)
         self._own_context = zmq.Context() if context is None else None
         try:
@@ -111,8 +112,9 @@ class Server:
         self._inbound, self._outbound = Inbound(hall, self._post), Outbound(hall, self._post)
         self._bell = Bell()
         self._poller = zmq.Poller()
-        for socket in (*self._ports.sockets.values(), self._bell.fileno()):
-            self._poller.register(socket, zmq.POLLIN)
+        for what in (self._ports.sockets[Plane.CONTROL], self._bell.fileno()):
+            self._poller.register(what, zmq.POLLIN)
+        self._warming: Warming | None = Warming(self._bell.ring)
         if gatekeeper is not None:
             self._poller.register(gatekeeper.poll_socket, zmq.POLLIN)
         self._stops = 0
@@ -164,6 +166,9 @@ class Server:
 
     def _round(self) -> None:
         receive = self._post.receive
+        if self._warming is not None and not self._begin(self._warming):
+            receive(Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer_early)
+            return
         heard_all = receive(Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer)
         receive(Plane.INSERT, *_BUDGET[Plane.INSERT], self._inbound.handle)
         receive(Plane.PULL, *_BUDGET[Plane.PULL], self._outbound.handle)
@@ -179,6 +184,24 @@ class Server:
         self._outbound.complain()
         if heard_all:  # after a stop of ours, what everybody said in the meantime comes first
             self._let_go()
+
+    def _begin(self, warming: Warming) -> bool:
+        """Whether tables can be used: if so, what has waited for them is done. See NOTE [before the kernels]."""
+        if not warming.over:
+            return False
+        self._warming = None
+        for plane in (Plane.INSERT, Plane.PULL):
+            self._poller.register(self._ports.sockets[plane], zmq.POLLIN)
+        for session, message in warming.kept():
+            self._post.late(Plane.CONTROL, session, message, self._answer)
+        return True
+
+    def _answer_early(self, session: Session, message: Message) -> None:
+        if message.type not in _OF_TABLES:
+            self._answer(session, message)
+        else:
+            assert self._warming is not None
+            self._warming.keep(session, message)
 
     def _answer(self, session: Session, message: Message) -> None:
         if message.type is not Type.PING:
@@ -223,6 +246,8 @@ class Server:
         if self._closed:
             return
         self._closed = True
+        if self._warming is not None:
+            self._warming.close(self._drain_s)
         try:
             self._say_goodbye("the server was shut down")
         finally:
@@ -245,10 +270,11 @@ class Server:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT stop, where this is the main thread."""
+        """SIGTERM and SIGINT stop, where this is the main thread: then the process is the server's own."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        keep_freed()
         before = {number: signal.signal(number, lambda *_: self.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield

@@ -29,6 +29,7 @@ from async_loader.feeder.wire import (
     schema_of,
     spec_of,
 )
+from async_loader.replay.served import warm
 from async_loader.schema import Schema
 
 SCHEMA = Schema.of({"x": np.int64, "done": np.bool_})
@@ -45,6 +46,7 @@ def _begin_to_collect() -> None:
 
 
 _begin_to_collect()
+warm()  # rounds that are made by hand begin with a server that has started
 
 
 class Clock:

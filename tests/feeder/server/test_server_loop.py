@@ -27,6 +27,8 @@ from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.ports import Plane
 from async_loader.replay.limiter import MinSize
+from async_loader.replay.served import warm
+warm()
 base = sys.argv[1]
 schema = {"x": np.int64, "done": np.bool_}
 server = Server({"t": ReplayBuffer(10000, schema, seed=0)}, {p: f"ipc://{base}.{p.value}" for p in Plane}, drain_s=2.0)
