@@ -356,7 +356,9 @@ class Connection:
         if not self.session.welcomed(self.clock(), message.session, welcome):
             return
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
-        self._planes.open_data(welcome.insert_endpoint, welcome.pull_endpoint, welcome.limits.message_bytes)
+        self._planes.open_data(
+            welcome.insert_endpoint, welcome.pull_endpoint, welcome.limits.message_bytes, welcome.heartbeat_s, welcome.silence_s
+        )
         for plane in (Plane.INSERT, Plane.PULL):
             self.send(plane, Ping(), 0, self.sequence())  # so that the server knows their routes
         with self.lock:

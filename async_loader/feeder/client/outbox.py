@@ -32,17 +32,20 @@ class Entry:
     rows, nbytes : int
     cut : bool
         It stands where others were dropped, and holds no step.
+    finals : int
+        Rows that are no steps, but what was observed after one.
     """
 
     payload: Any
     rows: int
     nbytes: int
     cut: bool = False
+    finals: int = 0
 
     @property
     def steps(self) -> int:
         """Rows that a user would miss."""
-        return 0 if self.cut else self.rows
+        return 0 if self.cut else self.rows - self.finals
 
 
 @dataclass(slots=True)

@@ -3,6 +3,11 @@
 NOTE [cut]. ZeroMQ connects again by itself, and tells nobody that what was under way is gone: a BATCH that the server counts as
 sent, a RETURN, a request that somebody waits for. Nothing would ever replace these while the session lives. So the end of a
 connection on the control and pull planes is looked for; INSERTs are numbered, and sent again anyway.
+
+NOTE [half-open]. A peer, or a box on the way, that disappears without a word leaves a connection that takes everything and gives
+nothing. A session notices by its own heartbeats, which are heard on the control plane; that its batches are gone it would never
+notice. So ZeroMQ's heartbeats (ZMTP 3.1, PING with a time to live) go over the data planes: whichever side has heard nothing for
+too long after one gives the connection up, and is cut.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from async_loader.errors import ConfigError
 from async_loader.feeder.auth import apply_client_keys
 from async_loader.feeder.keys import ClientKeys
 
-_OPTIONS = {
+_OPTIONS: dict[Any, int] = {
     zmq.LINGER: 0,
     zmq.IMMEDIATE: 1,
     zmq.RECONNECT_IVL: 100,
@@ -29,8 +34,13 @@ _OPTIONS = {
     zmq.RCVHWM: 1000,
     zmq.TCP_KEEPALIVE: 1,
 }
+_MOST_TTL_MS = 6_553_500
+"""It travels as 16 bits of tenths of seconds."""
 _CONTROL_BYTES = 64 << 20
 """Of a frame on the control plane: a part of weights."""
+SILENCES = 3
+"""After how often the time that ends a session a data connection without a sign of life is given up. Not once: a heartbeat stands
+behind the message that is under way, and a large batch on a thin line takes its time."""
 _EVERYWHERE = re.compile(r"^tcp://(?:\*|0\.0\.0\.0|\[::\]):")
 
 
@@ -66,10 +76,16 @@ class Planes:
         self.leave()
         self._open(Plane.CONTROL, self._address, _CONTROL_BYTES)
 
-    def open_data(self, insert: str, pull: str, message_bytes: int) -> None:
-        """The endpoints that WELCOME names."""
-        self._open(Plane.INSERT, self._seen_from_here(insert), 1 << 20)
-        self._open(Plane.PULL, self._seen_from_here(pull), message_bytes)
+    def open_data(self, insert: str, pull: str, message_bytes: int, heartbeat_s: float, silence_s: float) -> None:
+        """The endpoints that WELCOME names. See NOTE [half-open]."""
+        gone_ms = max(100, int(SILENCES * silence_s * 1000))
+        alive = {
+            zmq.HEARTBEAT_IVL: max(1, int(heartbeat_s * 1000)),
+            zmq.HEARTBEAT_TIMEOUT: gone_ms,
+            zmq.HEARTBEAT_TTL: min(gone_ms, _MOST_TTL_MS),
+        }
+        self._open(Plane.INSERT, self._seen_from_here(insert), 1 << 20, alive)
+        self._open(Plane.PULL, self._seen_from_here(pull), message_bytes, alive)
 
     def leave(self) -> None:
         """Close the sockets; what was not sent is forgotten."""
@@ -140,10 +156,10 @@ class Planes:
             while queue and self.send_now(plane, queue[0]):
                 queue.popleft()
 
-    def _open(self, plane: Plane, endpoint: str, frame_bytes: int) -> None:
+    def _open(self, plane: Plane, endpoint: str, frame_bytes: int, more: dict[Any, int] | None = None) -> None:
         socket = self._context.socket(zmq.DEALER)
         self._sockets[plane] = socket
-        for option, value in _OPTIONS.items():
+        for option, value in (_OPTIONS | (more or {})).items():
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
         if "[" in endpoint:

@@ -30,10 +30,11 @@ Kind = tuple[str, np.dtype[Any], tuple[int, ...], type | tuple[()], Any, Any]
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """An INSERT that is kept until it is acknowledged, and which streams it continues."""
+    """An INSERT that is kept until it is acknowledged, which streams it continues, and how many of its rows are no steps."""
 
     insert: Insert
     streams: frozenset[int]
+    finals: int
 
 
 class Part:
@@ -43,12 +44,14 @@ class Part:
     ----------
     count, most : int
         Rows in it, and at how many it is full. There is room for one more: a final observation is in its step's message.
+    finals : int
+        Rows that are no steps.
     """
 
-    __slots__ = ("_columns", "_flags", "_packed", "_priority", "_streams", "_way", "count", "most", "views")
+    __slots__ = ("_columns", "_flags", "_packed", "_priority", "_streams", "_way", "count", "finals", "most", "views")
 
     def __init__(self, layout: RowLayout, most: int, kinds: Sequence[Kind] = ()) -> None:
-        self.count, self.most = 0, most
+        self.count, self.finals, self.most = 0, 0, most
         self._packed = packed = np.zeros(most + 1, layout.packed)  # zeros: what lies between fields would be memory of ours
         self._streams, self._flags, self._priority = packed["stream"], packed["flags"], packed["priority"]
         self._priority[:] = np.nan
@@ -101,6 +104,7 @@ class Part:
         for i, value in zip(which, values, strict=True):
             self.views[i][at] = value
         self._streams[at], self._flags[at] = stream, flags
+        self.finals += 1
         self.count = at + 1
 
     def end_last(self, stream: int, flags: int) -> bool:
@@ -117,6 +121,7 @@ class Part:
         for view, column in zip(self.views, rows.columns, strict=True):
             view[to] = column[of]
         self._streams[to], self._flags[to], self._priority[to] = rows.streams[of], rows.flags[of], rows.priorities[of]
+        self.finals += rows.finals(first, count)
         self.count += count
 
     def sealed(self) -> tuple[Payload, int]:
@@ -127,7 +132,7 @@ class Part:
             packed, columns = packed.copy(), [column.copy() for column in columns]
         frames = [packed.view(np.uint8), *columns]
         streams = frozenset(np.unique(self._streams[:n]).tolist())
-        return Payload(Insert(n, frames), streams), sum(frame.nbytes for frame in frames)
+        return Payload(Insert(n, frames), streams, self.finals), sum(frame.nbytes for frame in frames)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +146,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.streams)
+
+    def finals(self, first: int, count: int) -> int:
+        """How many of these are no steps."""
+        return int(np.count_nonzero(self.flags[first : first + count] & FINAL))
 
 
 class Packer:

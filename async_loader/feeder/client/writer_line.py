@@ -162,6 +162,7 @@ class WriterLine:
 
     def _put(self, entry: Entry) -> None:
         self._streams |= entry.payload.streams
+        entry.finals = entry.payload.finals
         self.rows_in += entry.steps
         self.outbox.put(entry)
 

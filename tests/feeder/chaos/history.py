@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+MEMBERS = 2
+"""Streams of an actor."""
 SLACK_S = 30.0
 """By which a call may exceed its deadline: far above what two busy cores, or a stop of the caller, cost; far below a hang."""
 
@@ -50,6 +52,11 @@ class Actor:
         safe = (range(first, last) for first, last, met in self.bursts if met == incarnation)
         return [value for values in safe for value in values if value < self.acknowledged]
 
+    def due(self, incarnation: str) -> list[int]:
+        """Of those, whom a learner has to get: the last steps of an actor that was killed are followed by nothing."""
+        most = self.sent if self.done else self.acknowledged - MEMBERS
+        return [value for value in self.needed(incarnation) if value < most]
+
 
 @dataclass
 class Use:
@@ -58,6 +65,8 @@ class Use:
     at: float
     again: bool
     learner: str
+    met: str
+    """Which server it came from."""
 
 
 class History:
@@ -114,12 +123,15 @@ class History:
 
     def _learner(self, who: str, at: float, what: str, rest: list) -> None:
         if what == "used":
-            again, pairs, torn = rest
+            again, pairs, torn, met = rest
             self.batches += 1
             if torn:
                 self.wrong.append(f"{who}: torn rows {[pairs[i] for i in torn][:5]}")
             for pair in pairs:
-                self.uses[tuple(pair)].append(Use(at, again, who))
+                self.uses[tuple(pair)].append(Use(at, again, who, met))
+        elif what == "prioritized":
+            if rest[0] != rest[1] + rest[2]:
+                self.wrong.append(f"{who}: {rest[0]} priorities were sent, {rest[1]} applied and {rest[2]} stale")
         elif what == "done":
             self.sessions[who] = rest[2]
             if rest[3] > 0:
@@ -130,6 +142,10 @@ class History:
     def needed(self, incarnation: str) -> set[tuple[int, int]]:
         """What was promised to be there, by (actor, value)."""
         return {(one.number, value) for one in self.actors.values() for value in one.needed(incarnation)}
+
+    def due(self, incarnation: str) -> set[tuple[int, int]]:
+        """What a learner of a queue has to get."""
+        return {(one.number, value) for one in self.actors.values() for value in one.due(incarnation)}
 
     def never_sent(self) -> list[str]:
         """Rows that a learner saw and nobody sent."""
@@ -145,6 +161,8 @@ class History:
         wrong = [*self.wrong, *self.never_sent()]
         if len(dump.get("torn", ())):
             wrong.append(f"torn rows in the table: {dump['torn'][:5].tolist()}")
+        if len(dump.get("misplaced", ())):
+            wrong.append(f"{len(dump['misplaced'])} rows have the priority of another: {dump['misplaced'][:5].tolist()}")
         if self.starved and rows:
             wrong.append(f"no more batches came to {self.starved} when all was well again")
         for number in rows.keys() | self.actors.keys():
@@ -177,6 +195,9 @@ class History:
     def check_uses(self, incarnation: str, left: set[tuple[int, int]], undisturbed: bool) -> list[str]:
         """A queue: each item is used, by one learner, or by others after one that died or was not heard of.
 
+        A server that was killed may have handed out what it had not acknowledged: the next one has it again, and hands it
+        out once more.
+
         Parameters
         ----------
         left : set of (actor, value)
@@ -189,8 +210,8 @@ class History:
         if unused:
             wrong.append(f"{len(unused)} items acknowledged and never delivered: {unused[:5]}")
         for pair, uses in self.uses.items():
-            unsaid = [use for use in uses if not use.again]
-            if len(unsaid) > 1 or (undisturbed and len(uses) > 1):
+            unsaid = Counter(use.met for use in uses if not use.again)
+            if max(unsaid.values(), default=0) > 1 or (undisturbed and len(uses) > 1):
                 who = [(use.learner, use.again) for use in sorted(uses, key=lambda one: one.at)]
                 wrong.append(f"item {pair} was delivered more than once without the flag: {who}")
         return wrong[:20]
