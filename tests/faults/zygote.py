@@ -63,10 +63,7 @@ class Zygote:
         deadline, left = None if left_s is None else time.monotonic() + left_s, left_s
         with self._news:
             while not seen():
-                if not self._reading:
-                    over = not self._read(left)
-                else:
-                    over = not self._news.wait(left)
+                over = not (self._news.wait(left) if self._reading else self._read(left))
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if over and left == 0:
                     return

@@ -199,7 +199,9 @@ class Client:
         heard = connection.session.heard_at
         total = {name: sum(getattr(counts, name) for _, counts in lines) for name in Counts.__slots__}
         return ClientStats(
-            rows_added=sum(line.rows_in + (part.count - part.finals if (part := line.part) is not None else 0) for line, _ in lines),
+            rows_added=sum(
+                line.rows_in + (part.count - part.finals if (part := line.part) is not None else 0) for line, _ in lines
+            ),
             bytes_kept=sum(line.outbox.nbytes for line, _ in lines),
             batches=sum(line.batches for line in self._read),
             batches_redelivered=sum(line.redelivered for line in self._read),

@@ -141,8 +141,8 @@ class Connection:
             )
 
     def wake(self) -> None:
-        """There is something to do for the IO thread."""
-        if not self._rung:
+        """There is something to do for the IO thread. Does nothing in a fork, where finalizers may call it too."""
+        if not self._rung and forks.generation == self._generation:
             with self._bell_lock:
                 if not self._rung:
                     self._rung = True
@@ -150,6 +150,7 @@ class Connection:
 
     def add(self, make: Callable[[int], Any]) -> Any:
         """A line, made with a number that no other line of this client had."""
+        self.check()  # before the lock: in a fork nobody would ever let go of it
         with self.lock:
             self.check()
             self._numbers += 1
@@ -324,12 +325,13 @@ class Connection:
 
     def _send_calls(self) -> None:
         for call in list(self._unsent.values()):
-            if call.ready is not None and not call.ready():
-                continue
-            self._unsent.pop(call.sequence, None)
             try:
+                if call.ready is not None and not call.ready():
+                    continue
+                self._unsent.pop(call.sequence, None)
                 self.send(call.plane, call.body, call.number, call.sequence, call.data)
-            except Malformed as error:  # what a peer would refuse
+            except AsyncLoaderError as error:  # what a peer would refuse; what its reader failed with
+                self._unsent.pop(call.sequence, None)
                 call.error = error
                 self.news.ring()
 

@@ -115,13 +115,11 @@ class ReaderLine:
         self.bell = bell
 
     def next(self) -> Came | None:
-        """The next batch. Another one is asked for in its place."""
+        """The next batch. Another one is asked for in its place: also of one from before, as `_opened` counted it."""
         if not self.inbox:
             return None
-        came = self.inbox.popleft()
-        if came.opening == self._opening:
-            self._granted += 1
-        return came
+        self._granted += 1
+        return self.inbox.popleft()
 
     def give_back(self, came: Came) -> None:
         """Done with it, as its lease goes."""
@@ -166,7 +164,8 @@ class ReaderLine:
                 if self.due or (self._remind_at is not None and now >= self._remind_at):
                     self._told, self._remind_at = self._granted, now + REMIND_S
                     port.send(Plane.PULL, Pull(self._granted, _NO_SLOTS), self.number, port.sequence())
-            return min((due for due in (self._ask_at, self._remind_at) if due is not None), default=None)
+            dues = (self._ask_at, self._remind_at if self.phase is Phase.READY else None)
+            return min((due for due in dues if due is not None), default=None)
 
     def _ask(self, now: float, port: Connection) -> None:
         if self._ask_at is not None and now < self._ask_at:
@@ -217,7 +216,7 @@ class ReaderLine:
         self._layout = RowLayout.of(self.schema, headed=False)
         self._opening += 1
         self._came = self._told = 0
-        self._granted = max(0, self.prefetch - len(self.inbox))
+        self._granted = self.prefetch - len(self.inbox)
         self._ask_at, self._later_s = None, LATER_S
         self.phase = Phase.READY
 

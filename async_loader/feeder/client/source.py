@@ -115,6 +115,8 @@ class RemoteSource:
         ------
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
+        if self._closed:
+            raise Closed("this source is closed")
         if self._line is None:
             raise ConfigError("feedback before the first batch: there is nothing to give new priorities to")
         return update(self._connection, self._line, index, priority, Deadline(self._timeout_s))
@@ -200,6 +202,8 @@ def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, 
     def ready() -> bool:
         if line.failure is not None:
             raise line.failure()
+        if line.phase is Phase.CLOSED:
+            raise Closed("this source was closed meanwhile")
         return line.is_open
 
     applied, stale, most = 0, 0, connection.limits.control_bytes // ids.itemsize

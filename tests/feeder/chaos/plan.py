@@ -11,7 +11,9 @@ from proxy import DOWN, PLANES, UP
 FAULTS_S = 0.5
 """How long a round's faults may take; then all is well, and has to become well again."""
 MODES = ("replay", "prioritized", "queue")
-KINDS = ("kill_actor", "kill_learner", "kill_server", "stop", "cut", "cut_acks", "cut_mid", "delay", "lose", "half_open", "forget")
+KINDS = (
+    "kill_actor", "kill_learner", "kill_server", "stop", "cut", "cut_acks", "cut_mid", "delay", "lose", "half_open", "forget",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
@@ -37,6 +39,8 @@ class Plan:
         An actor's at most; a learner's; of a queue.
     keyed : bool
         Whether everything is encrypted.
+    name : str
+        Of one that was not drawn.
     left_s : float
         How long the last learner of a queue may take for what the others have left.
     """
@@ -52,12 +56,13 @@ class Plan:
     queue_size: int = 20
     keyed: bool = False
     left_s: float = 20.0
+    name: str = ""
 
     def __str__(self) -> str:
         how = f"{self.mode}{', keyed' if self.keyed else ''}"
         who = f"{self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"
         acts = [f"  {act.at:5.2f} s  {act.name} {' '.join(map(str, act.args))}" for act in self.acts]
-        return "\n".join([f"seed {self.seed}: {how}, {who}", *acts])
+        return "\n".join([f"{self.name or f'seed {self.seed}'}: {how}, {who}", *acts])
 
 
 def plan_of(seed: int, seconds: float = FAULTS_S) -> Plan:

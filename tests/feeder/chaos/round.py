@@ -290,8 +290,8 @@ class Outcome:
     seen: History | None = None
 
     def __str__(self) -> str:
-        name = Path(sys.executable).name
-        return "\n".join([str(self.plan), *self.wrong[:20], f"again: {name} tests/feeder/chaos/play.py {self.plan.seed}"])
+        again = f"again: {Path(sys.executable).name} tests/feeder/chaos/play.py {self.plan.seed}"
+        return "\n".join([str(self.plan), *self.wrong[:20], again if self.plan.seed >= 0 else ""])
 
 
 def played(zygote, plan: Plan, sabotage=()) -> Outcome:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from client_rig import FakeFeeder
 
-from async_loader.errors import Broken, Closed, ConfigError, Timeout
+from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout
 from async_loader.feeder import connect, wire
 from async_loader.feeder.wire import Type
 from async_loader.lifecycle import Deadline, Patience
@@ -174,3 +174,54 @@ def test_a_plan_that_waits_ends_when_the_feeder_is_lost(address):
         with pytest.raises(Broken, match="last heard"):
             plan(source)
         client.close()
+
+
+def test_batches_that_were_here_before_a_session_was_lost_are_asked_for_anew_when_they_are_used(feeder, client):
+    source = client.table("replay").source(prefetch=2)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 2)
+    feeder.do(lambda feeder: [feeder.batch(1, i, 100 * i) for i in range(2)])
+    feeder.until(lambda: client.stats().batches == 2)  # heartbeats go on, so that it is looked at
+    feeder.forget_sessions()
+    feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2)
+    assert [plan(source).batch["index"][0] for _ in range(2)] == [0, 100]
+    feeder.until(lambda: feeder.granted[1] == 2)
+    feeder.do(lambda feeder: feeder.batch(1, 0, 200))
+    assert plan(source).batch["index"][0] == 200
+
+
+def test_a_reader_that_failed_is_nothing_to_wake_up_for(feeder, client, monkeypatch):
+    monkeypatch.setattr("async_loader.feeder.client.reader_line.REMIND_S", 0.01)
+    source = client.table("replay").source(prefetch=2)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 2)
+    feeder.do(lambda feeder: feeder.tell(1, wire.Error.of(wire.ErrorCode.UNSUPPORTED, "scripted")))
+    with pytest.raises(AsyncLoaderError, match="scripted"):
+        plan(source)
+    line, now = source._line, client._connection.clock()
+    assert line.step(now + 60, client._connection) is None
+
+
+def test_priorities_for_a_reader_that_cannot_be_opened_trouble_nobody_else(feeder, client):
+    def unknown(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_TABLE)
+        return True
+
+    feeder.hooks[Type.OPEN_READER] = unknown
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="UNKNOWN_TABLE"):
+            client.table("replay").update_priorities([1], [1.0])
+    assert client.status() == {"fine": True}
+
+
+def test_priorities_after_the_end_of_a_source_are_refused_at_once(feeder, client):
+    source = client.table("replay").source()
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.hooks[Type.PRIORITIES] = lambda *_: True
+    feeder.until(lambda: feeder.granted[1])
+    source.close()
+    with pytest.raises(Closed):
+        source.feedback(np.arange(1), np.ones(1))
