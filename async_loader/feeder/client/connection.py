@@ -111,6 +111,8 @@ class Connection:
         self.session = Session(clock(), wait_s, random.random)
         self.limits = Limits()
         self.incarnation = b""
+        self.servers = 0
+        """How many servers there were before this one: ids of rows are those of one server."""
         self._pid, self._generation = os.getpid(), forks.generation
         self._client = secrets.token_bytes(16)
         self._bell, self._rung = Bell(), False
@@ -357,6 +359,7 @@ class Connection:
         assert isinstance(welcome, Welcome)
         if not self.session.welcomed(self.clock(), message.session, welcome):
             return
+        self.servers += self.incarnation not in (b"", welcome.incarnation)
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
         self._planes.open_data(
             welcome.insert_endpoint, welcome.pull_endpoint, welcome.limits.message_bytes, welcome.heartbeat_s, welcome.silence_s

@@ -52,12 +52,15 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Came:
-    """One batch, as it came. ``lease`` is for `ReaderLine.give_back`, ``opening`` says in which session it counts."""
+    """One batch, as it came. ``lease`` is for `ReaderLine.give_back`, ``opening`` says in which session it counts, ``server``
+    whose ids it has; see `Connection.servers`.
+    """
 
     body: Batch
     layout: RowLayout
     lease: int | None
     opening: int
+    server: int
 
 
 class ReaderLine:
@@ -85,7 +88,7 @@ class ReaderLine:
         self.failure: Failure | None = None
         self._ended_after: int | None = None
         self._layout: RowLayout | None = None
-        self._opening = 0
+        self._opening = self._server = 0
         self._asked = 0
         self._ask_at: float | None = None
         self._later_s = LATER_S
@@ -174,7 +177,7 @@ class ReaderLine:
         if self.phase is Phase.CLOSING:
             body: OpenReader | CloseReader = CloseReader()
         elif self.phase in (Phase.WANTED, Phase.OPENING) and not over:
-            body, self.phase = self.wanted, Phase.OPENING
+            body, self.phase, self._server = self.wanted, Phase.OPENING, port.servers
         else:
             self._ask_at = None
             return
@@ -227,7 +230,8 @@ class ReaderLine:
         self._came = message.sequence + 1
         self.batches += 1
         self.redelivered += bool(message.flags & REDELIVERED)
-        self.inbox.append(Came(body, self._layout, message.sequence if self.leased else None, self._opening))
+        lease = message.sequence if self.leased else None
+        self.inbox.append(Came(body, self._layout, lease, self._opening, self._server))
         self._remind_at = now + REMIND_S if self._granted > self._came else None
 
     def _refused(self, message: Message, error: Error, now: float) -> None:

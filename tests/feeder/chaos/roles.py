@@ -7,6 +7,7 @@ the process ends. SIGUSR1 asks an actor or a learner to come to its end.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -337,6 +338,9 @@ def server(options: dict) -> None:
         context.term()
 
 
+_PR_SET_PDEATHSIG = 1
+
+
 def opened() -> Counter[str]:
     """Descriptors that something should have closed, by kind."""
     kinds: Counter[str] = Counter()
@@ -349,6 +353,7 @@ def opened() -> Counter[str]:
 def main(argv: list[str]) -> None:
     """Play a role; whoever leaves something behind says so on stderr, where nothing is expected."""
     sooner()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever ends the zygote ends everybody
     role, options = argv
     before = opened()
     {"actor": actor, "learner": learner, "server": server}[role](json.loads(options))

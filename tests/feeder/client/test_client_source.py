@@ -225,3 +225,47 @@ def test_priorities_after_the_end_of_a_source_are_refused_at_once(feeder, client
     source.close()
     with pytest.raises(Closed):
         source.feedback(np.arange(1), np.ones(1))
+
+
+def test_rows_of_a_feeder_that_is_no_more_are_stale_whatever_the_next_one_calls_by_their_ids(feeder, client):
+    sent = []
+
+    def priorities(feeder, plane, route, message):
+        sent.append((message.body.ids.tolist(), message.body.values.tolist()))
+
+    feeder.hooks[Type.PRIORITIES] = priorities
+    feeder.on_priorities = lambda plane, route, message: feeder.say(
+        plane, route, message.reply(wire.Applied(len(message.body.ids), 0))
+    )
+    source = client.table("replay").source(prefetch=1)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 1)
+    feeder.do(lambda feeder: feeder.batch(1, 0))
+    first = plan(source).batch["index"]
+    assert source.feedback(first, np.full(4, 1.0)) == Applied(4, 0)
+    feeder.do(lambda feeder: (setattr(feeder, "incarnation", b"another" + bytes(9)), feeder.sessions.clear()))
+    feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2 and feeder.granted[1] == 1)
+    feeder.do(lambda feeder: feeder.batch(1, 0, 2))
+    second = plan(source).batch["index"]
+    assert not set(first) & set(second)
+    both = np.concatenate([first, second])
+    assert source.feedback(both, np.arange(8.0)) == Applied(4, 4)
+    assert source.feedback(first, np.ones(4)) == Applied(0, 4)
+    assert sent == [([0, 1, 2, 3], [1.0] * 4), ([2, 3, 4, 5], [4.0, 5.0, 6.0, 7.0])]
+
+
+def test_priorities_under_way_to_a_feeder_that_dies_are_not_sent_to_the_next(feeder, client):
+    source = client.table("replay").source(prefetch=1)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 1)
+
+    def dies(feeder, plane, route, message):
+        feeder.incarnation = b"another" + bytes(9)
+        feeder.sessions.clear()
+        return True
+
+    feeder.hooks[Type.PRIORITIES] = dies
+    assert source.feedback(np.arange(4), np.ones(4)) == Applied(0, 4)
+    assert feeder.seen[Type.PRIORITIES] == 1
