@@ -19,7 +19,7 @@ from async_loader.feeder.client.source import RemoteSource, update, view_of
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer import RemoteWriter
-from async_loader.feeder.client.writer_line import WriterLine
+from async_loader.feeder.client.writer_line import Phase, WriterLine
 from async_loader.feeder.keys import load_client_keys
 from async_loader.feeder.wire import Drain, OpenReader, Status, StatusReply
 from async_loader.lifecycle import Deadline
@@ -105,6 +105,7 @@ def _embedded(tables: Mapping[str, Any] | None, on_disconnect: OnDisconnect, tim
         feeder.close()
         raise
     client.embedded = feeder
+    client._connection.follow(os.pidfd_open(feeder.pid), feeder.fate)  # nobody starts it anew, so nobody waits for it
     return client
 
 
@@ -223,20 +224,28 @@ class Client:
             return
         deadline, first = self._deadline(timeout_s), None
         self._connection.check_fork()
-        closing: list[RemoteWriter | RemoteSource] = [*self._writers, *self._sources]
-        for one in closing:
-            try:
-                one.close(deadline.left())
-            except Closed:
-                continue
-            except AsyncLoaderError as error:
-                first = first or error if isinstance(one, RemoteWriter) else first
-        self._end.detach()
-        self._connection.stop(max(2.0, deadline.left() or 0.0))
-        if self.embedded is not None:
-            self.embedded.close()
+        closing: list[RemoteWriter | RemoteSource] = [*self._writers, *self._dropped(), *self._sources]
+        try:
+            for one in closing:
+                try:
+                    one.close(deadline.left())
+                except Closed:
+                    continue
+                except AsyncLoaderError as error:
+                    first = first or error if isinstance(one, RemoteWriter) else first
+        finally:  # also after Ctrl-C
+            self._end.detach()
+            self._connection.stop(max(2.0, deadline.left() or 0.0))
+            if self.embedded is not None:
+                self.embedded.close()
         if first is not None:
             raise first
+
+    def _dropped(self) -> list[RemoteWriter]:
+        """Writers that nobody has any more, and nobody closed: what they hold is to arrive all the same."""
+        kept, over = {writer._line for writer in self._writers}, (Phase.CLOSED, Phase.FAILED)
+        lines = [line for line, _ in self._written if line not in kept and line.phase not in over]
+        return [RemoteWriter(self._connection, line, 0, self._timeout_s, self) for line in lines]
 
     def __enter__(self) -> Client:
         return self

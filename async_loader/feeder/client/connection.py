@@ -123,6 +123,7 @@ class Connection:
         self._numbers = self._sequences = 0
         self._failure: Failure | None = None
         self._stop = False
+        self._followed: tuple[int, Failure] | None = None
         self._planes: Planes
         self._thread = threading.Thread(target=self._run, name="async-loader-feeder-client", daemon=True)
         self._thread.start()
@@ -214,6 +215,15 @@ class Connection:
         """
         self.news.until(self._greeted, deadline, lambda: self.no_answer("HELLO"))
 
+    def follow(self, fd: int, failure: Failure) -> None:
+        """End like this when the descriptor is readable, which belongs to the connection from here on: a pidfd of the server."""
+        with self.lock:
+            if self._failure is not None:
+                os.close(fd)
+                return
+            self._followed = fd, failure
+        self.wake()
+
     def stop(self, timeout_s: float | None = None) -> bool:
         """End the IO thread; whether it has ended. Twice does no harm; in a fork it does nothing."""
         if forks.generation != self._generation:
@@ -235,8 +245,8 @@ class Connection:
     # -- the IO thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._planes = Planes(self.address, self._bell.fileno(), self._keys)
         try:
+            self._planes = Planes(self.address, self._bell.fileno(), self._keys)
             while not self._stop and self._failure is None:
                 self._round()
         except AsyncLoaderError as error:
@@ -252,11 +262,14 @@ class Connection:
 
             self._fail(failure)
         finally:
-            self._planes.close()
+            if hasattr(self, "_planes"):
+                self._planes.close()
             with self._bell_lock:
                 self._rung = True  # so that nobody rings it any more
                 self._bell.close()
             self._fail(lambda: Closed(f"this client of {self.address} is closed"))
+            if self._followed is not None:
+                os.close(self._followed[0])
 
     def _fail(self, failure: Failure) -> None:
         """The first reason counts, until it is closed."""
@@ -275,7 +288,8 @@ class Connection:
             self._send_calls()
         dues.append(self.session.due())
         left = min((due for due in dues if due is not None), default=None)
-        self._planes.wait(None if left is None else max(0.0, left - self.clock()))
+        followed = self._followed
+        over = self._planes.wait(None if left is None else max(0.0, left - self.clock()), followed and followed[0])
         self._bell.clear()
         self._rung = False  # before looking: what comes from here on rings again
         for plane in Plane:
@@ -286,6 +300,8 @@ class Connection:
                 self._read(plane, frames)
         if self._planes.cut() and self.session.phase in (Phase.OPEN, Phase.CONNECTING):  # see NOTE [cut] in planes
             self._leave()
+        if over and followed is not None:  # what it had said before was read
+            raise followed[1]()
 
     def _act(self, act: Act) -> None:
         if act is Act.CONNECT:

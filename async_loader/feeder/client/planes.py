@@ -143,18 +143,21 @@ class Planes:
                     ended = True
         return ended
 
-    def wait(self, left_s: float | None) -> None:
-        """Until something came, something more can be sent, somebody rang, or the time is over."""
+    def wait(self, left_s: float | None, followed: int | None = None) -> bool:
+        """Until something came, something more can be sent, somebody rang, or the time is over; or until the descriptor
+        ``followed`` is readable: whether it is.
+        """
         poller = zmq.Poller()
         for plane, socket in self._sockets.items():
             poller.register(socket, zmq.POLLIN | zmq.POLLOUT if plane in self._full else zmq.POLLIN)
-        for one in (self._wake, *self._ends.values()):
+        for one in (self._wake, *self._ends.values(), *(() if followed is None else (followed,))):
             poller.register(one, zmq.POLLIN)
-        poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999)))
+        events = poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999)))
         self._full.clear()
         for plane, queue in self._queues.items():
             while queue and self.send_now(plane, queue[0]):
                 queue.popleft()
+        return any(what == followed for what, _ in events)
 
     def _open(self, plane: Plane, endpoint: str, frame_bytes: int, more: dict[Any, int] | None = None) -> None:
         socket = self._context.socket(zmq.DEALER)
