@@ -14,7 +14,7 @@ from plan import Act, Plan, plan_of
 from proxy import DOWN, UP
 from round import play_many
 
-SEEDS, GROUP = 30, 10
+SEEDS, GROUP, TRIES = 30, 10, 5
 pytestmark = pytest.mark.timeout(400)  # of a group; a round on an idle machine takes one or two seconds
 
 
@@ -87,27 +87,30 @@ def test_connections_that_end_without_a_word_are_found_to_have_ended(nursery):
 # -- controls: servers that break a promise, which the checks have to notice -----------------------------------------------
 
 
-def found_out(nursery, plan, sabotage):
-    (outcome,) = play_many(nursery, [plan], sabotage=[sabotage])
-    return outcome.wrong
+def found_out(nursery, plan, sabotage, text):
+    """Sooner or later: on a machine that is busy with others nothing may befall what was broken."""
+    seen = []
+    for _ in range(TRIES):
+        (outcome,) = play_many(nursery, [plan], sabotage=[sabotage])
+        seen += outcome.wrong
+        if any(text in one for one in outcome.wrong):
+            return
+    raise AssertionError(f"{sabotage} was not found out: {seen}")
 
 
 def test_control_a_server_that_inserts_again_what_it_has_is_found_out(nursery):
-    wrong = found_out(nursery, NO_ACKS, "applies_again")
-    assert any("rows twice" in one for one in wrong), wrong
+    found_out(nursery, NO_ACKS, "applies_again", "rows twice")
 
 
 def test_control_a_server_that_sees_no_gaps_is_found_out(nursery):
     losses = [weather(at, "insert", "cut_after", (UP, 20_000)) for at in (0.1, 0.2, 0.3, 0.4)]
-    wrong = found_out(nursery, plan("gaps", "replay", *losses, actors=2), "sees_no_gaps")
-    assert any("acknowledged rows missing" in one for one in wrong), wrong
+    found_out(nursery, plan("gaps", "replay", *losses, actors=2), "sees_no_gaps", "acknowledged rows missing")
 
 
 def test_control_a_server_that_acknowledges_without_inserting_is_found_out(nursery):
-    wrong = found_out(nursery, plan("forgets", "replay", Act(0.4, "heal")), "applies_nothing_sometimes")
-    assert any("acknowledged rows missing" in one for one in wrong), wrong
+    calm = plan("calm", "replay", Act(0.4, "heal"))
+    found_out(nursery, calm, "applies_nothing_sometimes", "acknowledged rows missing")
 
 
 def test_control_a_server_that_forgets_leases_is_found_out(nursery):
-    wrong = found_out(nursery, replace(LEARNERS_DIE, left_s=1.0), "forgets_leases")
-    assert any("never delivered" in one for one in wrong), wrong
+    found_out(nursery, replace(LEARNERS_DIE, left_s=1.0), "forgets_leases", "never delivered")
