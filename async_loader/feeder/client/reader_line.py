@@ -240,9 +240,11 @@ class ReaderLine:
                 self.phase, self._ask_at = Phase.WANTED, None
         elif self.phase is Phase.CLOSING:
             self.phase, self._ask_at = Phase.CLOSED, None
-        elif self.phase is Phase.OPENING and error.retryable:
+        elif self.phase is Phase.OPENING and error.retryable and error.code != ErrorCode.LIMIT:  # that is ours to change
+            if error.code == ErrorCode.TIMEOUT and self.wanted.timeout_s is not None:
+                self.complaints.append(error_of(error, f"table {self.wanted.table!r}"))
             self._ask_at, self._later_s = now + self._later_s, min(2 * self._later_s, LATER_MOST_S)
-        elif error.retryable:
+        elif error.retryable and self.phase is not Phase.OPENING:
             self.complaints.append(error_of(error, f"table {self.wanted.table!r}"))
         else:
             self.failure = lambda: error_of(error, f"table {self.wanted.table!r}")

@@ -328,7 +328,7 @@ class WriterLine:
                 self.phase, self._ask_at = Phase.WANTED, None
         elif error.code == ErrorCode.SCHEMA and self.phase is Phase.OPENING and self._schema is None:
             self.phase, self._ask_at = Phase.NAMELESS, None
-        elif error.retryable:
+        elif error.retryable and not (self.phase is Phase.OPENING and error.code == ErrorCode.LIMIT):  # too many writers
             return  # it is sent again by itself: a probe, or an answer that is asked for again
         else:
             self._fail(lambda: error_of(error, f"table {self.table!r}"))

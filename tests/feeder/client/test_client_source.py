@@ -269,3 +269,28 @@ def test_priorities_under_way_to_a_feeder_that_dies_are_not_sent_to_the_next(fee
     feeder.hooks[Type.PRIORITIES] = dies
     assert source.feedback(np.arange(4), np.ones(4)) == Applied(0, 4)
     assert feeder.seen[Type.PRIORITIES] == 1
+
+
+def test_a_table_that_stays_without_a_schema_is_a_timeout_as_one_without_rows_is(feeder, client):
+    def none(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.TIMEOUT)
+        return True
+
+    feeder.hooks[Type.OPEN_READER] = none
+    source = client.table("replay").source(timeout_s=0.01)
+    with pytest.raises(Timeout, match="scripted"):
+        plan(source)
+    del feeder.hooks[Type.OPEN_READER]
+    feeder.until(lambda: feeder.granted[1] == 4)
+
+
+def test_more_readers_or_writers_than_a_session_can_have_are_refused_at_once(feeder, client):
+    def full(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.LIMIT)
+        return True
+
+    feeder.hooks.update({Type.OPEN_READER: full, Type.OPEN_WRITER: full})
+    with pytest.raises(Broken, match="scripted LIMIT"):
+        plan(client.table("replay").source())
+    with pytest.raises(Broken, match="scripted LIMIT"):
+        client.table("replay").writer().append({"obs": np.zeros(2, np.float32), "reward": 0.0})
