@@ -105,6 +105,14 @@ class Embedded:
             return (Path(self._folder) / "log").read_text(errors="replace").strip()[-1000:]
         return ""
 
+    def fate(self) -> Broken:
+        """What to tell those who still need it when it has ended by itself."""
+        how = f"the embedded feeder (pid {self.pid}) has ended with exit code {self._process.poll()}, and its tables with it"
+        said = f" (it said: {words})" if (words := self._last_words()) else ""
+        return Broken(
+            f"{how}{said}: connect('embedded') starts another; `async-loader serve` starts one that outlives its clients"
+        )
+
     def close(self, timeout_s: float = 10.0) -> None:
         """Let it drain, and end it if it does not. May be called again."""
         if self._finalizer.detach() is not None:

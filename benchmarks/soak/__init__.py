@@ -1,20 +1,20 @@
-"""Memory over 100,000 batches: of the learner's process and of its workers."""
+"""What takes long: memory over 100,000 batches, of the learner's process and its workers; 200 rounds of faults."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROWS = ("memory",)
+ROWS = ("memory", "chaos")
 
 
 def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Any]) -> None:
-    """Resident memory of every process against batches: bars would hide what this suite is for."""
+    """Resident memory of every process against batches: bars would hide what it is for, and rounds of faults have no curve."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    measured = [one for outcome in outcomes for one in outcome.measured if one.repeats]
+    measured = [one for outcome in outcomes for one in outcome.measured if one.repeats and "rss_mib" in one.repeats[0]]
     figure, axes = pyplot.subplots(1, max(1, len(measured)), figsize=(11, 3.5), squeeze=False, layout="constrained")
     for axis, one in zip(axes[0], measured, strict=False):
         figures = one.repeats[0]

@@ -17,12 +17,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 
 
 class Zygote:
-    """Starts scripts and learns how they ended. One thread.
+    """Starts scripts and learns how they ended. Any thread; of several that wait, one reads for all.
 
     Parameters
     ----------
@@ -36,34 +37,55 @@ class Zygote:
             wanted = json.dumps([*(modules or ("torch", "async_loader.loader"))])
             command = [sys.executable, __file__, str(theirs.fileno()), wanted, *folders]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._started: list[int] = []
         self._ended: dict[int, int] = {}
+        self._news, self._starting = threading.Condition(), threading.Lock()
+        self._reading = False
 
     def start(self, path: str, args: tuple[str, ...], tmp: str) -> Started:
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         request = json.dumps([path, *args, tmp]).encode()
-        socket.send_fds(self._socket, [request], [out_end, err_end])
-        os.close(out_end)
-        os.close(err_end)
-        while (pid := self._message("started", None)) is None:
-            continue
-        return Started(self, pid, out, err)
+        with self._starting:
+            socket.send_fds(self._socket, [request], [out_end, err_end])
+            os.close(out_end)
+            os.close(err_end)
+            self._until(lambda: bool(self._started), None)
+            return Started(self, self._started.pop(), out, err)
 
     def status(self, pid: int, left_s: float | None) -> int | None:
         """How the process ended, as in subprocess; ``None`` if it has not within that time."""
-        deadline = None if left_s is None else time.monotonic() + left_s
-        while pid not in self._ended:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._socket], [], [], left)[0]:
-                return None
-            self._message("ended", left)
-        return self._ended[pid]
+        self._until(lambda: pid in self._ended, left_s)
+        return self._ended.get(pid)
 
-    def _message(self, wanted: str, left_s: float | None) -> int | None:
-        kind, pid, status = json.loads(self._socket.recv(4096))
-        if kind == "ended":
-            self._ended[pid] = status
-        return pid if kind == wanted else None
+    def _until(self, seen, left_s: float | None) -> None:
+        """Return when it was seen, or the time is over."""
+        deadline, left = None if left_s is None else time.monotonic() + left_s, left_s
+        with self._news:
+            while not seen():
+                over = not (self._news.wait(left) if self._reading else self._read(left))
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if over and left == 0:
+                    return
+
+    def _read(self, left_s: float | None) -> bool:
+        """Take one message, with the lock given up while there is none; whether there was one within the time."""
+        self._reading, message = True, b""
+        self._news.release()
+        try:
+            if ready := select.select([self._socket], [], [], left_s)[0]:
+                message = self._socket.recv(4096)
+        finally:
+            self._news.acquire()
+            self._reading = False
+            self._news.notify_all()
+        if ready:
+            kind, pid, status = json.loads(message)
+            if kind == "ended":
+                self._ended[pid] = status
+            else:
+                self._started.append(pid)
+        return bool(ready)
 
     def close(self):
         self._socket.close()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from async_loader.feeder import connect
 from async_loader.feeder.client import client as client_module
 from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.settings import ServerSettings
-from async_loader.lifecycle import readable
+from async_loader.lifecycle import Patience, readable
 
 SETTINGS = ServerSettings.of(["replay:1000"])
 SLACK_S = 60.0
@@ -93,6 +94,29 @@ def test_a_feeder_that_died_is_no_trouble_to_close():
     folder = folder_of(embedded)
     embedded.close()
     assert not folder.exists()
+
+
+def test_whoever_needs_a_feeder_that_died_is_told_at_once():
+    with connect("embedded") as client:  # waits for ever when a feeder is lost that somebody may start anew
+        source, ends = client.table("replay").source(), []
+
+        def learn():
+            try:
+                source.plan(4, Patience())
+            except Broken as error:
+                ends.append(str(error))
+
+        thread = threading.Thread(target=learn)
+        thread.start()
+        pid = client.embedded.pid
+        client.status()
+        os.kill(pid, signal.SIGKILL)
+        thread.join(SLACK_S)
+        for call in (client.status, lambda: client.table("replay").writer().append(x=1)):
+            with pytest.raises(Broken, match=f"pid {pid}.* exit code -9"):
+                call()
+    assert len(ends) == 1
+    assert f"pid {pid}" in ends[0]
 
 
 PARENT = """

@@ -21,7 +21,7 @@ from async_loader.feeder.client.source import RemoteSource, update, view_of
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer import RemoteWriter
-from async_loader.feeder.client.writer_line import WriterLine
+from async_loader.feeder.client.writer_line import Phase, WriterLine
 from async_loader.feeder.keys import load_client_keys
 from async_loader.feeder.wire import Drain, OpenReader, Status, StatusReply
 from async_loader.lifecycle import Deadline
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from async_loader.feeder.embedded import Embedded
 
 OnDisconnect = Literal["wait", "raise"] | float
-_EMBEDDED_DRAIN_S, _EMBEDDED_LOST_S = 1.0, 10.0
+_EMBEDDED_DRAIN_S = 1.0
 
 
 def connect(
@@ -58,8 +58,8 @@ def connect(
         ``async-loader serve``. By default ``{"replay": 1_000_000}``.
     on_disconnect : "wait" | "raise" | float
         What to do when the feeder is not heard of any more: connect again for as long as it takes, give up at once, or
-        after so many seconds. Until then writers fill their buffers and sources wait. Nobody starts an embedded feeder again:
-        for one, "wait" is 10 seconds.
+        after so many seconds. Until then writers fill their buffers and sources wait. An embedded feeder that has ended is
+        Broken at once: nobody starts it again.
     timeout_s : float
         For connecting, and for everything that waits for an answer unless it says otherwise, in seconds.
     keys : path, optional
@@ -104,13 +104,13 @@ def _embedded(tables: Mapping[str, Any] | None, on_disconnect: OnDisconnect, tim
     )
     # What waits for a table at the end would go where nobody can read it.
     feeder = Embedded(msgspec.structs.replace(settings, drain_s=_EMBEDDED_DRAIN_S))
-    on_disconnect = _EMBEDDED_LOST_S if on_disconnect == "wait" else on_disconnect
     try:
         client = connect(feeder.address, on_disconnect=on_disconnect, timeout_s=timeout_s)
     except BaseException:
         feeder.close()
         raise
     client.embedded = feeder
+    client._connection.follow(os.pidfd_open(feeder.pid), feeder.fate)  # nobody starts it anew, so nobody waits for it
     return client
 
 
@@ -205,7 +205,9 @@ class Client:
         heard = connection.session.heard_at
         total = {name: sum(getattr(counts, name) for _, counts in lines) for name in Counts.__slots__}
         return ClientStats(
-            rows_added=sum(line.rows_in + (line.part.count if line.part is not None else 0) for line, _ in lines),
+            rows_added=sum(
+                line.rows_in + (part.count - part.finals if (part := line.part) is not None else 0) for line, _ in lines
+            ),
             bytes_kept=sum(line.outbox.nbytes for line, _ in lines),
             batches=sum(line.batches for line in self._read),
             batches_redelivered=sum(line.redelivered for line in self._read),
@@ -227,20 +229,28 @@ class Client:
             return
         deadline, first = self._deadline(timeout_s), None
         self._connection.check_fork()
-        closing: list[RemoteWriter | RemoteSource] = [*self._writers, *self._sources]
-        for one in closing:
-            try:
-                one.close(deadline.left())
-            except Closed:
-                continue
-            except AsyncLoaderError as error:
-                first = first or error if isinstance(one, RemoteWriter) else first
-        self._end.detach()
-        self._connection.stop(max(2.0, deadline.left() or 0.0))
-        if self.embedded is not None:
-            self.embedded.close()
+        closing: list[RemoteWriter | RemoteSource] = [*self._writers, *self._dropped(), *self._sources]
+        try:
+            for one in closing:
+                try:
+                    one.close(deadline.left())
+                except Closed:
+                    continue
+                except AsyncLoaderError as error:
+                    first = first or error if isinstance(one, RemoteWriter) else first
+        finally:  # also after Ctrl-C
+            self._end.detach()
+            self._connection.stop(max(2.0, deadline.left() or 0.0))
+            if self.embedded is not None:
+                self.embedded.close()
         if first is not None:
             raise first
+
+    def _dropped(self) -> list[RemoteWriter]:
+        """Writers that nobody has any more, and nobody closed: what they hold is to arrive all the same."""
+        kept, over = {writer._line for writer in self._writers}, (Phase.CLOSED, Phase.FAILED)
+        lines = [line for line, _ in self._written if line not in kept and line.phase not in over]
+        return [RemoteWriter(self._connection, line, 0, self._timeout_s, self) for line in lines]
 
     def __enter__(self) -> Client:
         return self

@@ -111,6 +111,8 @@ class Connection:
         self.session = Session(clock(), wait_s, random.random)
         self.limits = Limits()
         self.incarnation = b""
+        self.servers = 0
+        """How many servers there were before this one: ids of rows are those of one server."""
         self._pid, self._generation = os.getpid(), forks.generation
         self._client = secrets.token_bytes(16)
         self._bell, self._rung = Bell(), False
@@ -122,6 +124,7 @@ class Connection:
         self._failure: Failure | None = None
         self._stop = False
         self._refusal = ""
+        self._followed: tuple[int, Failure] | None = None
         self._planes: Planes
         self._thread = threading.Thread(target=self._run, name="async-loader-feeder-client", daemon=True)
         self._thread.start()
@@ -142,8 +145,8 @@ class Connection:
             )
 
     def wake(self) -> None:
-        """There is something to do for the IO thread."""
-        if not self._rung:
+        """There is something to do for the IO thread. Does nothing in a fork, where finalizers may call it too."""
+        if not self._rung and forks.generation == self._generation:
             with self._bell_lock:
                 if not self._rung:
                     self._rung = True
@@ -151,6 +154,7 @@ class Connection:
 
     def add(self, make: Callable[[int], Any]) -> Any:
         """A line, made with a number that no other line of this client had."""
+        self.check()  # before the lock: in a fork nobody would ever let go of it
         with self.lock:
             self.check()
             self._numbers += 1
@@ -212,6 +216,15 @@ class Connection:
         """
         self.news.until(self._greeted, deadline, lambda: self.no_answer("HELLO"))
 
+    def follow(self, fd: int, failure: Failure) -> None:
+        """End like this when the descriptor is readable, which belongs to the connection from here on: a pidfd of the server."""
+        with self.lock:
+            if self._failure is not None:
+                os.close(fd)
+                return
+            self._followed = fd, failure
+        self.wake()
+
     def stop(self, timeout_s: float | None = None) -> bool:
         """End the IO thread; whether it has ended. Twice does no harm; in a fork it does nothing."""
         if forks.generation != self._generation:
@@ -233,8 +246,8 @@ class Connection:
     # -- the IO thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._planes = Planes(self.address, self._bell.fileno(), self._keys)
         try:
+            self._planes = Planes(self.address, self._bell.fileno(), self._keys)
             while not self._stop and self._failure is None:
                 self._round()
         except AsyncLoaderError as error:
@@ -250,11 +263,14 @@ class Connection:
 
             self._fail(failure)
         finally:
-            self._planes.close()
+            if hasattr(self, "_planes"):
+                self._planes.close()
             with self._bell_lock:
                 self._rung = True  # so that nobody rings it any more
                 self._bell.close()
             self._fail(lambda: Closed(f"this client of {self.address} is closed"))
+            if self._followed is not None:
+                os.close(self._followed[0])
 
     def _fail(self, failure: Failure) -> None:
         """The first reason counts, until it is closed."""
@@ -273,7 +289,10 @@ class Connection:
             self._send_calls()
         dues.append(self.session.due())
         left = min((due for due in dues if due is not None), default=None)
-        self._planes.wait(None if left is None else max(0.0, left - self.clock()))
+        followed = self._followed
+        if followed is not None:
+            self._planes.follow(followed[0])
+        over = self._planes.wait(None if left is None else max(0.0, left - self.clock()))
         self._bell.clear()
         self._rung = False  # before looking: what comes from here on rings again
         for plane in Plane:
@@ -288,6 +307,8 @@ class Connection:
             (self._refusal, for_good), self._planes.refusal = self._planes.refusal, None
             if for_good:
                 raise ConfigError(f"the feeder at {self.address} {self._refusal}")
+        if over and followed is not None:  # what it had said before was read
+            raise followed[1]()
 
     def _act(self, act: Act) -> None:
         if act is Act.CONNECT:
@@ -329,12 +350,13 @@ class Connection:
 
     def _send_calls(self) -> None:
         for call in list(self._unsent.values()):
-            if call.ready is not None and not call.ready():
-                continue
-            self._unsent.pop(call.sequence, None)
             try:
+                if call.ready is not None and not call.ready():
+                    continue
+                self._unsent.pop(call.sequence, None)
                 self.send(call.plane, call.body, call.number, call.sequence, call.data)
-            except Malformed as error:  # what a peer would refuse
+            except AsyncLoaderError as error:  # what a peer would refuse; what its reader failed with
+                self._unsent.pop(call.sequence, None)
                 call.error = error
                 self.news.ring()
 
@@ -360,8 +382,11 @@ class Connection:
         assert isinstance(welcome, Welcome)
         if not self.session.welcomed(self.clock(), message.session, welcome):
             return
+        self.servers += self.incarnation not in (b"", welcome.incarnation)
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
-        self._planes.open_data(welcome.insert_endpoint, welcome.pull_endpoint, welcome.limits.message_bytes)
+        self._planes.open_data(
+            welcome.insert_endpoint, welcome.pull_endpoint, welcome.limits.message_bytes, welcome.heartbeat_s, welcome.silence_s
+        )
         for plane in (Plane.INSERT, Plane.PULL):
             self.send(plane, Ping(), 0, self.sequence())  # so that the server knows their routes
         with self.lock:

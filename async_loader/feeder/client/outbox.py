@@ -34,6 +34,8 @@ class Entry:
         It stands where others were dropped, and holds no step.
     sent : int
         How often it was, or may have been.
+    finals : int
+        Rows that are no steps, but what was observed after one.
     """
 
     payload: Any
@@ -41,11 +43,12 @@ class Entry:
     nbytes: int
     cut: bool = False
     sent: int = 0
+    finals: int = 0
 
     @property
     def steps(self) -> int:
         """Rows that a user would miss."""
-        return 0 if self.cut else self.rows
+        return 0 if self.cut else self.rows - self.finals
 
 
 @dataclass(slots=True)

@@ -3,6 +3,11 @@
 NOTE [cut]. ZeroMQ connects again by itself, and tells nobody that what was under way is gone: a BATCH that the server counts as
 sent, a RETURN, a request that somebody waits for. Nothing would ever replace these while the session lives. So the end of a
 connection on the control and pull planes is looked for; INSERTs are numbered, and sent again anyway.
+
+NOTE [half-open]. A peer, or a box on the way, that disappears without a word leaves a connection that takes everything and gives
+nothing. A session notices by its own heartbeats, which are heard on the control plane; that its batches are gone it would never
+notice. So ZeroMQ's heartbeats (ZMTP 3.1, PING with a time to live) go over the data planes: whichever side has heard nothing for
+too long after one gives the connection up, and is cut.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from async_loader.feeder.auth import apply_client_keys
 from async_loader.feeder.client.refusals import refusal_of
 from async_loader.feeder.keys import ClientKeys
 
-_OPTIONS = {
+_OPTIONS: dict[Any, int] = {
     zmq.LINGER: 0,
     zmq.IMMEDIATE: 1,
     zmq.RECONNECT_IVL: 100,
@@ -31,9 +36,14 @@ _OPTIONS = {
     zmq.RCVHWM: 1000,
     zmq.TCP_KEEPALIVE: 1,
 }
+_MOST_TTL_MS = 6_553_500
+"""It travels as 16 bits of tenths of seconds."""
 _CONTROL_BYTES = 64 << 20
 """Of a frame on the control plane: a part of weights."""
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+SILENCES = 3
+"""After how often the time that ends a session a data connection without a sign of life is given up. Not once: a heartbeat stands
+behind the message that is under way, and a large batch on a thin line takes its time."""
 _EVERYWHERE = re.compile(r"^tcp://(?:\*|0\.0\.0\.0|\[::\]):")
 
 
@@ -72,16 +82,23 @@ class Planes:
         self._poller = zmq.Poller()
         self._poller.register(wake, zmq.POLLIN)
         self._ready: dict[Any, int] = {}  # what the last wait found
+        self._followed: int | None = None
 
     def open_control(self) -> None:
         """Raises ConfigError for an address that is none."""
         self.leave()
         self._open(Plane.CONTROL, self._address, _CONTROL_BYTES)
 
-    def open_data(self, insert: str, pull: str, message_bytes: int) -> None:
-        """The endpoints that WELCOME names."""
-        self._open(Plane.INSERT, self._seen_from_here(insert), 1 << 20)
-        self._open(Plane.PULL, self._seen_from_here(pull), message_bytes)
+    def open_data(self, insert: str, pull: str, message_bytes: int, heartbeat_s: float, silence_s: float) -> None:
+        """The endpoints that WELCOME names. See NOTE [half-open]."""
+        gone_ms = max(100, int(SILENCES * silence_s * 1000))
+        alive = {
+            zmq.HEARTBEAT_IVL: max(1, int(heartbeat_s * 1000)),
+            zmq.HEARTBEAT_TIMEOUT: gone_ms,
+            zmq.HEARTBEAT_TTL: min(gone_ms, _MOST_TTL_MS),
+        }
+        self._open(Plane.INSERT, self._seen_from_here(insert), 1 << 20, alive)
+        self._open(Plane.PULL, self._seen_from_here(pull), message_bytes, alive)
 
     def leave(self) -> None:
         """Close the sockets; what was not sent is forgotten."""
@@ -147,8 +164,16 @@ class Planes:
                     ended = True
         return ended
 
-    def wait(self, left_s: float | None) -> None:
-        """Until something came, something more can be sent, somebody rang, or the time is over."""
+    def follow(self, descriptor: int) -> None:
+        """`wait` ends when it is readable, too; there is one at most."""
+        if self._followed is None:
+            self._followed = descriptor
+            self._poller.register(descriptor, zmq.POLLIN)
+
+    def wait(self, left_s: float | None) -> bool:
+        """Until something came, something more can be sent, somebody rang, or the time is over; or until the descriptor that is
+        followed is readable: whether it is.
+        """
         self._ready = dict(self._poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999))))
         for plane in self._full:
             self._poller.modify(self._sockets[plane], zmq.POLLIN)
@@ -156,12 +181,13 @@ class Planes:
         for plane, queue in self._queues.items():
             while queue and self.send_now(plane, queue[0]):
                 queue.popleft()
+        return self._followed in self._ready
 
-    def _open(self, plane: Plane, endpoint: str, frame_bytes: int) -> None:
+    def _open(self, plane: Plane, endpoint: str, frame_bytes: int, more: dict[Any, int] | None = None) -> None:
         socket = self._context.socket(zmq.DEALER)
         self._sockets[plane] = socket
         self._poller.register(socket, zmq.POLLIN)
-        for option, value in _OPTIONS.items():
+        for option, value in (_OPTIONS | (more or {})).items():
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
         if "[" in endpoint:

@@ -52,12 +52,15 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Came:
-    """One batch, as it came. ``lease`` is for `ReaderLine.give_back`, ``opening`` says in which session it counts."""
+    """One batch, as it came. ``lease`` is for `ReaderLine.give_back`, ``opening`` says in which session it counts, ``server``
+    whose ids it has; see `Connection.servers`.
+    """
 
     body: Batch
     layout: RowLayout
     lease: int | None
     opening: int
+    server: int
 
 
 class ReaderLine:
@@ -85,7 +88,7 @@ class ReaderLine:
         self.failure: Failure | None = None
         self._ended_after: int | None = None
         self._layout: RowLayout | None = None
-        self._opening = 0
+        self._opening = self._server = 0
         self._asked = 0
         self._ask_at: float | None = None
         self._later_s = LATER_S
@@ -115,13 +118,11 @@ class ReaderLine:
         self.bell = bell
 
     def next(self) -> Came | None:
-        """The next batch. Another one is asked for in its place."""
+        """The next batch. Another one is asked for in its place: also of one from before, as `_opened` counted it."""
         if not self.inbox:
             return None
-        came = self.inbox.popleft()
-        if came.opening == self._opening:
-            self._granted += 1
-        return came
+        self._granted += 1
+        return self.inbox.popleft()
 
     def give_back(self, came: Came) -> None:
         """Done with it, as its lease goes."""
@@ -166,7 +167,8 @@ class ReaderLine:
                 if self.due or (self._remind_at is not None and now >= self._remind_at):
                     self._told, self._remind_at = self._granted, now + REMIND_S
                     port.send(Plane.PULL, Pull(self._granted, _NO_SLOTS), self.number, port.sequence())
-            return min((due for due in (self._ask_at, self._remind_at) if due is not None), default=None)
+            dues = (self._ask_at, self._remind_at if self.phase is Phase.READY else None)
+            return min((due for due in dues if due is not None), default=None)
 
     def _ask(self, now: float, port: Connection) -> None:
         if self._ask_at is not None and now < self._ask_at:
@@ -175,7 +177,7 @@ class ReaderLine:
         if self.phase is Phase.CLOSING:
             body: OpenReader | CloseReader = CloseReader()
         elif self.phase in (Phase.WANTED, Phase.OPENING) and not over:
-            body, self.phase = self.wanted, Phase.OPENING
+            body, self.phase, self._server = self.wanted, Phase.OPENING, port.servers
         else:
             self._ask_at = None
             return
@@ -217,7 +219,7 @@ class ReaderLine:
         self._layout = RowLayout.of(self.schema, headed=False)
         self._opening += 1
         self._came = self._told = 0
-        self._granted = max(0, self.prefetch - len(self.inbox))
+        self._granted = self.prefetch - len(self.inbox)
         self._ask_at, self._later_s = None, LATER_S
         self.phase = Phase.READY
 
@@ -228,7 +230,8 @@ class ReaderLine:
         self._came = message.sequence + 1
         self.batches += 1
         self.redelivered += bool(message.flags & REDELIVERED)
-        self.inbox.append(Came(body, self._layout, message.sequence if self.leased else None, self._opening))
+        lease = message.sequence if self.leased else None
+        self.inbox.append(Came(body, self._layout, lease, self._opening, self._server))
         self._remind_at = now + REMIND_S if self._granted > self._came else None
 
     def _refused(self, message: Message, error: Error, now: float) -> None:
@@ -237,9 +240,11 @@ class ReaderLine:
                 self.phase, self._ask_at = Phase.WANTED, None
         elif self.phase is Phase.CLOSING:
             self.phase, self._ask_at = Phase.CLOSED, None
-        elif self.phase is Phase.OPENING and error.retryable:
+        elif self.phase is Phase.OPENING and error.retryable and error.code != ErrorCode.LIMIT:  # that is ours to change
+            if error.code == ErrorCode.TIMEOUT and self.wanted.timeout_s is not None:
+                self.complaints.append(error_of(error, f"table {self.wanted.table!r}"))
             self._ask_at, self._later_s = now + self._later_s, min(2 * self._later_s, LATER_MOST_S)
-        elif error.retryable:
+        elif error.retryable and self.phase is not Phase.OPENING:
             self.complaints.append(error_of(error, f"table {self.wanted.table!r}"))
         else:
             self.failure = lambda: error_of(error, f"table {self.wanted.table!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import Closed, ConfigError, Malformed
+from async_loader.errors import AsyncLoaderError, Closed, ConfigError, Malformed
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import Came, Phase, ReaderLine
@@ -20,6 +21,13 @@ from async_loader.lifecycle import Bell, Deadline, Patience
 from async_loader.replay.arguments import floats_of
 from async_loader.replay.views import Transitions
 from async_loader.source import END, Applied, Plan, Ready
+
+_SERVER_BITS = 48
+"""Above the bits of an id is which server gave it; see `Connection.servers`. The ids of the first are as it gave them."""
+
+
+class _Elsewhere(AsyncLoaderError):
+    """The rows were those of a server that is no more."""
 
 
 class RemoteSource:
@@ -115,6 +123,8 @@ class RemoteSource:
         ------
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
+        if self._closed:
+            raise Closed("this source is closed")
         if self._line is None:
             raise ConfigError("feedback before the first batch: there is nothing to give new priorities to")
         return update(self._connection, self._line, index, priority, Deadline(self._timeout_s))
@@ -165,7 +175,11 @@ class RemoteSource:
             raise Malformed(f"a batch of table {line.wanted.table!r} is not as the feeder said it would be: {error}") from None
         self._held = came if came.lease is not None else None
         assert line.schema is not None
-        batch: Any = line.schema.rebuild(np.ascontiguousarray(column) for column in columns)
+        columns = [np.ascontiguousarray(column) for column in columns]
+        if came.server:
+            at = [field.name for field in line.schema.fields].index("index")
+            columns[at] = columns[at] + (came.server << _SERVER_BITS)
+        batch: Any = line.schema.rebuild(columns)
         return Ready(batch, lent=True)
 
 
@@ -187,7 +201,7 @@ def view_of(view: Transitions | View | None) -> View | None:
 
 
 def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, deadline: Deadline) -> Applied:
-    """PRIORITIES, and what became of them."""
+    """PRIORITIES, and what became of them. Rows of a server that is no more are stale: another one has others of these ids."""
     ids = np.ascontiguousarray(index, np.int64).reshape(-1)
     values = floats_of(priority, "priority").reshape(-1)
     if ids.shape != values.shape:
@@ -197,15 +211,24 @@ def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, 
     if not len(ids):
         return Applied(0, 0)
 
+    server = connection.servers
+    here = ids >> _SERVER_BITS == server
+    total, ids, values = len(ids), ids[here] - (server << _SERVER_BITS), values[here]
+
     def ready() -> bool:
+        if connection.servers != server:
+            raise _Elsewhere("these rows died with their server")
         if line.failure is not None:
             raise line.failure()
+        if line.phase is Phase.CLOSED:
+            raise Closed("this source was closed meanwhile")
         return line.is_open
 
-    applied, stale, most = 0, 0, connection.limits.control_bytes // ids.itemsize
-    for at in range(0, len(ids), most):
-        some = Priorities(ids[at : at + most].copy(), values[at : at + most])
-        reply = connection.call(some, deadline, plane=Plane.PULL, number=line.number, ready=ready).body
-        assert isinstance(reply, WireApplied)
-        applied, stale = applied + reply.applied, stale + reply.stale
-    return Applied(applied, stale)
+    applied, most = 0, connection.limits.control_bytes // ids.itemsize
+    with contextlib.suppress(_Elsewhere):
+        for at in range(0, len(ids), most):
+            some = Priorities(ids[at : at + most].copy(), values[at : at + most])
+            reply = connection.call(some, deadline, plane=Plane.PULL, number=line.number, ready=ready).body
+            assert isinstance(reply, WireApplied)
+            applied += reply.applied
+    return Applied(applied, total - applied)

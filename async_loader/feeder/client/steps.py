@@ -81,13 +81,15 @@ class Part:
     ----------
     count, most : int
         Rows in it, and at how many it is full.
+    finals : int
+        Rows that are no steps.
     """
 
     __slots__ = ("_columns", "_flags", "_frames", "_layout", "_packed", "_priority", "_raw", "_seen", "_streams", "_way", "count",
-                 "most", "views")  # fmt: skip
+                 "finals", "most", "views")  # fmt: skip
 
     def __init__(self, layout: RowLayout, most: int, way: Way) -> None:
-        self.count, self.most = 0, most
+        self.count, self.finals, self.most = 0, 0, most
         self._layout, self._way = layout, way
         self._frames = [blank(most * nbytes) for nbytes in layout.frame_bytes]  # zeros: what lies between fields is sent too
         self._raw = np.frombuffer(self._frames[0], np.uint8).reshape(most, layout.stride)
@@ -110,7 +112,7 @@ class Part:
 
     def emptied(self) -> Part:
         """Itself, to be filled anew: nobody reads any more what was in it."""
-        self.count = 0
+        self.count = self.finals = 0
         self._seen.clear()
         return self
 
@@ -159,6 +161,7 @@ class Part:
             self.views[i][at] = value
         self._streams[at], self._flags[at], self._priority[at] = stream, flags, _NAN
         self._seen.add(stream)
+        self.finals += 1
         self.count = at + 1
 
     def end_last(self, stream: int, flags: int) -> bool:
@@ -177,6 +180,7 @@ class Part:
         streams = rows.streams[of]
         self._streams[to], self._flags[to], self._priority[to] = streams, rows.flags[of], rows.priorities[of]
         self._seen.update(streams[:1].tolist() if (streams == streams[0]).all() else np.unique(streams).tolist())
+        self.finals += rows.finals(first, count)
         self.count += count
 
     def sealed(self) -> Payload:
@@ -185,16 +189,19 @@ class Part:
         if n < self.most:
             sizes = self._layout.frame_bytes
             frames = [copied(memoryview(frame)[: n * size]) for frame, size in zip(frames, sizes, strict=True)]
-            return Payload(Insert(n, frames), n * self._layout.row_bytes, frozenset(self._seen), None)
-        return Payload(Insert(n, frames), self.nbytes, frozenset(self._seen), part)
+            return Payload(Insert(n, frames), n * self._layout.row_bytes, self.finals, frozenset(self._seen), None)
+        return Payload(Insert(n, frames), self.nbytes, self.finals, frozenset(self._seen), part)
 
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """An INSERT that is kept until it is acknowledged, which streams it continues, and the part that it lies in, if it does."""
+    """An INSERT that is kept until it is acknowledged, how many of its rows are no steps, which streams it continues, and the
+    part that it lies in, if it does.
+    """
 
     insert: Insert
     nbytes: int
+    finals: int
     streams: frozenset[int]
     part: Part | None
 
@@ -210,6 +217,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.streams)
+
+    def finals(self, first: int, count: int) -> int:
+        """How many of these are no steps."""
+        return int(np.count_nonzero(self.flags[first : first + count] & FINAL))
 
 
 class Packer:

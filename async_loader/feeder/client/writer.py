@@ -267,7 +267,7 @@ class RemoteWriter:
             line.check()
             count = packer.whole(rows, at)
             if not room:
-                line.give_up(count, rows.streams[at : at + count].tolist())
+                line.give_up(count - rows.finals(at, count), rows.streams[at : at + count].tolist())
             elif left > packer.part_rows or line.part is None or line.part.count + left > line.part.most:
                 line.seal()
                 if left < packer.part_rows:

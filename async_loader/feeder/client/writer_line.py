@@ -204,6 +204,7 @@ class WriterLine:
 
     def _put(self, entry: Entry) -> None:
         self._streams |= entry.payload.streams
+        entry.finals = entry.payload.finals
         self.rows_in += entry.steps
         self.outbox.put(entry)
 
@@ -370,7 +371,7 @@ class WriterLine:
             return  # the answer to a question that was asked again since
         elif error.code == ErrorCode.SCHEMA and self.phase is Phase.OPENING and self._schema is None:
             self.phase, self._ask_at = Phase.NAMELESS, None
-        elif error.retryable:
+        elif error.retryable and not (self.phase is Phase.OPENING and error.code == ErrorCode.LIMIT):  # too many writers
             return  # it is sent again by itself: a probe, or an answer that is asked for again
         else:
             self._fail(lambda: error_of(error, f"table {self.table!r}"))

@@ -8,8 +8,12 @@ from typing import Any
 
 from proxy import DOWN, PLANES, UP
 
-FAULTS_S = 0.7
+FAULTS_S = 0.5
 """How long a round's faults may take; then all is well, and has to become well again."""
+MODES = ("replay", "prioritized", "queue")
+KINDS = (
+    "kill_actor", "kill_learner", "kill_server", "stop", "cut", "cut_acks", "cut_mid", "delay", "lose", "half_open", "forget",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
@@ -23,39 +27,55 @@ class Act:
 
 @dataclass(frozen=True)
 class Plan:
-    """A round."""
+    """A round.
+
+    Attributes
+    ----------
+    mode : str
+        What the table is: see `MODES`. In a prioritized one learners change priorities.
+    drops : frozenset of int
+        Actors that drop their oldest rows.
+    rows, batch, queue_size : int
+        An actor's at most; a learner's; of a queue.
+    keyed : bool
+        Whether everything is encrypted.
+    name : str
+        Of one that was not drawn.
+    left_s : float
+        How long the last learner of a queue may take for what the others have left.
+    """
 
     seed: int
     mode: str
-    actors: int
-    learners: int
-    drops: frozenset[int]
-    rows: int
-    batch: int
-    queue_size: int
     acts: tuple[Act, ...]
+    actors: int = 1
+    learners: int = 1
+    drops: frozenset[int] = frozenset()
+    rows: int = 3000
+    batch: int = 4
+    queue_size: int = 20
+    keyed: bool = False
     left_s: float = 20.0
-    """How long the last learner of a queue may take for what the others have left."""
+    name: str = ""
 
     def __str__(self) -> str:
-        lines = [
-            f"seed {self.seed}: {self.mode}, {self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"
-        ]
-        return "\n".join(lines + [f"  {act.at:5.2f} s  {act.name} {' '.join(map(str, act.args))}" for act in self.acts])
+        how = f"{self.mode}{', keyed' if self.keyed else ''}"
+        who = f"{self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"
+        acts = [f"  {act.at:5.2f} s  {act.name} {' '.join(map(str, act.args))}" for act in self.acts]
+        return "\n".join([f"{self.name or f'seed {self.seed}'}: {how}, {who}", *acts])
 
 
 def plan_of(seed: int, seconds: float = FAULTS_S) -> Plan:
     """The round of a seed."""
     rng = random.Random(seed)
-    mode = "queue" if seed % 3 == 2 else "replay"
+    mode, actors = MODES[seed % len(MODES)], 2
     acts: list[Act] = []
-    for _ in range(rng.randint(3, 7)):
-        acts += _fault(rng, rng.uniform(0.05, seconds), mode, seconds)
-    actors = 2
-    drops = frozenset(number for number in range(actors) if mode == "replay" and rng.random() < 0.2)
+    for _ in range(rng.randint(2, 6)):
+        acts += _fault(rng, rng.uniform(0.02, seconds), seconds)
     return Plan(
-        seed, mode, actors, rng.choice((1, 2)), drops, 3000, rng.choice((1, 4, 8)), rng.choice((20, 200)),
-        tuple(sorted(acts, key=_moment)),
+        seed, mode, tuple(sorted(acts, key=_moment)), actors, rng.choice((1, 2)),
+        frozenset(number for number in range(actors) if mode != "queue" and rng.random() < 0.2),
+        batch=rng.choice((1, 4, 8)), queue_size=rng.choice((20, 200)), keyed=seed % 10 == 7,
     )  # fmt: skip
 
 
@@ -63,11 +83,9 @@ def _moment(act: Act) -> float:
     return act.at
 
 
-def _fault(rng: random.Random, at: float, mode: str, seconds: float) -> list[Act]:
+def _fault(rng: random.Random, at: float, seconds: float) -> list[Act]:
     """One fault, and its end where it has one of its own."""
-    kinds = ["kill_actor", "kill_learner", "stop", "cut", "cut_acks", "cut_mid", "delay", "lose", "half_open", "quiet"]
-    kinds += ["kill_server"] if mode == "replay" else ["cut_acks"]
-    kind, plane, until = rng.choice(kinds), rng.choice(PLANES), min(seconds, at + rng.uniform(0.02, 0.6))
+    kind, plane, until = rng.choice(KINDS), rng.choice(PLANES), min(seconds, at + rng.uniform(0.02, 0.6))
     if kind == "stop":
         who = rng.choice(("actor", "learner", "server"))
         return [Act(at, f"stop_{who}", (rng.randrange(8),)), Act(until, f"continue_{who}")]
@@ -84,6 +102,6 @@ def _fault(rng: random.Random, at: float, mode: str, seconds: float) -> list[Act
         return [Act(at, "weather", (plane, "cut_after", (way, after)))]
     if kind == "cut_acks":
         return [Act(at, "weather", ("insert", "cut_acks", rng.randint(1, 4)))]
-    if kind == "cut":
-        return [Act(at, "cut", (plane,))]
-    return [] if kind == "quiet" else [Act(at, kind, (rng.randrange(8),))]
+    if kind in ("cut", "forget"):
+        return [Act(at, kind, (plane,))]
+    return [Act(at, kind, (rng.randrange(8),))]

@@ -116,6 +116,7 @@ class Pipe:
         self.plane, self.client, self.server = plane, client, server
         self.ways = {UP: Way(UP, client, server), DOWN: Way(DOWN, server, client)}
         self.connected = False
+        self.forgotten = False
 
 
 class Proxy:
@@ -163,6 +164,10 @@ class Proxy:
     def cut(self, plane: str) -> None:
         """Close every connection of a plane, with what is under way."""
         self._do(lambda: [self._drop(pipe) for pipe in list(self._pipes) if pipe.plane == plane])
+
+    def forget(self, plane: str) -> None:
+        """Nothing passes any more on the connections that a plane has now, in any weather, and nobody is told."""
+        self._do(lambda: [setattr(pipe, "forgotten", True) for pipe in self._pipes if pipe.plane == plane])
 
     def heal(self, plane: str | None = None) -> None:
         """Fine weather."""
@@ -264,6 +269,10 @@ class Proxy:
 
     def _move(self, pipe: Pipe) -> None:
         """Write what is due, and say what to wait for."""
+        if pipe.forgotten:
+            for sock in (pipe.client, pipe.server):
+                self._want(sock, 0, pipe)
+            return
         weather, now = self._weather[pipe.plane], time.monotonic()
         wanted = {pipe.client: 0, pipe.server: 0 if pipe.connected else selectors.EVENT_WRITE}
         for way in pipe.ways.values():

@@ -7,6 +7,7 @@ the process ends. SIGUSR1 asks an actor or a learner to come to its end.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -21,31 +22,36 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import sabotages
+import zmq
+from history import MEMBERS
 
-from async_loader import ReplayBuffer
+from async_loader import Field, ReplayBuffer
 from async_loader.errors import Timeout
 from async_loader.feeder import connect
-from async_loader.feeder.client import reader_line, source, writer_line
+from async_loader.feeder.auth import Gatekeeper
+from async_loader.feeder.client import planes, reader_line, source, writer_line
+from async_loader.feeder.keys import load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.wire import Limits
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.limiter import Queue
-from async_loader.replay.reader import ReplayReader
-from async_loader.replay.samplers import Fifo
+from async_loader.replay.rows import CURSOR, FINAL
+from async_loader.replay.samplers import Fifo, Prioritized, Uniform
 from async_loader.replay.served import warm
 
 TABLE = "chaos"
 WIDE = 300
 """float32: more than a kilobyte, so that they travel in a frame of their own and could be torn from the small ones."""
 SILENCE_S, HEARTBEAT_S = 1.0, 0.2
-MEMBERS = 2
-"""Streams of an actor."""
 CALL_S = 2.0
 LAST_S = 60.0
 WELL_S, PREFETCH = 20.0, 2
 """Until everything works again; batches that may have been here already when all became well."""
-SCHEMA = {"actor": np.int64, "value": np.int64, "small": ((3,), np.float32), "wide": ((WIDE,), np.float32)}
+OBS = {"small": Field("small", (3,), next="next_obs"), "wide": Field("wide", (WIDE,), next="next_obs")}
+SCHEMA = {"actor": np.int64, "value": np.int64, "obs": OBS}
+TERMINATES, TRUNCATES = 17, 29
+"""Values of which these are divisors end an episode."""
 
 
 class Log:
@@ -90,30 +96,61 @@ def sooner() -> None:
     """What heals by itself does so within seconds; here, within tenths."""
     writer_line.ASK_AGAIN_S = writer_line.PROBE_S = reader_line.ASK_AGAIN_S = reader_line.REMIND_S = 0.2
     writer_line.PROBE_MOST_S = 1.0
+    planes.SILENCES = 1
 
 
-def row(actor: int, value: int) -> dict:
-    small = np.full(3, value, np.float32)
-    return {"actor": actor, "value": value, "small": small, "wide": np.full(WIDE, value, np.float32)}
+def observed(value: int) -> dict:
+    return {"small": np.full(3, value, np.float32), "wide": np.full(WIDE, value, np.float32)}
 
 
 def torn(rows) -> list:
-    """Numbers of rows whose fields are not of one step."""
+    """Numbers of rows whose fields are not of one step, or that are followed by what does not follow them.
+
+    The final observation of a step is a negative number; a step that ends no episode is followed by the next of its stream.
+    """
     value = rows["value"].astype(np.float32)[:, None]
-    return np.flatnonzero((rows["small"] != value).any(1) | (rows["wide"] != value).any(1)).tolist()
+    wrong = (rows["obs"]["small"] != value).any(1) | (rows["obs"]["wide"] != value).any(1)
+    if "next_obs" in rows:
+        after = rows["next_obs"]["small"][:, :1]
+        ends = (rows["value"] % TERMINATES == 0) | (rows["value"] % TRUNCATES == 0)
+        follows = (after[:, 0] == value[:, 0] + MEMBERS) & ~ends
+        wrong |= ~follows & (after[:, 0] != -1 - value[:, 0])
+        wrong |= (rows["next_obs"]["small"] != after).any(1) | (rows["next_obs"]["wide"] != after).any(1)
+    return np.flatnonzero(wrong).tolist()
+
+
+def priority_of(actor, value):
+    """What a row has when a learner has seen it; 1 before."""
+    return 2.0 + 10_000 * actor + value
+
+
+def connected(options: dict):
+    """A client of the feeder behind the proxy."""
+    keys = Path(options["keys"]) / "anyone.secret" if options["keys"] else None
+    return connect(options["address"], timeout_s=LAST_S, keys=keys)
 
 
 def actor(options: dict) -> None:
     number, rng, ending = options["number"], random.Random(options["seed"]), Ending()
     warnings.simplefilter("ignore")  # what was lost is read from stats
     log = Log(options["folder"], options["name"])
-    client = connect(options["address"], timeout_s=LAST_S)
+    client = connected(options)
     writer = client.table(TABLE).writer(
         schema=SCHEMA, batch_rows=rng.choice((1, 7, 32)), linger_ms=rng.choice((0.5, 3.0)),
         buffer_bytes=rng.choice((64 << 10, 1 << 20)), overflow="drop_oldest" if options["drops"] else "block",
     )  # fmt: skip
     say("ready")
-    appended = 0
+    appended, priority = 0, 1.0 if options["mode"] == "prioritized" else None
+
+    def append(value: int, last: bool = False):
+        terminated, truncated = last or value % TERMINATES == 0, not last and value % TRUNCATES == 0
+        truncated &= not terminated
+        step = {"actor": number, "value": value, "obs": observed(value)}
+        final = observed(-1 - value) if terminated or truncated else None
+        how = {"stream": value % MEMBERS, "terminated": terminated, "truncated": truncated, "final_obs": final}
+        while log_append(log, lambda: writer.append(step, priority=priority, timeout_s=CALL_S, **how)) is not None:
+            continue
+
     while not ending.asked:
         count = rng.randint(1, 40)
         if appended + count > options["rows"]:
@@ -121,13 +158,15 @@ def actor(options: dict) -> None:
             break
         log("sent", appended + count, client._connection.incarnation.hex())
         for value in range(appended, appended + count):
-            step = row(number, value)
-            while log_append(log, writer, step, value) is not None:
-                continue
+            append(value)
         appended += count
         if rng.random() < 0.4 and log.timed("flush", CALL_S, lambda: writer.flush(CALL_S)) is None:
             log("acked", appended)
-        threading.Event().wait(rng.uniform(0.0, 0.01))
+        threading.Event().wait(rng.uniform(0.0, 0.02))
+    log("sent", appended + MEMBERS, client._connection.incarnation.hex())
+    for value in range(appended, appended + MEMBERS):  # so that every step is followed by something
+        append(value, last=True)
+    appended += MEMBERS
     late = log.timed("close", LAST_S, lambda: writer.close(LAST_S))
     stats = client.stats()
     log(
@@ -144,11 +183,11 @@ def actor(options: dict) -> None:
     log.close()
 
 
-def log_append(log: Log, writer, step: dict, value: int):
+def log_append(log: Log, append):
     """Only waits that took long are written down: there are too many of them."""
     began = time.monotonic()
     try:
-        return writer.append(step, stream=value % MEMBERS, terminated=value % 17 == 0, timeout_s=CALL_S)
+        return append()
     except Timeout as error:
         return error
     finally:
@@ -158,21 +197,21 @@ def log_append(log: Log, writer, step: dict, value: int):
 
 
 class Flags:
-    """Remembers of which batches the server said that somebody had them before. Only looks on."""
+    """Remembers of which batches the server said that somebody had them before, and which server. Only looks on."""
 
     def __init__(self):
-        self._again: set[int] = set()
-        self.again = False
+        self._seen: dict[int, tuple[bool, str]] = {}
+        self.client = None
+        self.again, self.met = False, ""
         arrived, ready = reader_line.ReaderLine._arrived, source.RemoteSource._ready
 
         def remember(line, message, body, now):
-            if message.flags & reader_line.REDELIVERED:
-                self._again.add(id(body))
-                self._kept.append(body)
+            self._seen[id(body)] = bool(message.flags & reader_line.REDELIVERED), self.client._connection.incarnation.hex()
+            self._kept.append(body)
             arrived(line, message, body, now)
 
         def look(one, line, came):
-            self.again = id(came.body) in self._again
+            self.again, self.met = self._seen[id(came.body)]
             return ready(one, line, came)
 
         self._kept: list = []  # so that an id is nobody else's
@@ -184,8 +223,9 @@ def learner(options: dict) -> None:
     log, wanted = Log(options["folder"], options["name"]), None
     if options["until"]:  # the last one, which takes what the others have left
         wanted = {tuple(one) for one in json.loads(Path(options["until"]).read_text())}
-    client = connect(options["address"], timeout_s=LAST_S)
-    batches = client.table(TABLE).source(prefetch=PREFETCH)
+    client = flags.client = connected(options)
+    table = client.table(TABLE)
+    batches = table.source(prefetch=PREFETCH)
     say("ready")
     deadline, more, over = Deadline(options["left_s"]), options["more"], None
     while not (wanted is not None and (not wanted or deadline.expired)):
@@ -198,7 +238,9 @@ def learner(options: dict) -> None:
             continue
         found = plan.batch
         pairs = list(zip(found["actor"].tolist(), found["value"].tolist(), strict=True))
-        log("used", flags.again, pairs, torn(found))
+        log("used", flags.again, pairs, torn(found), flags.met)
+        if options["mode"] == "prioritized":
+            prioritize(log, table, found)
         more -= ending.asked
         if wanted is not None:
             wanted -= set(pairs)
@@ -208,6 +250,14 @@ def learner(options: dict) -> None:
     log("done", stats.batches, stats.batches_redelivered, stats.sessions, more)
     log.timed("close", LAST_S, lambda: client.close(LAST_S))
     log.close()
+
+
+def prioritize(log: Log, table, found: dict) -> None:
+    """What a learner does with what it has learned: each row gets a priority of its own."""
+    values = priority_of(found["actor"], found["value"])
+    done = log.timed("priorities", CALL_S, lambda: table.update_priorities(found["index"], values, CALL_S))
+    if not isinstance(done, Timeout):
+        log("prioritized", len(values), done.applied, done.stale)
 
 
 class Announced(Server):
@@ -230,27 +280,47 @@ class Announced(Server):
 
 def contents(buffer: ReplayBuffer) -> dict:
     """All rows that are there, by id."""
-    owner, count = buffer._owner, buffer.stats().inserted
-    if buffer.schema is None or not count:
+    owner = buffer._owner
+    if buffer.schema is None:
         return {"ids": np.empty(0, np.int64)}
-    reader = ReplayReader(owner.table.storage, buffer._out.recipe(None, owner.sampler))
-    ids = np.arange(count)
     with owner.lock:
-        ids = ids[owner.table.find(ids) >= 0]
-        if not len(ids):
-            return {"ids": ids}
-        window, _ = reader.take(ids)
-    columns = dict(zip((field.name for field in reader.schema.fields), window.fields, strict=False))
-    return {"ids": ids, "actor": columns["actor"], "value": columns["value"], "torn": np.array(torn(columns))}
+        ids = np.arange(owner.table.g[CURSOR])
+        found = owner.table.find(ids)
+        steps = (found >= 0) & (owner.table.storage.heads()[found, 3] & FINAL == 0)
+        ids, rows = ids[steps], found[steps]
+        storage, items = owner.table.storage, owner.table.items.alive[rows] != 0
+        names = [field.name for field in storage.layout.schema.fields]
+        columns = {name: cell[rows].copy() for name, cell in zip(names, storage.cells, strict=True)}
+    columns["obs"] = {name.partition(".")[2]: columns[name] for name in names if name.startswith("obs.")}
+    dump = {"ids": ids, "actor": columns["actor"], "value": columns["value"], "torn": np.array(torn(columns))}
+    if isinstance(owner.sampler, Prioritized):
+        given = owner.sampler._masses.leaves[rows]
+        own = priority_of(columns["actor"], columns["value"])
+        dump["misplaced"] = np.flatnonzero(items & (np.abs(given - 1) > 1e-3) & (np.abs(given - own) > 1e-3))
+    return dump
 
 
 def server(options: dict) -> None:
     for name in options["sabotage"]:
         getattr(sabotages, name)()
-    queue = options["mode"] == "queue"
-    how = {"sampler": Fifo(), "max_times_sampled": 1, "limiter": Queue(options["size"])} if queue else {}
+    how = {
+        "queue": {"sampler": Fifo(), "max_times_sampled": 1, "limiter": Queue(options["size"])},
+        "prioritized": {"sampler": Prioritized(alpha=1.0, eps=0.0)},
+        "replay": {"sampler": Uniform()},
+    }[options["mode"]]
     buffer = ReplayBuffer(1 << 16, max_bytes="512MiB", **how)
     ends = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
+    locks, context = {}, None
+    if options["keys"]:
+        context = zmq.Context()
+        gatekeeper = Gatekeeper(context, load_server_keys(options["keys"]))
+
+        def bind(socket, plane):
+            gatekeeper.apply(socket)
+            socket.bind(ends[Plane(plane)])
+            return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+        locks = {"context": context, "gatekeeper": gatekeeper, "bind": bind}
     one = Announced(
         {TABLE: buffer},
         ends,
@@ -259,9 +329,16 @@ def server(options: dict) -> None:
         window_rows=200,
         heartbeat_s=HEARTBEAT_S,
         silence_s=SILENCE_S,
+        **locks,
     ).at(options["proxy"], options["dump"])
     say("ready", {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}, one.incarnation.hex())
     one.run()
+    if context is not None:
+        gatekeeper.close()
+        context.term()
+
+
+_PR_SET_PDEATHSIG = 1
 
 
 def opened() -> Counter[str]:
@@ -276,6 +353,7 @@ def opened() -> Counter[str]:
 def main(argv: list[str]) -> None:
     """Play a role; whoever leaves something behind says so on stderr, where nothing is expected."""
     sooner()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever ends the zygote ends everybody
     role, options = argv
     before = opened()
     {"actor": actor, "learner": learner, "server": server}[role](json.loads(options))
@@ -288,3 +366,5 @@ def main(argv: list[str]) -> None:
 
 
 warm()  # once, before the first process is forked
+gc.collect()
+gc.freeze()  # what a collection in a fork need not look at, and so need not copy

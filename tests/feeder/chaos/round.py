@@ -8,7 +8,11 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +20,11 @@ from history import History
 from plan import Act, Plan
 from proxy import Proxy
 
+from async_loader.feeder.keys import make_keys
+
 HERE = Path(__file__).parent
+AT_ONCE = 5
+"""Rounds."""
 PATIENCE_S = 60.0
 """For what has to happen when all is well; two shared cores may be busy with other things."""
 
@@ -91,6 +99,9 @@ class Round:
         self.proxy = Proxy()
         self._stack = contextlib.ExitStack()
         self._stack.callback(self.proxy.close)
+        self._keys = str(folder / "keys") if plan.keyed else ""
+        if plan.keyed:
+            make_keys(folder / "keys", ["anyone"])
         self._actors: list[Child] = []
         self._learners: list[Child] = []
         self._server: Child | None = None
@@ -108,7 +119,10 @@ class Round:
     # -- processes -------------------------------------------------------------------------------------------------------
 
     def _start(self, name: str, role: str, **options) -> Child:
-        common = {"folder": str(self._folder), "name": name, "address": f"tcp://127.0.0.1:{self.proxy.ports['control']}"}
+        common = {
+            "folder": str(self._folder), "name": name, "address": f"tcp://127.0.0.1:{self.proxy.ports['control']}",
+            "mode": self.plan.mode, "keys": self._keys,
+        }  # fmt: skip
         child = Child(self._zygote, self._folder, name, role, {**common, **options})
         self._stack.callback(child.close)
         return child
@@ -116,8 +130,8 @@ class Round:
     def start_server(self) -> None:
         self._servers += 1
         self._server = self._start(
-            f"server{self._servers}", "server", sabotage=self._sabotage, mode=self.plan.mode, size=self.plan.queue_size,
-            proxy=self.proxy.ports, dump=self._dump_path(),
+            f"server{self._servers}", "server", sabotage=self._sabotage, size=self.plan.queue_size, proxy=self.proxy.ports,
+            dump=self._dump_path(),
         )  # fmt: skip
         ports, self.incarnation = self._server.hear("ready")
         self.proxy.serve(ports)
@@ -132,8 +146,8 @@ class Round:
         self._actors.append(self._start(f"actor{number}", "actor", number=number, seed=seed, rows=self.plan.rows, drops=drops))
 
     def start_learner(self, batch: int | None = None, until: str = "") -> Child:
-        pause_s = 0.005 if self.plan.mode == "replay" else 0.0
-        more = 3 if self.plan.mode == "replay" else 0
+        queue = self.plan.mode == "queue"
+        pause_s, more = (0.0, 0) if queue else (0.005, 3)
         name = f"learner{len(self._learners)}"
         learner = self._start(
             name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s, more=more, left_s=self.plan.left_s
@@ -145,8 +159,8 @@ class Round:
 
     def act(self, act: Act) -> None:
         """Do what the plan says now."""
-        if act.name == "cut":
-            self.proxy.cut(*act.args)
+        if act.name in ("cut", "forget"):
+            getattr(self.proxy, act.name)(*act.args)
         elif act.name == "heal":
             self.proxy.heal(*act.args)
         elif act.name == "weather":
@@ -221,7 +235,7 @@ class Round:
         if self.plan.mode == "queue":
             history = self.history()
             path = self._folder / "left.json"
-            path.write_text(json.dumps(sorted(history.needed(self.incarnation) - history.uses.keys())))
+            path.write_text(json.dumps(sorted(history.due(self.incarnation) - history.uses.keys())))
             self._end([self.start_learner(1, str(path))], ask=False)
         assert self._server is not None
         self._server.signal(signal.SIGTERM)
@@ -249,13 +263,13 @@ class Round:
     def verdict(self) -> list[str]:
         """What is wrong."""
         history = self.history()
-        if self.plan.mode == "replay":
+        if self.plan.mode != "queue":
             return history.check_table(self.dump, self.incarnation)
         left = (
             set(zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True)) if len(self.dump["ids"]) else set()
         )
         alone = not self._kills and all(count == 1 for who, count in history.sessions.items() if who.startswith("learner"))
-        cut = any(act.name in ("cut", "weather") and act.args[0] == "pull" for act in self.plan.acts)
+        cut = any(act.name in ("cut", "forget", "weather") and act.args[0] == "pull" for act in self.plan.acts)
         return history.check_uses(self.incarnation, left, alone and not cut)
 
 
@@ -266,6 +280,32 @@ def play(zygote, folder: Path, plan: Plan, sabotage=()) -> tuple[list[str], Hist
         return one.verdict(), one.history()
 
 
-def again(seed: int) -> str:
-    """How to see it again."""
-    return f"{Path(sys.executable).name} tests/feeder/chaos/play.py {seed}"
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a round: what is wrong, how long it took, what was seen if it came to its end."""
+
+    plan: Plan
+    wrong: list[str]
+    seconds: float
+    seen: History | None = None
+
+    def __str__(self) -> str:
+        again = f"again: {Path(sys.executable).name} tests/feeder/chaos/play.py {self.plan.seed}"
+        return "\n".join([str(self.plan), *self.wrong[:20], again if self.plan.seed >= 0 else ""])
+
+
+def played(zygote, plan: Plan, sabotage=()) -> Outcome:
+    """Play a round in a folder of its own."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            wrong, seen = play(zygote, Path(folder), plan, sabotage)
+        except AssertionError as error:
+            return Outcome(plan, [str(error)], time.monotonic() - began)
+        return Outcome(plan, wrong, time.monotonic() - began, seen)
+
+
+def play_many(zygote, plans: Iterable[Plan], at_once: int = AT_ONCE, sabotage=()) -> Iterator[Outcome]:
+    """Several rounds at the same time, since they wait most of theirs; in the order of the plans."""
+    with ThreadPoolExecutor(at_once, "chaos-round") as pool:
+        yield from pool.map(lambda plan: played(zygote, plan, sabotage), plans)

@@ -25,6 +25,19 @@ def applies_again() -> None:
     Intake.receive = careless
 
 
+def sees_no_gaps() -> None:
+    """Whatever comes is the next, though others are missing before it."""
+    receive = Intake.receive
+
+    def careless(self, writer, sequence, body, schema):
+        producer = writer.producer
+        if sequence > producer.received and not producer.queue:
+            producer.received = producer.applied = sequence
+        return receive(self, writer, sequence, body, schema)
+
+    Intake.receive = careless
+
+
 def applies_nothing_sometimes() -> None:
     """Every fifth insert of a producer is acknowledged, and is in no table."""
     advance, seen = Intake._advance_one, Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 
 import numpy as np
@@ -153,6 +154,26 @@ def test_a_fork_is_told_to_connect_itself(feeder, client):
     assert rewards(feeder) == [0]
 
 
+def test_a_fork_made_while_another_thread_holds_a_lock_is_told_so_too(feeder, client):
+    table, connection = client.table("replay"), client._connection
+    source = table.source()
+    with connection.lock, connection._bell_lock:  # this thread's, as far as the child can tell: anybody's
+        pid = os.fork()
+        if not pid:
+            signal.alarm(20)
+            said = 0
+            for call in (table.writer, lambda: source.plan(4, None), client.close):
+                try:
+                    call()
+                except Unsupported:
+                    said += 1
+            released = threading.Thread(target=connection.wake)  # as a finalizer does, in a thread that does not hold it
+            released.start()
+            released.join()
+            os._exit(said)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+
+
 def test_threads_share_a_client(feeder, client):
     answers = []
 
@@ -211,6 +232,24 @@ def test_closing_flushes_what_writers_hold(feeder):
         writer.append(step(0))
     assert rewards(feeder) == [0]
     assert writer is not None
+
+
+def test_closing_flushes_what_writers_hold_that_were_dropped(feeder):
+    with connect(feeder.address) as client:
+        client.table("replay").writer(linger_ms=1e6).append(step(0))
+        gc.collect()
+    assert rewards(feeder) == [0]
+
+
+def test_an_interrupted_close_ends_the_thread(feeder, monkeypatch):
+    client = connect(feeder.address)
+    writer = client.table("replay").writer()
+    monkeypatch.setattr(type(writer), "close", lambda self, timeout_s: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        client.close()
+    assert not client._connection._thread.is_alive()
+    with pytest.raises(Closed):
+        writer.flush()
 
 
 # -- weights -------------------------------------------------------------------------------------------------------------

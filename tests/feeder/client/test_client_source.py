@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from client_rig import FakeFeeder
 
-from async_loader.errors import Broken, Closed, ConfigError, Timeout
+from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout
 from async_loader.feeder import connect, wire
 from async_loader.feeder.wire import Type
 from async_loader.lifecycle import Deadline, Patience
@@ -174,3 +174,123 @@ def test_a_plan_that_waits_ends_when_the_feeder_is_lost(address):
         with pytest.raises(Broken, match="last heard"):
             plan(source)
         client.close()
+
+
+def test_batches_that_were_here_before_a_session_was_lost_are_asked_for_anew_when_they_are_used(feeder, client):
+    source = client.table("replay").source(prefetch=2)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 2)
+    feeder.do(lambda feeder: [feeder.batch(1, i, 100 * i) for i in range(2)])
+    feeder.until(lambda: client.stats().batches == 2)  # heartbeats go on, so that it is looked at
+    feeder.forget_sessions()
+    feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2)
+    assert [plan(source).batch["index"][0] for _ in range(2)] == [0, 100]
+    feeder.until(lambda: feeder.granted[1] == 2)
+    feeder.do(lambda feeder: feeder.batch(1, 0, 200))
+    assert plan(source).batch["index"][0] == 200
+
+
+def test_a_reader_that_failed_is_nothing_to_wake_up_for(feeder, client, monkeypatch):
+    monkeypatch.setattr("async_loader.feeder.client.reader_line.REMIND_S", 0.01)
+    source = client.table("replay").source(prefetch=2)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 2)
+    feeder.do(lambda feeder: feeder.tell(1, wire.Error.of(wire.ErrorCode.UNSUPPORTED, "scripted")))
+    with pytest.raises(AsyncLoaderError, match="scripted"):
+        plan(source)
+    line, now = source._line, client._connection.clock()
+    assert line.step(now + 60, client._connection) is None
+
+
+def test_priorities_for_a_reader_that_cannot_be_opened_trouble_nobody_else(feeder, client):
+    def unknown(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.UNKNOWN_TABLE)
+        return True
+
+    feeder.hooks[Type.OPEN_READER] = unknown
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="UNKNOWN_TABLE"):
+            client.table("replay").update_priorities([1], [1.0])
+    assert client.status() == {"fine": True}
+
+
+def test_priorities_after_the_end_of_a_source_are_refused_at_once(feeder, client):
+    source = client.table("replay").source()
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.hooks[Type.PRIORITIES] = lambda *_: True
+    feeder.until(lambda: feeder.granted[1])
+    source.close()
+    with pytest.raises(Closed):
+        source.feedback(np.arange(1), np.ones(1))
+
+
+def test_rows_of_a_feeder_that_is_no_more_are_stale_whatever_the_next_one_calls_by_their_ids(feeder, client):
+    sent = []
+
+    def priorities(feeder, plane, route, message):
+        sent.append((message.body.ids.tolist(), message.body.values.tolist()))
+
+    feeder.hooks[Type.PRIORITIES] = priorities
+    feeder.on_priorities = lambda plane, route, message: feeder.say(
+        plane, route, message.reply(wire.Applied(len(message.body.ids), 0))
+    )
+    source = client.table("replay").source(prefetch=1)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 1)
+    feeder.do(lambda feeder: feeder.batch(1, 0))
+    first = plan(source).batch["index"]
+    assert source.feedback(first, np.full(4, 1.0)) == Applied(4, 0)
+    feeder.do(lambda feeder: (setattr(feeder, "incarnation", b"another" + bytes(9)), feeder.sessions.clear()))
+    feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2 and feeder.granted[1] == 1)
+    feeder.do(lambda feeder: feeder.batch(1, 0, 2))
+    second = plan(source).batch["index"]
+    assert not set(first) & set(second)
+    both = np.concatenate([first, second])
+    assert source.feedback(both, np.arange(8.0)) == Applied(4, 4)
+    assert source.feedback(first, np.ones(4)) == Applied(0, 4)
+    assert sent == [([0, 1, 2, 3], [1.0] * 4), ([2, 3, 4, 5], [4.0, 5.0, 6.0, 7.0])]
+
+
+def test_priorities_under_way_to_a_feeder_that_dies_are_not_sent_to_the_next(feeder, client):
+    source = client.table("replay").source(prefetch=1)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 1)
+
+    def dies(feeder, plane, route, message):
+        feeder.incarnation = b"another" + bytes(9)
+        feeder.sessions.clear()
+        return True
+
+    feeder.hooks[Type.PRIORITIES] = dies
+    assert source.feedback(np.arange(4), np.ones(4)) == Applied(0, 4)
+    assert feeder.seen[Type.PRIORITIES] == 1
+
+
+def test_a_table_that_stays_without_a_schema_is_a_timeout_as_one_without_rows_is(feeder, client):
+    def none(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.TIMEOUT)
+        return True
+
+    feeder.hooks[Type.OPEN_READER] = none
+    source = client.table("replay").source(timeout_s=0.01)
+    with pytest.raises(Timeout, match="scripted"):
+        plan(source)
+    del feeder.hooks[Type.OPEN_READER]
+    feeder.until(lambda: feeder.granted[1] == 4)
+
+
+def test_more_readers_or_writers_than_a_session_can_have_are_refused_at_once(feeder, client):
+    def full(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.LIMIT)
+        return True
+
+    feeder.hooks.update({Type.OPEN_READER: full, Type.OPEN_WRITER: full})
+    with pytest.raises(Broken, match="scripted LIMIT"):
+        plan(client.table("replay").source())
+    with pytest.raises(Broken, match="scripted LIMIT"):
+        client.table("replay").writer().append({"obs": np.zeros(2, np.float32), "reward": 0.0})

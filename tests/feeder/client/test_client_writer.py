@@ -263,6 +263,7 @@ def test_final_observations_follow_their_steps(address):
             (5, 0), (5, TRUNCATED), (5, FINAL), (0, TERMINATED), (0, FINAL | TRUNCATED), (0, TRUNCATED), (0, FINAL),
         ]  # fmt: skip
         assert rewards(feeder) == [0, 1, 2, 3]
+        assert client.stats().rows_acked == client.stats().rows_added == 4
 
 
 def test_extend_adds_columns_with_their_final_observations(address):
@@ -284,6 +285,7 @@ def test_extend_adds_columns_with_their_final_observations(address):
             )  # fmt: skip
         (rows,) = feeder.rows.values()
         assert rewards(feeder) == list(range(n))
+        assert client.stats().rows_acked == client.stats().rows_added == n  # steps, not what was observed after them
         for i, (stream, flags, _) in enumerate(rows):
             if flags == FINAL:
                 assert rows[i - 1][:2] == (stream, TRUNCATED)
