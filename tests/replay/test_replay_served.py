@@ -261,8 +261,8 @@ def test_how_many_can_be_drawn_now_is_what_a_queue_holds():
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize(("schema", "view"), [(FLAT, None), (LINKED, None), (LINKED, Transitions(n=3, gamma=0.5))])
 def test_batches_that_are_drawn_into_somebodys_memory_are_the_same_batches(schema, view, prioritized):
-    sampler = {"sampler": Prioritized(0.6)} if prioritized else {}
-    buffers = [ReplayBuffer(100, schema, seed=5, **sampler) for _ in "ab"]
+    samplers = [{"sampler": Prioritized(0.6)} if prioritized else {} for _ in "ab"]
+    buffers = [ReplayBuffer(100, schema, seed=5, **sampler) for sampler in samplers]
     for one in buffers:
         writer = one.writer()
         for i in range(80):

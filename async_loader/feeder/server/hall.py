@@ -40,6 +40,8 @@ class Hall:
     clock: Callable[[], float]
     gatekeeper: Gatekeeper | None = None
     draining: bool = False
+    memory: str | None = None
+    """Where learners of this host can offer memory for their batches."""
 
     def table(self, name: str) -> Table:
         """Raises Malformed, UNKNOWN_TABLE."""
