@@ -78,9 +78,7 @@ class Drawer:
         if len(gone):
             self._draw_again(reader, sampler, ids, gone, into)
 
-    def _at_once(
-        self, reader: ReplayReader, sampler: Sampler, count: int, into: Target | None = None
-    ) -> Sequence[Array] | None:
+    def _at_once(self, reader: ReplayReader, sampler: Sampler, count: int, into: Target | None = None) -> Sequence[Array] | None:
         """Draw and read under one lock, where that is quick and nothing is to be waited for or counted; else ``None``."""
         owner = self._owner
         if owner.limiter is not None or owner.max_times_sampled:

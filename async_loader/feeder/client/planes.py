@@ -60,6 +60,7 @@ class Planes:
         self._queues: dict[Plane, deque[list[Any]]] = {plane: deque() for plane in Plane}
         self._full: set[Plane] = set()
         self._ends: dict[Plane, Any] = {}
+        self.watched: set[Any] = set()
 
     def open_control(self) -> None:
         """Raises ConfigError for an address that is none."""
@@ -132,7 +133,8 @@ class Planes:
         poller = zmq.Poller()
         for plane, socket in self._sockets.items():
             poller.register(socket, zmq.POLLIN | zmq.POLLOUT if plane in self._full else zmq.POLLIN)
-        for one in (self._wake, *self._ends.values()):
+        self.watched = {one for one in self.watched if one.fileno() >= 0}
+        for one in (self._wake, *self._ends.values(), *(one.fileno() for one in self.watched)):
             poller.register(one, zmq.POLLIN)
         poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999)))
         self._full.clear()
