@@ -43,6 +43,7 @@ class Serving:
                 silence_s=settings.silence_s,
                 drain_s=settings.drain_s,
                 bind=front.bind,
+                memory=front.claim.address.memory,
                 gatekeeper=front.gatekeeper,
                 context=self._context,
             )

@@ -12,7 +12,7 @@ from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.replay.arguments import positive
 from async_loader.replay.owner import Owner
-from async_loader.replay.reader import ReplayReader
+from async_loader.replay.reader import ReplayReader, Target
 from async_loader.replay.rows import LOOKAHEAD
 from async_loader.replay.samplers import Sampler, shortcut
 from async_loader.replay.views import Recipe, Transitions
@@ -67,7 +67,18 @@ class Drawer:
         readers.append(reader)
         return arrays
 
-    def _at_once(self, reader: ReplayReader, sampler: Sampler, count: int) -> Sequence[Array] | None:
+    def fill(self, reader: ReplayReader, sampler: Sampler, target: Target) -> None:
+        """A batch into a target of the reader's. `why_not` said ``None``, so that there is nothing to wait for."""
+        count = len(target.rows)
+        if reader.at_once(count) and self._at_once(reader, sampler, count, target) is not None:
+            return
+        into = Window(target.arrays)
+        ids, weight = self.ids(sampler, count, 0.0)
+        gone = reader.fill(ids, into, weight)
+        if len(gone):
+            self._draw_again(reader, sampler, ids, gone, into)
+
+    def _at_once(self, reader: ReplayReader, sampler: Sampler, count: int, into: Target | None = None) -> Sequence[Array] | None:
         """Draw and read under one lock, where that is quick and nothing is to be waited for or counted; else ``None``."""
         owner = self._owner
         if owner.limiter is not None or owner.max_times_sampled:
@@ -77,10 +88,10 @@ class Drawer:
             if self.why_not(sampler, count) is not None:
                 return None
             quick = shortcut(sampler, "draw_into", "draw")
-            arrays = None if quick is None else reader.drawn(count, quick)
+            arrays = None if quick is None else reader.drawn(count, quick, into)
             if arrays is None:
                 drawn = sampler.draw(count)
-                arrays = reader.these(drawn.rows, drawn.weight)
+                arrays = reader.these(drawn.rows, drawn.weight, into)
             owner.table.sampled += count
             if owner.waiters.anybody:
                 owner.waiters.ring()

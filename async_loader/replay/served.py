@@ -17,7 +17,7 @@ from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.limiter import UNLIMITED
 from async_loader.replay.packing import Packing
-from async_loader.replay.reader import ReplayReader
+from async_loader.replay.reader import ReplayReader, Target
 from async_loader.replay.rows import AWAITS, FINAL, LOOKAHEAD, TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Prioritized, Sampler, Uniform, shortcut
 from async_loader.replay.staging import NO_FIELDS
@@ -279,6 +279,7 @@ class Drawing:
         self._table, self._view, self._sampler, self._own = table, view, sampler, own
         self._recipe = table._out.recipe(view, sampler)
         self._packing: Packing | None = None
+        self._reader: ReplayReader | None = None
 
     @property
     def schema(self) -> Schema:
@@ -324,6 +325,17 @@ class Drawing:
     def arrays(self, count: int) -> Sequence[npt.NDArray[Any]]:
         """A batch: an array ``[count, *shape]`` per field of `schema`, in memory of its own. `why_not` said ``None``."""
         return self._table._out.arrays(self._sampler, count, self._view, 0.0)
+
+    def target(self, arrays: Sequence[npt.NDArray[Any]]) -> Target:
+        """Memory of somebody's for `fill`: an array ``[count, *shape]`` per field of `schema`, C order."""
+        if self._reader is None:
+            self._reader = ReplayReader(self._table._owner.table.storage, self._recipe)
+        return self._reader.target(arrays)
+
+    def fill(self, target: Target) -> None:
+        """As `arrays`, the same rows, into a target of this drawing's. `why_not` said ``None``."""
+        assert self._reader is not None
+        self._table._out.fill(self._reader, self._sampler, target)
 
     def close(self) -> None:
         """Nobody draws with it any more."""

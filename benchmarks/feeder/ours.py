@@ -54,7 +54,8 @@ def _serve(pipe: Any, work: Work, transport: str, folder: str) -> None:
     else:
         address = f"ipc://{Path(folder) / 'feeder'}"
         endpoints = {Plane.CONTROL: address, Plane.INSERT: f"{address}.insert", Plane.PULL: f"{address}.pull"}
-    server = Server({TABLE: table(work)}, endpoints, drain_s=0.1)
+    memory = f"{Path(folder) / 'feeder'}.memory" if transport != "tcp" else None
+    server = Server({TABLE: table(work)}, endpoints, memory=memory, drain_s=0.1)
     threading.Thread(target=_stop_when_told, args=(pipe, server), daemon=True).start()
     pipe.send(server.endpoints[Plane.CONTROL])
     server.run()
@@ -76,6 +77,15 @@ def writing(address: str, work: Work, batched: bool) -> Iterator[tuple[Callable[
             partial(_extend, writer, work.blocks()) if batched else partial(_append, writer, cycle(_as_environments_say(work)))
         )
         yield write, lambda: writer.flush(LIMIT_S)
+
+
+def crossed(address: str) -> int:
+    """Bytes that have gone through the server's sockets so far, in both directions."""
+    from async_loader.feeder import connect
+
+    with connect(address) as client:
+        counters = client.status()["counters"]
+    return sum(count for name, count in counters.items() if name.startswith("bytes_"))
 
 
 def _as_environments_say(work: Work) -> list[dict[str, Any]]:

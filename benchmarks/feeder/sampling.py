@@ -17,12 +17,16 @@ METRICS = (
     Metric("us", "us a batch, taken and read"),
     Metric("cpu_us", "CPU us a batch, all processes"),
     Metric("server_us", "the server's"),
+    Metric("socket_bytes", "bytes a batch through sockets", digits=0),
 )
 
 
-def timed(take: Callable[[], Any], work: Work, seconds: float, server: Child | None = None) -> Figures:
+def timed(
+    take: Callable[[], Any], work: Work, seconds: float, server: Child | None = None, crossed: Callable[[], int] | None = None
+) -> Figures:
     """Figures of taking batches, the first of which is looked at."""
     work.check(take())
+    through = crossed() if crossed else 0
     before, taken = server.cpu_s() if server else 0.0, count()
 
     def counted() -> Any:
@@ -32,7 +36,9 @@ def timed(take: Callable[[], Any], work: Work, seconds: float, server: Child | N
     figures = time_draws(counted, seconds)
     figures["samples_per_s"] = BATCH / figures["us"] * 1e6
     if server:  # of the warm-up too
-        figures["server_us"] = (server.cpu_s() - before) / next(taken) * 1e6
+        figures["server_us"] = (server.cpu_s() - before) / (batches := next(taken)) * 1e6
+        if crossed:
+            figures["socket_bytes"] = (crossed() - through) / batches
     return figures
 
 
@@ -45,10 +51,12 @@ def in_process(seconds: float, work: Work) -> Figures:
 
 
 def served(seconds: float, work: Work, transport: str, loader: bool = False, **options: Any) -> Figures:
+    """``transport``: shm, or through sockets as said."""
+    options["transport"] = "shm" if transport == "shm" else "tcp"
     with ours.serving(work, transport) as (server, address):
         ours.fill(address, work)
         with ours.taking(address, loader, **options) as take:
-            return timed(take, work, seconds, server)
+            return timed(take, work, seconds, server, partial(ours.crossed, address))
 
 
 def reverb(seconds: float, work: Work, workers: int) -> Figures:

@@ -268,3 +268,27 @@ def test_how_many_can_be_drawn_now_is_what_a_queue_holds():
     assert drawing.why_not(4) is not None
     drawing.arrays(3)
     assert drawing.most(4) == 0
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(("schema", "view"), [(FLAT, None), (LINKED, None), (LINKED, Transitions(n=3, gamma=0.5))])
+def test_batches_that_are_drawn_into_somebodys_memory_are_the_same_batches(schema, view, prioritized):
+    samplers = [{"sampler": Prioritized(0.6)} if prioritized else {} for _ in "ab"]
+    buffers = [ReplayBuffer(100, schema, seed=5, **sampler) for sampler in samplers]
+    for one in buffers:
+        writer = one.writer()
+        for i in range(80):
+            writer.append(row(schema, i))
+    filling, plain = (ServedTable(one).drawing(view, 0, 1, None) for one in buffers)
+    memory = [[np.zeros((8, *field.shape), field.dtype) for field in plain.schema.fields] for _ in range(2)]
+    targets = [filling.target(arrays) for arrays in memory]
+    for i in range(6):
+        assert filling.why_not(8) is None
+        filling.fill(targets[i % 2])
+        wanted = plain.arrays(8)
+        for into, array in zip(memory[i % 2], wanted, strict=True):
+            np.testing.assert_array_equal(into, array)
+        if prioritized:
+            for one in buffers:
+                one.update_priorities(wanted[-2], np.arange(8.0) + 1)
+    assert buffers[0].stats().sampled == buffers[1].stats().sampled == 48

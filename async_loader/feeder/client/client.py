@@ -16,7 +16,7 @@ from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.outbox import Counts
-from async_loader.feeder.client.reader_line import ReaderLine
+from async_loader.feeder.client.reader_line import ReaderLine, Transport
 from async_loader.feeder.client.source import RemoteSource, update, view_of
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Published
@@ -320,8 +320,8 @@ class TableClient:
         return writer
 
     def source(
-        self, *, view: Transitions | None = None, rank: int = 0, world_size: int = 1, seed: int | None = None, prefetch: int = 4,
-        timeout_s: float | None = None,
+        self, *, view: Transitions | None = None, rank: int = 0, world_size: int = 1, seed: int | None = None,
+        prefetch: int | None = None, transport: Transport = "auto", timeout_s: float | None = None,
     ) -> RemoteSource:  # fmt: skip
         """For ``AsyncDataLoader(source, batch_size=...)``.
 
@@ -331,8 +331,13 @@ class TableClient:
         rank, world_size : int
             Of this learner, among those that share the table.
         seed : int, optional
-        prefetch : int
-            Batches on their way or waiting here; a loader that plans further ahead raises it.
+        prefetch : int, optional
+            Batches on their way or waiting here; a loader that plans further ahead raises it. By default 4 to 32, depending on
+            their size, and 8 at most where they have weights. With 0 a batch is drawn when `plan` waits for it, with all the
+            priorities that were updated until then.
+        transport : "auto" | "shm" | "tcp"
+            How batches come from a feeder on this machine: written by it into memory of this process, or through its
+            sockets (ipc too). "auto" takes memory where the feeder does, and logs why if that fails; "shm" is an error there.
         timeout_s : float, optional
             After which a batch that cannot be drawn is a Timeout.
 
@@ -341,6 +346,10 @@ class TableClient:
         ConfigError
         """
         self._connection.check()
+        if transport not in ("auto", "shm", "tcp"):
+            raise ConfigError(f"transport={transport!r}: 'auto', 'shm' or 'tcp'")
+        if prefetch is not None and (isinstance(prefetch, bool) or prefetch != 0):
+            prefetch = positive("prefetch", prefetch)
         seen = view_of(view)
 
         def wanted(batch_size: int, ahead: int) -> OpenReader:
@@ -349,7 +358,7 @@ class TableClient:
                 timeout_s=timeout_s, prefetch=ahead,
             )  # fmt: skip
 
-        source = RemoteSource(self._connection, wanted, positive("prefetch", prefetch), self._timeout_s, self._client)
+        source = RemoteSource(self._connection, wanted, prefetch, transport, self._timeout_s, self._client)
         source.on_open = self._client._read.append
         self._client._keep(source)
         return source

@@ -162,6 +162,10 @@ class Connection:
         self.wake()
         return line
 
+    def watch(self, what: Any) -> None:
+        """Let a line step when this is readable, too, until its ``fileno()`` is -1. IO thread."""
+        self._planes.watch(what)
+
     def forget(self, line: Line) -> None:
         """Nothing is to be done for it any more. Also from finalizers, so it takes no lock."""
         self._lines.pop(line.number, None)

@@ -83,6 +83,7 @@ class Planes:
         self._poller.register(wake, zmq.POLLIN)
         self._ready: dict[Any, int] = {}  # what the last wait found
         self._followed: int | None = None
+        self._watched: dict[int, Any] = {}
 
     def open_control(self) -> None:
         """Raises ConfigError for an address that is none."""
@@ -170,10 +171,20 @@ class Planes:
             self._followed = descriptor
             self._poller.register(descriptor, zmq.POLLIN)
 
+    def watch(self, what: Any) -> None:
+        """`wait` ends when it is readable, too, until it is closed: its ``fileno()`` is -1 then."""
+        descriptor = what.fileno()
+        if descriptor >= 0:
+            self._watched[descriptor] = what
+            self._poller.register(descriptor, zmq.POLLIN)
+
     def wait(self, left_s: float | None) -> bool:
         """Until something came, something more can be sent, somebody rang, or the time is over; or until the descriptor that is
         followed is readable: whether it is.
         """
+        for descriptor in [fd for fd, what in self._watched.items() if what.fileno() != fd]:
+            del self._watched[descriptor]
+            self._poller.unregister(descriptor)
         self._ready = dict(self._poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999))))
         for plane in self._full:
             self._poller.modify(self._sockets[plane], zmq.POLLIN)

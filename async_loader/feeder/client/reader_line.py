@@ -1,19 +1,29 @@
-"""A reader between the IO thread and the learner's: batches that came, how many more may come. Decodes no batch."""
+"""A reader between the IO thread and the learner's: batches that came, how many more may come. Decodes no batch.
+
+NOTE [shared memory]. Where the feeder says that it takes memory, and nobody has said "tcp", OPEN_READER asks for it. READER
+says that it will be: then memory is made, since only now a batch's size is known, and offered; batches are asked for when it
+was taken. Each opening has memory of its own: what an earlier feeder may still write into is nobody's any more.
+"""
 
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
+import msgspec
 import numpy as np
 
-from async_loader.errors import AsyncLoaderError
+from async_loader.errors import AsyncLoaderError, Broken, Malformed, OutOfMemory, Unsupported
 from async_loader.feeder.client.connection import Connection, Failure
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.refusals import error_of
+from async_loader.feeder.client.slots import Filled, Slots
 from async_loader.feeder.client.waiting import News
+from async_loader.feeder.shared import Offering
 from async_loader.feeder.wire import (
     Batch,
     CloseReader,
@@ -21,12 +31,14 @@ from async_loader.feeder.wire import (
     End,
     Error,
     ErrorCode,
+    InSlot,
     Message,
     OpenReader,
     Pull,
     Reader,
     Return,
     RowLayout,
+    SlotBatches,
     schema_of,
 )  # fmt: skip
 from async_loader.lifecycle import Bell
@@ -38,12 +50,20 @@ LATER_S, LATER_MOST_S = 0.05, 1.0
 REMIND_S = 5.0
 """After which a PULL that nothing came for is sent again: its connection may have been another. Grants are absolute."""
 REDELIVERED = 0x02
-_NO_SLOTS = np.empty(0, np.uint32)
+AHEAD_BYTES, AHEAD_LEAST, AHEAD_MOST, AHEAD_WEIGHTED = 4 << 20, 4, 32, 8
+"""Batches that may be ahead when nobody said how many: enough that small ones travel many at a time. Fewer where each has
+weights: they are those of the moment at which it was drawn, and so are the priorities that it was drawn by."""
+SPARE = 4
+"""Batches in shared memory that a learner can hold without being copied, unless a loader says that it holds more."""
+Transport = Literal["auto", "shm", "tcp"]
+
+_log = logging.getLogger(__name__)
 
 
 class Phase(enum.Enum):
     WANTED = "wanted"
     OPENING = "opening"
+    OFFERING = "offering"
     READY = "ready"
     CLOSING = "closing"
     CLOSED = "closed"
@@ -52,11 +72,11 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Came:
-    """One batch, as it came. ``lease`` is for `ReaderLine.give_back`, ``opening`` says in which session it counts, ``server``
+    """One batch, as it came or where it lies. ``lease`` is for `ReaderLine.give_back`, ``opening`` says where it counts, ``server``
     whose ids it has; see `Connection.servers`.
     """
 
-    body: Batch
+    body: Batch | Filled
     layout: RowLayout
     lease: int | None
     opening: int
@@ -70,12 +90,29 @@ class ReaderLine:
     ----------
     number : int
     wanted : OpenReader
-    prefetch : int
-        Batches that may be on their way or wait here.
+    prefetch : int | None
+        Batches that may be on their way or wait here; 0: none is drawn before somebody waits for it. ``None``: as many as are
+        worth it, which is known when the schema is.
+    transport : "auto" | "shm" | "tcp"
+    planned : int
+        Batches that a loader plans ahead of the learner.
+
+    Attributes
+    ----------
+    transport : "shm" | "tcp" | None
+        What this opening uses.
     """
 
-    def __init__(self, number: int, wanted: OpenReader, prefetch: int) -> None:
-        self.number, self.wanted, self.prefetch = number, wanted, prefetch
+    def __init__(
+        self, number: int, wanted: OpenReader, prefetch: int | None, transport: Transport = "tcp", planned: int = 0
+    ) -> None:
+        self.number, self.wanted, self.prefetch = number, wanted, prefetch or 0
+        self._prefetch, self._wants, self._planned = prefetch, transport, planned
+        self.transport: Literal["shm", "tcp"] | None = None
+        self._slots: Slots | None = None
+        self._offering: Offering | None = None
+        self._barred: str | None = None  # why it is tcp in this session
+        self._said: str | None = None
         self.lock = threading.Lock()
         self.news = News(self.lock)
         self.bell: Bell | None = None
@@ -105,8 +142,9 @@ class ReaderLine:
     @property
     def due(self) -> bool:
         """Whether more batches are asked for: by halves of what may be ahead, as each PULL wakes two threads and a server."""
-        untold = self._granted - self._told
-        return untold > 0 and (2 * untold >= self.prefetch or not self.inbox)
+        untold, free = self._granted - self._told, 0 if self._slots is None else self._slots.free
+        most = max(untold, free)
+        return most > 0 and (2 * most >= self.prefetch or not self.inbox)
 
     @property
     def ended(self) -> bool:
@@ -121,8 +159,14 @@ class ReaderLine:
         """The next batch. Another one is asked for in its place: also of one from before, as `_opened` counted it."""
         if not self.inbox:
             return None
-        self._granted += 1
+        if self.prefetch:  # those of an earlier opening too: this one was granted so many less
+            self._granted += 1
         return self.inbox.popleft()
+
+    def ask(self) -> None:
+        """Somebody waits for a batch. Of these, one is asked for where none are ahead."""
+        if not self.prefetch and self.phase is Phase.READY and self._granted == self._came:
+            self._granted += 1
 
     def give_back(self, came: Came) -> None:
         """Done with it, as its lease goes."""
@@ -142,9 +186,11 @@ class ReaderLine:
     def begin(self) -> None:
         """See `Line`. Grants count anew; leases of an earlier session are others' by now."""
         with self.lock:
+            self._forget_memory()
+            self._barred = None
             if self.phase is Phase.CLOSING:
                 self.phase = Phase.CLOSED
-            elif self.phase in (Phase.OPENING, Phase.READY):
+            elif self.phase in _OPEN:
                 self.phase = Phase.WANTED
             if self.leased:
                 self.inbox.clear()
@@ -156,19 +202,35 @@ class ReaderLine:
 
     def step(self, now: float, port: Connection) -> float | None:
         """See `Line`."""
-        if not port.is_open:
+        if self.phase is Phase.CLOSED:
+            port.forget(self)
+        if not port.is_open or self.phase is Phase.CLOSED:
             return None
         with self.lock:
+            if self.phase is Phase.CLOSING:
+                self._forget_memory()
+            elif self.phase is Phase.OFFERING:
+                self._offer(port)
+            elif self._slots is not None and self._slots.worn and not self.leased and self.phase is Phase.READY:
+                self.phase = Phase.WANTED  # with new memory
             self._ask(now, port)
             if self.phase is Phase.READY:
-                if self._returns:
-                    leases, self._returns = np.array(self._returns, np.uint64), []
-                    port.send(Plane.PULL, Return(leases), self.number, port.sequence())
-                if self.due or (self._remind_at is not None and now >= self._remind_at):
-                    self._told, self._remind_at = self._granted, now + REMIND_S
-                    port.send(Plane.PULL, Pull(self._granted, _NO_SLOTS), self.number, port.sequence())
+                self._say(now, port)
+            failed = self.phase is Phase.FAILED
             dues = (self._ask_at, self._remind_at if self.phase is Phase.READY else None)
-            return min((due for due in dues if due is not None), default=None)
+            due = min((due for due in dues if due is not None), default=None)
+        if failed:
+            self._ring()
+        return due
+
+    def _say(self, now: float, port: Connection) -> None:
+        if self._returns:
+            leases, self._returns = np.array(self._returns, np.uint64), []
+            port.send(Plane.PULL, Return(leases), self.number, port.sequence())
+        if self.due or (self._remind_at is not None and now >= self._remind_at):
+            slots = [] if self._slots is None else self._slots.give()
+            self._told, self._remind_at = self._granted, now + REMIND_S
+            port.send(Plane.PULL, Pull(self._granted, np.array(slots, np.uint32)), self.number, port.sequence())
 
     def _ask(self, now: float, port: Connection) -> None:
         if self._ask_at is not None and now < self._ask_at:
@@ -177,19 +239,88 @@ class ReaderLine:
         if self.phase is Phase.CLOSING:
             body: OpenReader | CloseReader = CloseReader()
         elif self.phase in (Phase.WANTED, Phase.OPENING) and not over:
-            body, self.phase, self._server = self.wanted, Phase.OPENING, port.servers
+            self._forget_memory()
+            body = self._opener(port)
+            if self.failure is not None:
+                return
+            self.phase, self._server = Phase.OPENING, port.servers
         else:
             self._ask_at = None
             return
         self._asked, self._ask_at = port.sequence(), now + ASK_AGAIN_S
         port.send(Plane.CONTROL, body, self.number, self._asked)
 
+    # -- shared memory, the IO thread, under the lock; see NOTE -------------------------------------------------------------
+
+    def _opener(self, port: Connection) -> OpenReader:
+        welcome = port.session.welcome
+        if self._wants == "tcp" or self._barred is not None:
+            return self.wanted
+        if welcome is None or welcome.memory_endpoint is None:
+            self._bar(port, "the feeder takes no shared memory: it listens at ipc:// only for that", logging.DEBUG)
+            return self.wanted
+        return msgspec.structs.replace(self.wanted, transport="shm")
+
+    def _bar(self, port: Connection, reason: str, level: int = logging.WARNING) -> None:
+        """No shared memory in this session, for a reason. Ends the reader, where nothing else was wanted."""
+        self._barred = reason
+        self._forget_memory()
+        table = self.wanted.table
+        if self._wants == "shm":
+            text = f"batches of table {table!r} cannot come in shared memory from {port.address}: {reason}"
+            self.failure = lambda: Unsupported(f"{text}: use transport='auto' or 'tcp'")
+            self.phase = Phase.FAILED
+            return
+        if reason != self._said:
+            self._said = reason
+            text = "batches of table %r from %s come over its socket, not in shared memory: %s"
+            _log.log(level, text, table, port.address, reason)
+        if self.phase is not Phase.OPENING:
+            self.phase, self._ask_at = Phase.WANTED, None
+
+    def _offer(self, port: Connection) -> None:
+        """Make memory and offer it; or look whether it was taken."""
+        welcome = port.session.welcome
+        assert welcome is not None
+        assert welcome.memory_endpoint is not None
+        assert self.schema is not None
+        try:
+            if self._offering is None:
+                spare = max(SPARE, self._planned + 2)
+                slots = self._slots = Slots(self.schema, self.wanted.batch_size, max(1, self.prefetch), spare)
+                offer = slots.offer(port.session.number, self.number)
+                self._offering = Offering(welcome.memory_endpoint, offer, slots.fileno())
+                port.watch(self._offering)
+            elif self._offering.taken():
+                self._offering.close()
+                self._offering, self.phase = None, Phase.READY
+        except (Unsupported, OutOfMemory, Malformed) as error:
+            self._bar(port, str(error))
+        except OSError as error:
+            self._bar(port, f"memory could not be made: {error}")
+        except Broken:  # for now
+            self._forget_memory()
+            self.phase, self._ask_at = Phase.WANTED, port.clock() + LATER_S
+
+    def _forget_memory(self) -> None:
+        slots, self._slots = self._slots, None
+        offering, self._offering = self._offering, None
+        if offering is not None:
+            offering.close()
+        if slots is not None:
+            slots.close()
+
+    # -- what comes -------------------------------------------------------------
+
     def take(self, message: Message, now: float) -> None:
         """See `Line`."""
         body = message.body
         with self.lock:
             if isinstance(body, Batch):
-                self._arrived(message, body, now)
+                self._arrived(message, message.sequence, body, message.flags, now)
+            elif isinstance(body, SlotBatches):
+                for i, place in enumerate(body.places):
+                    self._arrived(message, message.sequence + i, place, place.flags, now)
             elif isinstance(body, Reader):
                 if self.phase is Phase.OPENING and message.sequence == self._asked:
                     self._opened(body)
@@ -199,6 +330,7 @@ class ReaderLine:
                 self._refused(message, body, now)
             elif isinstance(body, Done) and self.phase is Phase.CLOSING:
                 self.phase, self._ask_at, self._remind_at = Phase.CLOSED, None, None
+                self._forget_memory()
         self._ring()
 
     def end(self, failure: Failure) -> None:
@@ -206,6 +338,7 @@ class ReaderLine:
         with self.lock:
             self.failure = self.failure or failure
             self.phase = Phase.FAILED if self.phase is not Phase.CLOSED else self.phase
+            self._forget_memory()
         self._ring()
 
     def _ring(self) -> None:
@@ -218,25 +351,46 @@ class ReaderLine:
         self.schema, self.leased = schema_of(body.schema), body.leased
         self._layout = RowLayout.of(self.schema, headed=False)
         self._opening += 1
+        if self._prefetch is None:
+            self.prefetch = ahead_of(self.schema, self._layout.row_bytes * self.wanted.batch_size, self._planned)
         self._came = self._told = 0
         self._granted = self.prefetch - len(self.inbox)
         self._ask_at, self._later_s = None, LATER_S
-        self.phase = Phase.READY
-
-    def _arrived(self, message: Message, body: Batch, now: float) -> None:
-        # A batch that is there already was sent twice; one of an earlier opening was drawn for nobody.
-        if self.phase is not Phase.READY or message.sequence < self._came or self._layout is None:
+        self.transport = body.transport
+        if body.transport == "shm":
+            self.phase = Phase.OFFERING
             return
-        self._came = message.sequence + 1
+        self.phase = Phase.READY
+        if self._wants == "shm":
+            text = "the feeder was asked for shared memory and answered with tcp: use transport='auto'"
+            self.failure = lambda: Unsupported(text)
+            self.phase = Phase.FAILED
+
+    def _arrived(self, message: Message, number: int, body: Batch | InSlot, flags: int, now: float) -> None:
+        # A batch that is there already was sent twice; one of an earlier opening was drawn for nobody.
+        if self.phase is not Phase.READY or number < self._came or self._layout is None:
+            return
+        if isinstance(body, InSlot):
+            try:
+                if self._slots is None:
+                    raise Malformed("a batch came in shared memory, and none was offered")
+                body_there: Batch | Filled = self._slots.take(body)
+            except Malformed as error:
+                text = f"table {self.wanted.table!r}: {error}"
+                self.failure, self.phase = lambda: Malformed(text), Phase.FAILED
+                return
+        else:
+            body_there = body
+        self._came = number + 1
         self.batches += 1
-        self.redelivered += bool(message.flags & REDELIVERED)
-        lease = message.sequence if self.leased else None
-        self.inbox.append(Came(body, self._layout, lease, self._opening, self._server))
+        self.redelivered += bool(flags & REDELIVERED)
+        lease = number if self.leased else None
+        self.inbox.append(Came(body_there, self._layout, lease, self._opening, self._server))
         self._remind_at = now + REMIND_S if self._granted > self._came else None
 
     def _refused(self, message: Message, error: Error, now: float) -> None:
         if error.code == ErrorCode.UNKNOWN_READER:
-            if self.phase is Phase.READY:
+            if self.phase in (Phase.OFFERING, Phase.READY):
                 self.phase, self._ask_at = Phase.WANTED, None
         elif self.phase is Phase.CLOSING:
             self.phase, self._ask_at = Phase.CLOSED, None
@@ -249,3 +403,12 @@ class ReaderLine:
         else:
             self.failure = lambda: error_of(error, f"table {self.wanted.table!r}")
             self.phase = Phase.FAILED
+
+
+_OPEN = (Phase.OPENING, Phase.OFFERING, Phase.READY)
+
+
+def ahead_of(schema: Schema, batch_bytes: int, planned: int) -> int:
+    """Batches that may be ahead, when nobody said how many."""
+    most = AHEAD_WEIGHTED if any(field.name == "weight" for field in schema.fields) else AHEAD_MOST
+    return max(AHEAD_LEAST, min(most, AHEAD_BYTES // max(1, batch_bytes)), planned)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,8 @@ import numpy.typing as npt
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError, Malformed
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
-from async_loader.feeder.client.reader_line import Came, Phase, ReaderLine
+from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Phase, ReaderLine, Transport
+from async_loader.feeder.client.slots import Filled
 from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.feeder.wire import OpenReader, Priorities, View, read_batch
 from async_loader.lifecycle import Bell, Deadline, Patience
@@ -41,8 +42,9 @@ class RemoteSource:
     connection : Connection
     wanted : callable
         Makes the OPEN_READER of a batch size and a prefetch.
-    prefetch : int
-        Batches that the feeder may send ahead.
+    prefetch : int | None
+        Batches that the feeder may send ahead; see `TableClient.source`.
+    transport : "auto" | "shm" | "tcp"
     timeout_s : float
         For `feedback` and `close`.
     owner : object
@@ -50,10 +52,11 @@ class RemoteSource:
     """
 
     def __init__(
-        self, connection: Connection, wanted: Callable[[int, int], OpenReader], prefetch: int, timeout_s: float, owner: object
-    ) -> None:
+        self, connection: Connection, wanted: Callable[[int, int], OpenReader], prefetch: int | None, transport: Transport,
+        timeout_s: float, owner: object,
+    ) -> None:  # fmt: skip
         self._connection, self._wanted, self._timeout_s, self._owner = connection, wanted, timeout_s, owner
-        self._prefetch = prefetch
+        self._prefetch, self._transport, self._planned = prefetch, transport, 0
         self._line: ReaderLine | None = None
         self._lock = threading.Lock()
         self._held: Came | None = None
@@ -63,7 +66,13 @@ class RemoteSource:
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """A loader will plan so many batches ahead, so as many are worth being on their way; more if asked for."""
         if self._line is None:
-            self._prefetch = max(self._prefetch, min(batches, 64))
+            self._planned = min(batches, 64)
+            self._prefetch = None if self._prefetch is None else max(self._prefetch, self._planned)
+
+    @property
+    def transport(self) -> Literal["shm", "tcp"] | None:
+        """How batches come, ``None`` before that is known."""
+        return None if self._line is None else self._line.transport
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """The next batch, as it was drawn: contiguous arrays, that nobody changes any more.
@@ -106,6 +115,7 @@ class RemoteSource:
                     raise line.complaints.popleft()
                 if line.failure is not None:
                     raise line.failure()
+                line.ask()
         if line.due or line.leased:
             self._connection.wake()  # to ask for more, to give back the last
         if over:
@@ -137,7 +147,10 @@ class RemoteSource:
         """Give everything back. Twice does no harm. Raises Timeout if the feeder does not answer."""
         self._closed = True
         line = self._line
-        if line is None or line.phase is Phase.CLOSED or line.failure is not None:
+        if line is None:
+            return
+        if line.phase is Phase.CLOSED or line.failure is not None:
+            line.inbox.clear()
             return
         self._connection.check()
         with line.lock:
@@ -158,8 +171,11 @@ class RemoteSource:
             if self._closed:
                 raise Closed("this source is closed")
             if self._line is None:
-                wanted = self._wanted(batch_size, self._prefetch)
-                line = self._connection.add(lambda number: ReaderLine(number, wanted, self._prefetch))
+                ahead = self._prefetch if self._prefetch is not None else max(AHEAD_LEAST, self._planned)
+                wanted = self._wanted(batch_size, max(1, ahead))
+                line = self._connection.add(
+                    lambda number: ReaderLine(number, wanted, self._prefetch, self._transport, self._planned)
+                )
                 weakref.finalize(self, _let_go, self._connection, line).atexit = False
                 self._line = line
                 self.on_open(line)
@@ -169,13 +185,16 @@ class RemoteSource:
         return line
 
     def _ready(self, line: ReaderLine, came: Came) -> Ready:
-        try:
-            columns = read_batch(came.body, came.layout)
-        except Malformed as error:
-            raise Malformed(f"a batch of table {line.wanted.table!r} is not as the feeder said it would be: {error}") from None
         self._held = came if came.lease is not None else None
+        if isinstance(came.body, Filled):
+            columns = came.body.arrays()
+        else:
+            try:
+                columns = [np.ascontiguousarray(column) for column in read_batch(came.body, came.layout)]
+            except Malformed as error:
+                text = f"a batch of table {line.wanted.table!r} is not as the feeder said it would be: {error}"
+                raise Malformed(text) from None
         assert line.schema is not None
-        columns = [np.ascontiguousarray(column) for column in columns]
         if came.server:
             at = [field.name for field in line.schema.fields].index("index")
             columns[at] = columns[at] + (came.server << _SERVER_BITS)

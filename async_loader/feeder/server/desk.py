@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.server.closings import Closings
@@ -198,8 +198,10 @@ class Desk:
 
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         outlet = self._hall.table(wanted.table).outlet
-        reader = session.readers[message.number] = outlet.open(session.number, message.number, wanted)
-        reply = Reader(schema=spec_of(reader.drawing.schema), leased=outlet.table.leased, transport="tcp")
+        shared = wanted.transport == "shm" and self._hall.memory is not None
+        reader = session.readers[message.number] = outlet.open(session.number, message.number, wanted, shared)
+        transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
+        reply = Reader(schema=spec_of(reader.drawing.schema), leased=outlet.table.leased, transport=transport)
         return message.reply(reply, schema=reader.layout.schema_id)
 
     def _end_reader(self, session: Session, number: int) -> None:

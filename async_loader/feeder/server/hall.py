@@ -42,6 +42,8 @@ class Hall:
     gatekeeper: Gatekeeper | None = None
     draining: bool = False
     published: Publications = field(default_factory=Publications)
+    memory: str | None = None
+    """Where learners of this host can offer memory for their batches."""
 
     def table(self, name: str) -> Table:
         """Raises Malformed, UNKNOWN_TABLE."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.server.parcels import Parcel, Returned
-from async_loader.feeder.wire import ErrorCode, Limits, OpenReader, RowLayout
+from async_loader.feeder.shared import Shelf
+from async_loader.feeder.wire import ErrorCode, InSlot, Limits, OpenReader, RowLayout
+from async_loader.replay.reader import Target
 from async_loader.replay.served import Drawing, ServedTable
 from async_loader.replay.views import Transitions
 
@@ -34,10 +36,12 @@ class ReaderState:
         Batches, counted from its opening.
     hungry_since : float | None
         Since when it has had credit and got nothing; ``None``: it does not stand in the line.
-    kept : Parcel | None
+    kept : deque of Parcel
         What could not be sent; it is the next, when the reader has been heard again.
     leases : dict
         By the number of the batch: what it has not given back.
+    shared : bool
+        Its batches go into memory of its own, ``shelf``, as soon as it has offered that; ``targets`` are the slots used so far.
     """
 
     session: int
@@ -51,17 +55,37 @@ class ReaderState:
     granted: int = 0
     sent: int = 0
     hungry_since: float | None = None
-    kept: Parcel | None = None
+    kept: deque[Parcel] = field(default_factory=deque)
     leases: OrderedDict[int, Parcel] = field(default_factory=OrderedDict)
+    shared: bool = False
+    shelf: Shelf | None = None
+    targets: dict[int, Target] = field(default_factory=dict)
 
     @property
     def hungry(self) -> bool:
         """Whether it may be sent a batch."""
-        return self.sent < self.granted
+        return self.sent < self.granted and (not self.shared or bool(self.kept) or self._has_slot)
+
+    @property
+    def _has_slot(self) -> bool:
+        return self.shelf is not None and self.shelf.free > 0
 
     def grant(self, total: int) -> None:
         """It takes so many batches, counted from its opening; fewer than before says nothing."""
         self.granted = max(self.granted, min(total, self.sent + self.ahead))
+
+    def take_back(self, slots: Sequence[int]) -> None:
+        """It has no use for these slots any more. Raises Malformed for what it cannot give."""
+        if self.shelf is None:
+            raise Malformed(f"reader {self.number} gives slots, and has offered no memory: offer it first")
+        self.shelf.give_back(slots)
+
+    def let_go(self) -> None:
+        """It is gone: its memory is unmapped."""
+        shelf, self.shelf = self.shelf, None
+        self.targets.clear()
+        if shelf is not None:
+            shelf.close()
 
     def left_s(self, now: float) -> float | None:
         """Seconds until it has to be told that nothing came."""
@@ -99,8 +123,8 @@ class Outlet:
         self.draining = False
         self.batches = self.rows = self.redelivered = 0
 
-    def open(self, session: int, number: int, wanted: OpenReader) -> ReaderState:
-        """A reader. The table has a schema.
+    def open(self, session: int, number: int, wanted: OpenReader, shared: bool = False) -> ReaderState:
+        """A reader. The table has a schema. ``shared``: its batches go into memory that it will offer.
 
         Raises
         ------
@@ -114,7 +138,8 @@ class Outlet:
             raise Malformed(str(error), ErrorCode.UNSUPPORTED) from None
         try:
             layout = RowLayout.of(drawing.schema, headed=False)
-            self._check(layout, wanted.batch_size)
+            if not shared:
+                self._check(layout, wanted.batch_size)
             drawing.why_not(wanted.batch_size)
         except ConfigError as error:
             drawing.close()
@@ -124,8 +149,10 @@ class Outlet:
             raise
         self._views.add(view)
         batch_bytes = max(1, wanted.batch_size * layout.row_bytes)
-        ahead = max(1, min(MOST_AHEAD, self._limits.in_flight_bytes // batch_bytes))
-        reader = ReaderState(session, number, self, drawing, layout, wanted.batch_size, wanted.timeout_s, ahead)
+        ahead = MOST_AHEAD if shared else max(1, min(MOST_AHEAD, self._limits.in_flight_bytes // batch_bytes))
+        reader = ReaderState(
+            session, number, self, drawing, layout, wanted.batch_size, wanted.timeout_s, ahead, shared=shared
+        )  # fmt: skip
         self._readers.add(reader)
         return reader
 
@@ -160,10 +187,11 @@ class Outlet:
         self._leave_line(reader)
         for parcel in reader.leases.values():
             self._returned.put(reader.layout.schema_id, parcel)
-        if reader.kept is not None and self.table.leased:
-            self._returned.put_back(reader.layout.schema_id, reader.kept)
+        for parcel in reversed(reader.kept) if self.table.leased else ():
+            self._returned.put_back(reader.layout.schema_id, parcel)
         reader.leases.clear()
-        reader.kept = None
+        reader.kept.clear()
+        reader.let_go()
         reader.drawing.close()
 
     def _leave_line(self, reader: ReaderState) -> None:
@@ -198,7 +226,7 @@ class Outlet:
         """Whoever cannot be sent to leaves the line until it is heard of."""
         reader.hungry_since = None
         if not send(reader, parcel):
-            reader.kept = parcel
+            reader.kept.appendleft(parcel)
             return False
         if self.table.leased:
             reader.leases[reader.sent] = parcel
@@ -208,6 +236,17 @@ class Outlet:
         self.redelivered += parcel.again
         self.want(reader, now)
         return True
+
+    def unsent(self, reader: ReaderState, parcels: Sequence[Parcel]) -> None:
+        """The last that it was handed could not be sent after all: as in `_hand_over`."""
+        self._leave_line(reader)
+        for parcel in reversed(parcels):
+            reader.sent -= 1
+            reader.leases.pop(reader.sent, None)
+            reader.kept.appendleft(parcel)
+            self.batches -= 1
+            self.rows -= parcel.rows
+            self.redelivered -= parcel.again
 
     def _next_or_fail(self, reader: ReaderState, may_draw: bool) -> Parcel | None:
         """As `_next`; whoever wants what can never be loses what it had been granted, and `failed` says why."""
@@ -221,9 +260,31 @@ class Outlet:
 
     def _next(self, reader: ReaderState, may_draw: bool) -> Parcel | None:
         """What the reader gets, if there is something for it."""
-        if reader.kept is not None:
-            kept, reader.kept = reader.kept, None
-            return kept
+        if reader.kept:
+            return reader.kept.popleft()
+        if not reader.shared:
+            return self._made(reader, may_draw)
+        assert reader.shelf is not None
+        if not self.table.leased:
+            return self._filled(reader, reader.shelf) if may_draw else None
+        parcel = self._made(reader, may_draw)
+        if parcel is not None:  # a copy stays here: it may have to go to somebody else
+            parcel.lie(reader.layout, *reader.shelf.take())
+        return parcel
+
+    def _filled(self, reader: ReaderState, shelf: Shelf) -> Parcel | None:
+        """A new batch, read straight into a slot."""
+        if reader.drawing.why_not(reader.batch_size) is not None:
+            return None
+        slot, generation, arrays = shelf.take()
+        target = reader.targets.get(slot)
+        if target is None:
+            target = reader.targets[slot] = reader.drawing.target(arrays)
+        reader.drawing.fill(target)
+        return Parcel(reader.batch_size, [], place=InSlot(slot, generation, reader.batch_size))
+
+    def _made(self, reader: ReaderState, may_draw: bool) -> Parcel | None:
+        """A batch as it travels."""
         schema, wanted = reader.layout.schema_id, reader.batch_size
         old = self._returned.take(schema, wanted) if len(self._returned) else None
         missing = wanted - (old.rows if old is not None else 0)

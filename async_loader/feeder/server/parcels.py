@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.feeder.wire import Batch, RowLayout, batch
+from async_loader.feeder.wire import Batch, InSlot, RowLayout, batch, read_batch
 from async_loader.replay.served import Drawing
 
 Bytes = npt.NDArray[np.uint8]
@@ -24,13 +24,17 @@ class Parcel:
     ----------
     frames : list of uint8 arrays [rows, bytes]
         As `RowLayout` says.
+        None where the rows lie in a slot, and nobody will want them again.
     again : bool
         Whether any of its rows was sent before.
+    place : InSlot | None
+        Where its rows lie in shared memory.
     """
 
     rows: int
     frames: list[Bytes]
     again: bool = False
+    place: InSlot | None = None
 
     @classmethod
     def drawn(cls, drawing: Drawing, layout: RowLayout, count: int) -> Parcel:
@@ -54,6 +58,12 @@ class Parcel:
         first, rest = ([np.ascontiguousarray(frame[part]) for frame in self.frames] for part in (slice(rows), slice(rows, None)))
         return Parcel(rows, first, self.again), Parcel(self.rows - rows, rest, self.again)
 
+    def lie(self, layout: RowLayout, slot: int, generation: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Copy the rows into a slot, which has an array for each field."""
+        for array, column in zip(arrays, read_batch(self.body, layout), strict=True):
+            array[: self.rows] = column
+        self.place = InSlot(slot, generation, self.rows)
+
     @property
     def body(self) -> Batch:
         return Batch(self.rows, [frame.reshape(-1) for frame in self.frames])
@@ -76,11 +86,12 @@ class Returned:
 
     def put(self, schema: int, parcel: Parcel) -> None:
         """It was on its way, and perhaps was seen."""
-        parcel.again = True
+        parcel.again, parcel.place = True, None
         self._parcels.setdefault(schema, deque()).append(parcel)
 
     def put_back(self, schema: int, parcel: Parcel) -> None:
         """It was not on its way."""
+        parcel.place = None
         self._parcels.setdefault(schema, deque()).appendleft(parcel)
 
     def take(self, schema: int, most: int) -> Parcel | None:

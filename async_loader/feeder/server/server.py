@@ -25,6 +25,7 @@ from async_loader.feeder.server.ports import Plane, Ports
 from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.report import status_of
 from async_loader.feeder.server.sessions import Session, Sessions
+from async_loader.feeder.server.shelves import Shelves
 from async_loader.feeder.server.warming import Warming
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.wire import NEWEST, End, Limits, Message, Type, Welcome
@@ -56,6 +57,8 @@ class Server:
         How long, at the end, what was received may wait for its table, and learners for the last batches of a queue.
     bind : callable, optional
         See `Ports`.
+    memory : str, optional
+        Path of a unix socket: learners of this host, and of this user, have their batches written into memory of theirs.
     gatekeeper : Gatekeeper, optional
         Who decides who may connect; the loop lets it answer.
     context : zmq.Context, optional
@@ -83,6 +86,7 @@ class Server:
         silence_s: float = 10.0,
         drain_s: float = 10.0,
         bind: Callable[[Any, str], str] | None = None,
+        memory: str | None = None,
         gatekeeper: Gatekeeper | None = None,
         context: Any = None,
         clock: Callable[[], float] = time.monotonic,
@@ -97,13 +101,19 @@ class Server:
         )  # fmt: skip
         self.counters = Counters(clock)
         self._own_context = zmq.Context() if context is None else None
+        self._shelves: Shelves | None = None
         try:
             self._ports = Ports(context or self._own_context, endpoints, limits, bind, gatekeeper is not None)
+            try:
+                self._shelves = None if memory is None else Shelves(memory, hall.sessions)
+            except BaseException:
+                self._ports.close()
+                raise
         except BaseException:
             if self._own_context is not None:
                 self._own_context.term()
             raise
-        hall.gatekeeper = gatekeeper
+        hall.gatekeeper, hall.memory = gatekeeper, memory
         for table in hall.tables.values():
             table.intake.on_forget = hall.release
         self._post = Post(self._ports, hall.sessions, limits, self.counters)
@@ -117,6 +127,7 @@ class Server:
         self._warming: Warming | None = Warming(self._bell.ring)
         if gatekeeper is not None:
             self._poller.register(gatekeeper.poll_socket, zmq.POLLIN)
+        self._callers: set[int] = set()  # who is about to offer memory
         self._stops = 0
         self._more = False  # whether a round left something undone that waits for nobody
         self._ending: Deadline | None = None
@@ -149,11 +160,26 @@ class Server:
 
     def _wait(self) -> None:
         left = self._left_s()
+        if self._shelves is not None:
+            self._hear_callers(self._shelves)
         events = self._poller.poll(None if left is None else min(int(left * 1000 + 0.999), 1 << 30))
         if any(what == self._bell.fileno() for what, _ in events):
             self._bell.clear()
         if self._hall.gatekeeper is not None:
             self._hall.gatekeeper.handle()
+        if self._shelves is not None and events:
+            for what, _ in events:
+                if what in self._callers:
+                    self._shelves.handle(what)
+
+    def _hear_callers(self, shelves: Shelves) -> None:
+        callers = set(shelves.filenos())
+        if callers != self._callers:
+            for gone in self._callers - callers:
+                self._poller.unregister(gone)
+            for new in callers - self._callers:
+                self._poller.register(new, zmq.POLLIN)
+            self._callers = callers
 
     def _left_s(self) -> float | None:
         """Seconds until something has to be done, whatever comes."""
@@ -252,9 +278,14 @@ class Server:
             self._say_goodbye("the server was shut down")
         finally:
             self._ports.close()
+            if self._shelves is not None:
+                self._shelves.close()
             if self._own_context is not None:
                 self._own_context.term()
             self._bell.close()
+            for session in self._hall.sessions:
+                for reader in session.readers.values():
+                    reader.let_go()
             for table in self._hall.tables.values():
                 table.buffer.close()
 
@@ -288,7 +319,7 @@ class Server:
         endpoints = self._ports.endpoints
         return Welcome(
             version=version, incarnation=self.incarnation, heartbeat_s=self._heartbeat_s, silence_s=self._silence_s,
-            insert_endpoint=endpoints[Plane.INSERT], pull_endpoint=endpoints[Plane.PULL], memory_endpoint=None,
+            insert_endpoint=endpoints[Plane.INSERT], pull_endpoint=endpoints[Plane.PULL], memory_endpoint=self._hall.memory,
             limits=self._hall.limits, tables=tuple(self._hall.tables),
         )  # fmt: skip
 

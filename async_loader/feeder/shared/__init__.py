@@ -10,7 +10,7 @@
       │◀──────────────────────────────────────── yes │
       │ PULL granted 4, returned 0 1 2 3 4 5         │
       │─────────────────────────────────────────────▶│ pull
-      │◀─────────────── BATCH slot 0, generation 1   │ 80 bytes; the rows lie in the slot
+      │◀─────────────── BATCH slots 0, 1             │ 16 bytes each; the rows lie in the slots
 
 The memory has no name, so that nothing is left behind whoever dies; it goes with the last process that maps it. It is sealed
 before it is sent: what the learner could cut short under the server's hands would kill the server.
@@ -19,7 +19,7 @@ before it is sent: what the learner could cut short under the server's hands wou
 from __future__ import annotations
 
 from async_loader.feeder.shared.listener import Listener
-from async_loader.feeder.shared.offer import Offer, offer_to
+from async_loader.feeder.shared.offer import Offer, Offering, offer_to
 from async_loader.feeder.shared.shelf import Shelf
 
-__all__ = ["Listener", "Offer", "Shelf", "offer_to"]
+__all__ = ["Listener", "Offer", "Offering", "Shelf", "offer_to"]

@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
+from async_loader.lifecycle import readable
 
 _RECORD = struct.Struct("<4sIQIIQ")
 _MAGIC = b"ALM1"
@@ -60,35 +61,92 @@ class Offer:
             raise Malformed("the memory offered is not sealed against being cut short: seal it before it is sent")
 
 
-def offer_to(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
-    """Offer memory to the server that listens at ``path``.
+class Offering:
+    """An offer under way. It is answered when its descriptor is readable.
+
+    Parameters
+    ----------
+    path : str
+        Where the server listens.
+    offer : Offer
+    fd : int
+        Of the memory.
+    patience_s : float
+        How long others may come first; nothing else waits.
 
     Raises
     ------
     Unsupported
         If nobody listens there: the server is of another host, or another container.
-    Malformed
-        With the server's reason, if it refuses.
-    Timeout, Broken
-        If it says nothing in time; if it is gone.
+    Broken
+        If it is gone, or too many others come first.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-        channel.settimeout(timeout_s)
+
+    def __init__(self, path: str, offer: Offer, fd: int, patience_s: float = 0.0) -> None:
+        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(patience_s)
         try:
-            channel.connect(path)
-        except OSError as error:
-            raise Unsupported(f"the server's memory socket {path} cannot be reached from here: {error.strerror}") from None
+            try:
+                self._channel.connect(path)
+                self._channel.setblocking(False)
+            except (BlockingIOError, TimeoutError):
+                raise Broken(f"the server's memory socket {path} is busy") from None
+            except OSError as error:
+                text = f"the server's memory socket {path} cannot be reached from here: {error.strerror}"
+                raise Unsupported(text) from None
+            try:
+                socket.send_fds(self._channel, [offer.pack()], [fd])
+            except OSError as error:
+                raise Broken(f"the server went away while memory was offered: {error.strerror}") from None
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def fileno(self) -> int:
+        """What to poll for reading; -1 when it is over."""
+        return self._channel.fileno()
+
+    def taken(self) -> bool:
+        """Whether the memory was taken; False: nobody has said anything yet.
+
+        Raises
+        ------
+        Malformed
+            With the server's reason, if it refuses.
+        Broken
+            If it is gone.
+        """
         try:
-            socket.send_fds(channel, [offer.pack()], [fd])
-            answer = channel.recv(_TEXT_BYTES)
-        except TimeoutError:
-            raise Timeout(f"the server said nothing for {timeout_s:g} s to an offer of {offer.nbytes} bytes of memory") from None
+            answer = self._channel.recv(_TEXT_BYTES)
+        except BlockingIOError:
+            return False
         except OSError as error:
             raise Broken(f"the server went away while memory was offered: {error.strerror}") from None
-    if not answer:
-        raise Broken("the server went away while memory was offered")
-    if answer != b"\0":
-        raise Malformed(answer[1:].decode("utf-8", "replace"))
+        if not answer:
+            raise Broken("the server went away while memory was offered")
+        if answer != b"\0":
+            raise Malformed(answer[1:].decode("utf-8", "replace"))
+        return True
+
+    def close(self) -> None:
+        """Nothing more is expected. Twice does no harm."""
+        self._channel.close()
+
+
+def offer_to(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
+    """Offer memory to the server that listens at ``path``, and wait for the answer.
+
+    Raises
+    ------
+    Unsupported, Malformed, Broken
+        As `Offering`.
+    Timeout
+        If it says nothing in time.
+    """
+    with contextlib.closing(Offering(path, offer, fd, timeout_s)) as offering:
+        readable([offering.fileno()], timeout_s)
+        if not offering.taken():
+            raise Timeout(f"the server said nothing for {timeout_s:g} s to an offer of {offer.nbytes} bytes of memory")
 
 
 def answered(reason: str | None) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ Buffer = Any
 _ACK = struct.Struct("<4Q")
 _APPLIED = struct.Struct("<2Q")
 _GRANTED = struct.Struct("<Q")
-_SLOT = struct.Struct("<3I4x")
+_SLOT = struct.Struct("<4I")
 
 
 class Data(msgspec.Struct, frozen=True, eq=False):
@@ -111,20 +111,30 @@ class Pull(Data, frozen=True):
         return [_GRANTED.pack(self.granted) + numbers(self.returned, "<u4", "slots").tobytes()]
 
 
-class SlotBatch(Data, frozen=True):
-    """A batch that lies in a slot of shared memory. The header carries the flag SHARED."""
+class InSlot(NamedTuple):
+    """Where a batch lies in shared memory. ``flags`` are those that its header would have."""
 
-    TYPE = Type.BATCH
     slot: int
     generation: int
     rows: int
+    flags: int = 0
+
+
+class SlotBatches(Data, frozen=True):
+    """Batches that lie in slots of shared memory, one after the other; the header's sequence is that of the first.
+
+    The header carries the flag SHARED.
+    """
+
+    TYPE = Type.BATCH
+    places: Sequence[InSlot]
 
     @property
     def count(self) -> int:
-        return self.rows
+        return len(self.places)
 
     def pack(self) -> list[Buffer]:
-        return [_SLOT.pack(self.slot, self.generation, self.rows)]
+        return [b"".join([_SLOT.pack(*place) for place in self.places])]
 
 
 class Priorities(Data, frozen=True):
@@ -182,10 +192,7 @@ def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
     if kind is Type.RETURN:
         return Return(vector(_only(kind, frames), np.dtype("<u8"), rows, "leases"))
     if kind is Type.BATCH:
-        slot, generation, said = _fixed(_SLOT, kind, frames)
-        if said != rows:
-            raise Malformed(f"BATCH has {rows} rows in its header and {said} in its slot")
-        return SlotBatch(slot, generation, said)
+        return _slots(rows, _only(kind, frames))
     if kind is Type.APPLIED:
         return Applied(*_fixed(_APPLIED, kind, frames))
     return (Gap if kind is Type.GAP else Ack)(*_fixed(_ACK, kind, frames))
@@ -220,6 +227,12 @@ def _pull(rows: int, frame: memoryview) -> Pull:
         raise Malformed(f"PULL has a body of {frame.nbytes} bytes, it takes {_GRANTED.size} and 4 for each slot")
     (granted,) = _GRANTED.unpack_from(frame)
     return Pull(granted, vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots"))
+
+
+def _slots(count: int, frame: memoryview) -> SlotBatches:
+    if frame.nbytes != count * _SLOT.size or not count:
+        raise Malformed(f"BATCH of {count} slots has a body of {frame.nbytes} bytes, it takes {_SLOT.size} for each, 1 or more")
+    return SlotBatches([InSlot(*place) for place in _SLOT.iter_unpack(frame)])
 
 
 def _only(kind: Type, frames: Sequence[memoryview]) -> memoryview:

@@ -12,7 +12,7 @@ from async_loader.feeder.wire import bounds, codes, control, data, header
 from async_loader.feeder.wire.bounds import Limits
 from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.control import Control, Error, Publish, Weights
-from async_loader.feeder.wire.data import Buffer, Data, SlotBatch
+from async_loader.feeder.wire.data import Buffer, Data, SlotBatches
 from async_loader.feeder.wire.header import Header
 from async_loader.feeder.wire.rows import Batch, Insert
 
@@ -66,7 +66,7 @@ def encode(message: Message) -> list[Buffer]:
         _check_part(body, frames[1:])
     else:
         frames, rows = body.pack(), body.count
-    flags = message.flags | codes.SHARED if isinstance(body, SlotBatch) else message.flags
+    flags = message.flags | codes.SHARED if isinstance(body, SlotBatches) else message.flags
     size = sum(len(f) if isinstance(f, bytes) else memoryview(f).nbytes for f in frames)
     head = Header(
         message.version, message.oldest, body.TYPE, flags, message.session, message.sequence,

@@ -70,7 +70,7 @@ def test_the_end_comes_after_the_last_batch(feeder, client):
 
 
 def test_a_timeout_of_the_feeder_is_ours_and_credits_stay(feeder, client):
-    source = client.table("replay").source(timeout_s=1.0)
+    source = client.table("replay").source(timeout_s=1.0, prefetch=4)
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 4)
@@ -91,7 +91,7 @@ def test_a_table_without_a_schema_is_asked_for_again(feeder, client):
         return len(refused) < 3
 
     feeder.hooks[Type.OPEN_READER] = later
-    source = client.table("replay").source()
+    source = client.table("replay").source(prefetch=4)
     with pytest.raises(Timeout):
         source.plan(4, patience(0.0))
     feeder.until(lambda: feeder.granted[1] == 4)
@@ -124,7 +124,7 @@ def test_feedback_says_what_became_of_it(feeder, client):
 
 
 def test_a_lost_session_opens_the_reader_again(feeder, client):
-    source = client.table("replay").source()
+    source = client.table("replay").source(prefetch=4)
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 4)
@@ -138,7 +138,7 @@ def test_a_lost_session_opens_the_reader_again(feeder, client):
 
 def test_leases_go_back_with_the_next_batch(feeder, client):
     feeder.leases = None
-    source = client.table("replay").source()
+    source = client.table("replay").source(prefetch=4)
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 4)
@@ -166,7 +166,7 @@ def test_a_source_that_is_dropped_is_closed_there(feeder, client):
 def test_a_plan_that_waits_ends_when_the_feeder_is_lost(address):
     with FakeFeeder(address, silence_s=0.2) as feeder:
         client = connect(address, on_disconnect="raise")
-        source = client.table("replay").source()
+        source = client.table("replay").source(prefetch=4)
         with pytest.raises(Timeout):
             source.plan(4, patience(0.02))
         feeder.until(lambda: feeder.granted[1] == 4)

@@ -72,7 +72,7 @@ def examples() -> dict[str, wire.Message]:
         "GAP": wire.Gap(1, 0, 1 << 24, 4096),
         "PULL": wire.Pull(4, np.array([0, 2], np.uint32)),
         "BATCH": wire.batch(pixels, steps(PIXELS, 2).columns),
-        "BATCH in shared memory": wire.SlotBatch(2, 9, 256),
+        "BATCH in shared memory": wire.SlotBatches([wire.InSlot(2, 9, 256), wire.InSlot(0, 1, 256, 2)]),
         "PRIORITIES": wire.Priorities(np.array([3, 70], np.int64), np.array([0.5, 2.0])),
         "APPLIED": wire.Applied(1, 1),
         "RETURN": wire.Return(np.array([11, 12], np.uint64)),

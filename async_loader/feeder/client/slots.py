@@ -1,0 +1,185 @@
+"""The memory of a reader in its learner's process: which slots the feeder has, and how a batch gets out of one. Sends nothing.
+
+::
+
+    free ──give──▶ the feeder's ──BATCH──▶ Filled ──arrays──▶ lent, until the last view dies ──▶ free
+                                             └──── copied, when small or when slots are short ──▶ free
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import Malformed
+from async_loader.feeder.shared import Offer
+from async_loader.feeder.wire import InSlot
+from async_loader.layout import BatchLayout
+from async_loader.schema import Schema
+from async_loader.shm.slots import Lease, SlotRing
+
+COPY_BELOW = 64 << 10
+"""Bytes under which a batch is cheaper to copy out than to lend."""
+Arrays = list[npt.NDArray[Any]]
+
+
+class Slots:
+    """Memory for the batches of one opening of a reader.
+
+    Thread rule: `give`, `take` and `close` belong to the IO thread, `arrays` to the learner's.
+
+    Parameters
+    ----------
+    schema : Schema
+        Of a batch's rows.
+    rows : int
+        Of a batch.
+    ahead : int
+        Batches that the feeder may fill before they are used.
+    spare : int
+        Batches that the learner may hold without being copied.
+
+    Raises
+    ------
+    OutOfMemory
+        When they would not fit.
+    Unsupported
+        Where memory cannot be sealed.
+    """
+
+    def __init__(self, schema: Schema, rows: int, ahead: int, spare: int) -> None:
+        self.layout = BatchLayout.contiguous(schema, rows)
+        self._rows = rows
+        self.copies = self.layout.nbytes < COPY_BELOW
+        count = ahead + (0 if self.copies else spare)
+        self._ring = SlotRing(count, self.layout.nbytes, spare)
+        self._ring.segment.seal()
+        self._theirs: dict[int, Lease] = {}
+        self._roots: list[Lease] = []
+        self._back: deque[int] = deque()
+        if self.copies:  # leased for good, since every batch leaves its slot at once
+            self._roots = [root for _, root in (self._leased() for _ in range(count))]
+            self._back.extend(range(count))
+            self._block = _Block(self.layout)
+        _all.add(self)
+
+    def _leased(self) -> tuple[int, Lease]:
+        leased = self._ring.lease()
+        assert leased is not None
+        return leased
+
+    def offer(self, session: int, number: int) -> Offer:
+        """What the feeder is told of them."""
+        return Offer(session, number, self._ring.count, self._ring.slot_bytes)
+
+    def fileno(self) -> int:
+        """Of the memory."""
+        return self._ring.segment.fileno()
+
+    @property
+    def free(self) -> int:
+        """Slots that the feeder could have."""
+        return len(self._back) if self.copies else self._ring.free
+
+    @property
+    def worn(self) -> bool:
+        """Whether forks have retired what could be lent: every batch is copied from now on."""
+        return self._ring.retired >= max(1, self._ring.spare)
+
+    def give(self) -> list[int]:
+        """Those slots: they are the feeder's from here on."""
+        given = []
+        if self.copies:
+            for _ in range(len(self._back)):
+                slot = self._back.popleft()
+                self._theirs[slot] = self._roots[slot]
+                given.append(slot)
+        else:
+            while (leased := self._ring.lease()) is not None:
+                self._theirs[leased[0]] = leased[1]
+                given.append(leased[0])
+        return given
+
+    def take(self, place: InSlot) -> Filled:
+        """The feeder has filled one. Raises Malformed for one that it does not have."""
+        if not 1 <= place.rows <= self._rows:
+            raise Malformed(f"a batch of {place.rows} rows came in shared memory, {self._rows} were asked for")
+        root = self._theirs.pop(place.slot, None)
+        if root is None:
+            raise Malformed(f"a batch came in slot {place.slot}, which the feeder was not given")
+        return Filled(self, place.slot, place.rows, root)
+
+    def arrays(self, filled: Filled) -> Arrays:
+        """The batch of a slot, as views while slots may be lent; once. Cost: 6 us and a copy of it when it is small."""
+        root, rows = filled.root, filled.rows
+        assert root is not None
+        filled.root = None
+        if self.copies:
+            arrays = self._block.copied(root)
+            self._back.append(filled.slot)
+        elif self._may_lend(filled.slot):
+            arrays = self.layout.views(root)
+        else:
+            arrays = self.layout.views(root[: self.layout.nbytes].copy())
+        return arrays if rows == self._rows else [array[:rows] for array in arrays]
+
+    def _may_lend(self, slot: int) -> bool:
+        """Slots that a fork has retired count as lent for ever: there have to be some that come and go."""
+        return self._ring.lent + self._ring.retired < self._ring.spare and self._ring.lend(slot)
+
+    def close(self) -> None:
+        """The feeder fills none any more. What is lent keeps its memory."""
+        self._theirs.clear()
+        self._roots.clear()
+        self._ring.segment.close()
+
+    def retire_lent(self) -> None:
+        """See NOTE [what a fork does to leases] in shm/slots.py."""
+        self._ring.retire_lent()
+
+
+class Filled:
+    """A batch in its slot, until `Slots.arrays` has made something of it."""
+
+    __slots__ = ("root", "rows", "slot", "slots")
+
+    def __init__(self, slots: Slots, slot: int, rows: int, root: Lease) -> None:
+        self.slots, self.slot, self.rows = slots, slot, rows
+        self.root: Lease | None = root
+
+    def arrays(self) -> Arrays:
+        """Once."""
+        return self.slots.arrays(self)
+
+
+class _Block:
+    """Arrays of a layout in one fresh block, made as fields of one record: half the cost of making each by itself."""
+
+    def __init__(self, layout: BatchLayout) -> None:
+        regions = layout.regions
+        names = [str(i) for i in range(len(regions))]
+        formats = [(one.dtype, one.shape) for one in regions]
+        starts = [one.offset for one in regions]
+        self._nbytes = layout.nbytes
+        self._record = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": layout.nbytes})
+        self._pick: Any = operator.itemgetter(*names) if len(names) > 1 else lambda block: (block["0"],)
+
+    def copied(self, root: Lease) -> Arrays:
+        return list(self._pick(np.ndarray((), self._record, root[: self._nbytes].copy())))
+
+
+_all: weakref.WeakSet[Slots] = weakref.WeakSet()
+
+
+def _around_fork() -> None:
+    for one in list(_all):
+        one.retire_lent()
+
+
+os.register_at_fork(before=_around_fork, after_in_parent=_around_fork)
