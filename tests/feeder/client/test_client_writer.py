@@ -11,7 +11,7 @@ from client_rig import PATIENCE_S, FakeFeeder, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
 from async_loader.feeder import connect, wire
-from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Type
+from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Type
 from async_loader.schema import Field, Schema
 
 LATE = 1e6  # a linger that never comes
@@ -258,11 +258,15 @@ def test_final_observations_follow_their_steps(address):
             writer.end_episode()
             writer.append(step(3))
             writer.end_episode(np.ones(2, np.float32))
+            writer.append(step(4))
+            writer.flush()
+            writer.end_episode(np.full(2, 7, np.float32), terminated=True)
         (rows,) = feeder.rows.values()
         assert [(stream, flags) for stream, flags, _ in rows] == [
             (5, 0), (5, TRUNCATED), (5, FINAL), (0, TERMINATED), (0, FINAL | TRUNCATED), (0, TRUNCATED), (0, FINAL),
+            (0, 0), (0, FINAL | TERMINATED | SHOWN),
         ]  # fmt: skip
-        assert rewards(feeder) == [0, 1, 2, 3]
+        assert rewards(feeder) == [0, 1, 2, 3, 4]
 
 
 def test_extend_adds_columns_with_their_final_observations(address):
