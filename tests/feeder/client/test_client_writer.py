@@ -11,6 +11,7 @@ from client_rig import PATIENCE_S, FakeFeeder, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
 from async_loader.feeder import connect, wire
+from async_loader.feeder.client.writer_line import Phase, WriterLine
 from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Type
 from async_loader.schema import Field, Schema
 
@@ -364,3 +365,54 @@ def test_an_array_may_change_after_it_was_appended(feeder, client):
         obs += 1
         reward += 1
     assert rewards(feeder) == [0, 0, 0, 0]
+
+
+def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
+    asked = []
+
+    class Port:
+        is_open = True
+
+        def sequence(self):
+            asked.append(len(asked) + 1)
+            return asked[-1]
+
+        def send(self, *_):
+            pass
+
+    line = WriterLine(1, "replay", None, 4, LATE, 1 << 20, False)
+    nameless = wire.Error.of(wire.ErrorCode.SCHEMA, "table 'replay' has no schema yet: send one")
+    line.step(0.0, Port())
+    line.step(100.0, Port())
+    assert asked == [1, 2], "the feeder took its time, and was asked again"
+    line.take(wire.Message(nameless, sequence=1, number=1), 100.0)
+    line.take(wire.Message(nameless, sequence=2, number=1), 100.0)
+    with line.lock:
+        line.propose(Schema.of({"x": np.float32}))
+    line.step(101.0, Port())
+    line.take(wire.Message(nameless, sequence=2, number=1), 101.0)
+    assert (line.failure, line.phase) == (None, Phase.OPENING)
+
+
+def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(feeder, client):
+    writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
+    line, parts = writer._line, []
+    for i in range(40):
+        writer.append(step(i))
+        with line.lock:
+            if line.part is not None and line.part not in parts:
+                parts.append(line.part)
+        if i % 4 == 3:
+            writer.flush()
+    assert len(parts) == 1
+    feeder.hold_acks = True
+    for i in range(40, 44):
+        writer.append(step(i))
+    with line.lock:
+        line._probe_at = 0.0  # nothing was heard of it for too long
+    client._connection.wake()
+    feeder.until(lambda: feeder.seen[Type.INSERT] > 11)
+    feeder.hold_acks = False
+    writer.flush()
+    assert parts[0] not in [part for spares in line._spares.values() for part in spares]
+    assert rewards(feeder) == list(range(44))
