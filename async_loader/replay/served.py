@@ -27,6 +27,8 @@ from async_loader.source import Applied
 
 Ids = npt.NDArray[np.int64]
 _ENDS = TERMINATED | TRUNCATED
+SHOWN = 8
+"""Of a FINAL row that ends an episode: what came after is in it."""
 _NO_PRIORITIES = np.empty(0)
 
 
@@ -40,7 +42,8 @@ class Incoming:
         Numbers of the table's streams; see `ServedTable.streams`.
     flags : int64
         How each step stands in its episode. FINAL alone: no step, but the observation after the one right before; FINAL with
-        another flag: the episode of that stream ended after its last step, in that way, and nobody knows what came after.
+        another flag: the episode of that stream ended after its last step, in that way; what came after is in the row if that
+        is SHOWN too, else nobody knows it.
     priorities : float64
         NaN: none given.
     columns : list of arrays [rows, *shape]
@@ -130,7 +133,9 @@ class ServedTable:
         """Insert up to the next final observation, and that one; or as far as the limiter lets."""
         flags = steps.flags
         if flags[start] & FINAL:
-            self._end(int(steps.streams[start]), int(flags[start]) & _ENDS or TRUNCATED, NO_FIELDS)
+            shown = flags[start] & SHOWN and self._owner.stage.followed
+            final = self._from(steps, start)[self._owner.stage.followed] if shown else NO_FIELDS
+            self._end(int(steps.streams[start]), int(flags[start]) & _ENDS or TRUNCATED, final)
             return start + 1
         finals = np.flatnonzero(flags[start:] & FINAL)
         stop = start + int(finals[0]) if len(finals) else len(steps)

@@ -15,7 +15,7 @@ from async_loader.replay.limiter import Queue, RateLimiter
 from async_loader.replay.reader import ReplayReader
 from async_loader.replay.rows import FINAL, TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Prioritized
-from async_loader.replay.served import Incoming, ServedTable
+from async_loader.replay.served import SHOWN, Incoming, ServedTable
 
 LINKED = {
     "obs": Field("obs", (2,), np.dtype(np.int32), stack=2, next="next_obs"),
@@ -27,7 +27,7 @@ FLAT = {"obs": Field("obs", (2,), np.dtype(np.int32)), "reward": "float64", "ter
 LARGE = {**FLAT, "frame": Field("frame", (600,), np.dtype(np.int32), next="next_frame")}
 
 step = st.tuples(st.just("step"), st.integers(0, 3), st.sampled_from(["", "", "", "", "T", "T+", "X", "X+"]), st.integers(0, 5))
-end = st.tuples(st.just("end"), st.integers(0, 3), st.sampled_from(["T", "X"]), st.just(0))
+end = st.tuples(st.just("end"), st.integers(0, 3), st.sampled_from(["T", "X", "T+", "X+"]), st.just(0))
 operations = st.lists(st.one_of(step, step, step, step, end), min_size=1, max_size=60)
 
 
@@ -61,8 +61,13 @@ class Sides:
     def add(self, what: str, stream: int, how: str, priority: int) -> None:
         """One operation: what is called on one side, the rows of the message on the other."""
         if what == "end":
-            self.calls.append((1, lambda: self.plain.end_episode(stream=stream, terminated=how == "T", truncated=how == "X")))
-            self.rows.append((stream, FINAL | (TERMINATED if how == "T" else TRUNCATED), np.nan, row(self.schema, 0)))
+            self.number += 1
+            terminated, shown, number = how[0] == "T", how[1:] == "+" and self.linked, self.number
+            final = final_of(self.schema, -number) if shown else None
+            ends = {"terminated": terminated, "truncated": not terminated}
+            self.calls.append((1, lambda: self.plain.end_episode(final_obs=final, stream=stream, **ends)))
+            flags = FINAL | (TERMINATED if terminated else TRUNCATED) | SHOWN * shown
+            self.rows.append((stream, flags, np.nan, row(self.schema, -number)))
             return
         self.number += 1
         number, given = self.number, float(priority) if priority and self.prioritized else None

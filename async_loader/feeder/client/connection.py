@@ -18,7 +18,7 @@ import secrets
 import socket as hosts
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import async_loader
@@ -183,18 +183,34 @@ class Connection:
         Closed, Broken, Unsupported, ...
             As `check`, and as `refusals` makes of the server's ERROR.
         """
+        return self.answer(self.ask(body, plane=plane, number=number, data=data, ready=ready), deadline)
+
+    def ask(
+        self, body: Control | Data, *, plane: Plane = Plane.CONTROL, number: int = 0, data: Any = None,
+        ready: Callable[[], bool] | None = None,
+    ) -> Call:  # fmt: skip
+        """As `call`, without waiting: either `answer` or `forget_calls` has to follow. Requests are sent in their order."""
         self.check()
         with self.lock:
             self._sequences += 1
             call = Call(body, self._sequences, plane, number, data, ready)
             self._calls[call.sequence] = self._unsent[call.sequence] = call
         self.wake()
-        try:
-            self.news.until(lambda: self._answered(call), deadline, lambda: self.no_answer(body.TYPE.name))
-        finally:
-            with self.lock:
+        return call
+
+    def forget_calls(self, calls: Iterable[Call]) -> None:
+        """Nobody waits for these any more."""
+        with self.lock:
+            for call in calls:
                 self._calls.pop(call.sequence, None)
                 self._unsent.pop(call.sequence, None)
+
+    def answer(self, call: Call, deadline: Deadline) -> Message:
+        """What came of `ask`. Raises as `call`."""
+        try:
+            self.news.until(lambda: self._answered(call), deadline, lambda: self.no_answer(call.body.TYPE.name))
+        finally:
+            self.forget_calls([call])
         if call.error is not None:
             raise call.error
         assert call.reply is not None

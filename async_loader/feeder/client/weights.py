@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,14 @@ import numpy.typing as npt
 
 from async_loader import tensors as torch_tensors
 from async_loader.errors import Broken, ConfigError, SchemaError
-from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.wire import Latest, Publish, TensorSpec, Weights, bytes_of, specs_of, tensors_of
+from async_loader.feeder.client.connection import Call, Connection
+from async_loader.feeder.wire import Latest, Message, Publish, TensorSpec, Weights, bytes_of, specs_of, tensors_of
 from async_loader.lifecycle import Deadline
 
 PART_BYTES = 4 << 20
 """Of a message: other control messages wait no longer than it takes."""
+AHEAD = 4
+"""Parts that are under way: a round trip for each would take longer than the part."""
 _RESTARTS = 16
 
 
@@ -41,15 +45,10 @@ def publish(connection: Connection, name: str, tensors: Mapping[str, Any], versi
     specs, whole = specs_of(arrays), memoryview(bytes_of(arrays))
     if not whole.nbytes:
         raise ConfigError(f"weights {name!r} hold no bytes: give at least one tensor that is not empty")
-    most = connection.limits.control_bytes  # what any frame on the control plane may have
     for _ in range(_RESTARTS):
         session = connection.session.opened
         try:
-            for at in range(0, whole.nbytes, most):
-                body = Publish(
-                    name=name, version=version, total_bytes=whole.nbytes, offset=at, specs=specs if not at else ()
-                )  # fmt: skip
-                connection.call(body, deadline, data=whole[at : at + most])
+            _send(connection, name, version, specs, whole, deadline)
             return
         except Exception:
             # A server that was started anew has no first parts: from the beginning, then.
@@ -58,34 +57,79 @@ def publish(connection: Connection, name: str, tensors: Mapping[str, Any], versi
     raise Broken(f"weights {name!r} could not be published: the connection was lost {_RESTARTS} times meanwhile")
 
 
+def _send(
+    connection: Connection, name: str, version: int, specs: tuple[TensorSpec, ...], whole: memoryview, deadline: Deadline
+) -> None:
+    """All parts, some of them ahead of what the server has said yes to."""
+    most, asked = _part_bytes(connection), deque[Call]()
+    try:
+        for at in range(0, whole.nbytes, most):
+            body = Publish(name=name, version=version, total_bytes=whole.nbytes, offset=at, specs=specs if not at else ())
+            asked.append(connection.ask(body, data=whole[at : at + most]))
+            if len(asked) > AHEAD:
+                connection.answer(asked.popleft(), deadline)
+        while asked:
+            connection.answer(asked.popleft(), deadline)
+    finally:
+        connection.forget_calls(asked)
+
+
 def latest(
     connection: Connection, name: str, newer_than: int | None, wait_s: float, deadline: Deadline, as_torch: bool
 ) -> Published | None:
     """See `Client.latest`."""
-    most = min(PART_BYTES, connection.limits.message_bytes // 2)
-    first = Latest(name=name, newer_than=newer_than, most=most, timeout_s=wait_s if wait_s > 0 else None)
-    reply = connection.call(first, deadline)
-    whole, version = bytearray(), None
-    specs: tuple[TensorSpec, ...] = ()
+    most = _part_bytes(connection)
+    reply = connection.call(
+        Latest(name=name, newer_than=newer_than, most=most, timeout_s=wait_s if wait_s > 0 else None), deadline
+    )
     while True:
-        body = reply.body
-        assert isinstance(body, Weights)
+        first = reply.body
+        assert isinstance(first, Weights)
         if reply.data is None:
             return None
-        if not body.offset:  # the first part; or another version, since that one is forgotten
-            whole, specs, version = bytearray(), body.specs, body.version
-        elif body.version != version or body.offset != len(whole):
-            raise Broken(f"weights {name!r} came in parts that do not fit: byte {body.offset} after byte {len(whole)}")
-        whole += reply.data
-        if len(whole) >= body.total_bytes:
+        if first.offset:
+            raise Broken(f"weights {name!r} begin at byte {first.offset}: the feeder answers what was not asked")
+        whole = bytearray(first.total_bytes)
+        newer = _receive(connection, first, reply.data, whole, deadline)
+        if newer is None:
             break
-        more = Latest(name=name, version=version, offset=len(whole), most=most)
-        reply = connection.call(more, deadline)
-    assert version is not None
-    found: dict[str, Any] = dict(tensors_of(specs, whole))
+        reply = newer
+    assert first.version is not None
+    found: dict[str, Any] = dict(tensors_of(first.specs, whole))
     if as_torch:
         found = {key: torch_tensors.to_tensor(value) for key, value in found.items()}
-    return Published(version, found)
+    return Published(first.version, found)
+
+
+def _receive(connection: Connection, first: Weights, data: Any, whole: bytearray, deadline: Deadline) -> Message | None:
+    """Fill ``whole`` with the first part and those that follow; if another version has come, its first part instead."""
+    most = memoryview(data).nbytes
+    whole[:most] = data
+    offsets, asked = iter(range(most, len(whole), most)), deque[tuple[int, Call]]()
+    try:
+        while True:
+            for at in islice(offsets, AHEAD - len(asked)):
+                asked.append((at, connection.ask(Latest(name=first.name, version=first.version, offset=at, most=most))))
+            if not asked:
+                return None
+            at, call = asked.popleft()
+            reply = connection.answer(call, deadline)
+            body, part = reply.body, memoryview(reply.data if reply.data is not None else b"")
+            assert isinstance(body, Weights)
+            if body.version != first.version and not body.offset:
+                return reply
+            if body.version != first.version or body.offset != at or part.nbytes != min(most, len(whole) - at):
+                text = f"{part.nbytes} bytes from byte {body.offset} of version {body.version}"
+                raise Broken(
+                    f"weights {first.name!r} came in parts that do not fit: {text}, asked for byte {at} of {first.version}"
+                )
+            whole[at : at + part.nbytes] = part
+    finally:
+        connection.forget_calls(call for _, call in asked)
+
+
+def _part_bytes(connection: Connection) -> int:
+    return max(1, min(PART_BYTES, connection.limits.message_bytes // 2))
 
 
 def _array(name: str, value: Any) -> npt.NDArray[Any]:

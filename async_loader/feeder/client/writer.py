@@ -11,7 +11,7 @@ from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
 from async_loader.feeder.client.writer_line import Phase, WriterLine
-from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED
+from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED
 from async_loader.lifecycle import Deadline
 from async_loader.replay.arguments import one_of, schema_of_columns
 from async_loader.schema import Schema
@@ -159,7 +159,8 @@ class RemoteWriter:
             if final is not None and line.part is not None and line.part.end_last(number, ends):
                 line.part.put_final(packer.followed, final, number)
             elif room:
-                self._part(1).put_final(packer.followed if final else (), final or (), number, FINAL | ends)
+                shown = SHOWN if final else 0
+                self._part(1).put_final(packer.followed if final else (), final or (), number, FINAL | ends | shown)
             line.seal_full()
         self._connection.wake()
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire.bounds import Limits
-from async_loader.feeder.wire.codes import ACK_NOW, FINAL, SHARED, TERMINATED, TRUNCATED, ErrorCode, Type, worth_retrying
+from async_loader.feeder.wire.codes import ACK_NOW, FINAL, SHARED, SHOWN, TERMINATED, TRUNCATED, ErrorCode, Type, worth_retrying
 from async_loader.feeder.wire.control import (
     CloseWriter,
     Control,
@@ -75,6 +75,7 @@ __all__ = [
     "NEWEST",
     "OLDEST",
     "SHARED",
+    "SHOWN",
     "TERMINATED",
     "TRUNCATED",
     "Ack",

@@ -51,9 +51,10 @@ SHARED = 0x10
 KNOWN = {Type.BATCH: SHARED}
 """Flags of the upper half that each kind of message may carry."""
 
-TERMINATED, TRUNCATED, FINAL = 1, 2, 4
-"""Flags of an inserted row, as a table has them. FINAL: no step, but the observation after the last one."""
-ROW_FLAGS = TERMINATED | TRUNCATED | FINAL
+TERMINATED, TRUNCATED, FINAL, SHOWN = 1, 2, 4, 8
+"""Flags of an inserted row. FINAL: no step, but the observation after the last one. With TERMINATED or TRUNCATED it ends an
+episode whose last step was sent before, and holds that observation only if it is SHOWN."""
+ROW_FLAGS = TERMINATED | TRUNCATED | FINAL | SHOWN
 
 
 class ErrorCode(IntEnum):

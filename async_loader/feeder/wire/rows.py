@@ -58,7 +58,7 @@ class Steps:
     streams : uint32
         Which stream of the writer each row continues.
     flags : uint32
-        TERMINATED, TRUNCATED, FINAL. Of a FINAL row only fields with ``next`` mean something.
+        TERMINATED, TRUNCATED, FINAL, SHOWN. Of a FINAL row only fields with ``next`` mean something.
     priorities : float64
         NaN: the table's own.
     columns : list of arrays [rows, *shape]
@@ -159,7 +159,9 @@ def _array(frame: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _check_heads(flags: NDArray[np.uint32], priorities: NDArray[np.float64]) -> None:
     seen = int(np.bitwise_or.reduce(flags))
     if seen & ~codes.ROW_FLAGS:
-        raise Malformed(f"a row has flags {seen & ~codes.ROW_FLAGS:#x}: there are 1 terminated, 2 truncated, 4 final")
+        raise Malformed(f"a row has flags {seen & ~codes.ROW_FLAGS:#x}: there are 1 terminated, 2 truncated, 4 final, 8 shown")
+    if seen & codes.SHOWN and (flags & (codes.FINAL | codes.SHOWN) == codes.SHOWN).any():
+        raise Malformed("a row that is not final has the flag 8, shown: that is for final rows")
     least, most = np.fmin.reduce(priorities), np.fmax.reduce(priorities)  # of those that are not NaN
     if least < 0 or most == np.inf:
         raise Malformed(f"a row has priority {least if least < 0 else most}: it is finite and not negative, or NaN")

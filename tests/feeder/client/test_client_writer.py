@@ -11,7 +11,8 @@ from client_rig import PATIENCE_S, FakeFeeder, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
 from async_loader.feeder import connect, wire
-from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Type
+from async_loader.feeder.client.writer_line import Phase, WriterLine
+from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Type
 from async_loader.schema import Field, Schema
 
 LATE = 1e6  # a linger that never comes
@@ -258,12 +259,16 @@ def test_final_observations_follow_their_steps(address):
             writer.end_episode()
             writer.append(step(3))
             writer.end_episode(np.ones(2, np.float32))
+            writer.append(step(4))
+            writer.flush()
+            writer.end_episode(np.full(2, 7, np.float32), terminated=True)
         (rows,) = feeder.rows.values()
         assert [(stream, flags) for stream, flags, _ in rows] == [
             (5, 0), (5, TRUNCATED), (5, FINAL), (0, TERMINATED), (0, FINAL | TRUNCATED), (0, TRUNCATED), (0, FINAL),
+            (0, 0), (0, FINAL | TERMINATED | SHOWN),
         ]  # fmt: skip
-        assert rewards(feeder) == [0, 1, 2, 3]
-        assert client.stats().rows_acked == client.stats().rows_added == 4
+        assert rewards(feeder) == [0, 1, 2, 3, 4]
+        assert client.stats().rows_acked == client.stats().rows_added == 5
 
 
 def test_extend_adds_columns_with_their_final_observations(address):
@@ -362,3 +367,54 @@ def test_an_array_may_change_after_it_was_appended(feeder, client):
         obs += 1
         reward += 1
     assert rewards(feeder) == [0, 0, 0, 0]
+
+
+def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
+    asked = []
+
+    class Port:
+        is_open = True
+
+        def sequence(self):
+            asked.append(len(asked) + 1)
+            return asked[-1]
+
+        def send(self, *_):
+            pass
+
+    line = WriterLine(1, "replay", None, 4, LATE, 1 << 20, False)
+    nameless = wire.Error.of(wire.ErrorCode.SCHEMA, "table 'replay' has no schema yet: send one")
+    line.step(0.0, Port())
+    line.step(100.0, Port())
+    assert asked == [1, 2], "the feeder took its time, and was asked again"
+    line.take(wire.Message(nameless, sequence=1, number=1), 100.0)
+    line.take(wire.Message(nameless, sequence=2, number=1), 100.0)
+    with line.lock:
+        line.propose(Schema.of({"x": np.float32}))
+    line.step(101.0, Port())
+    line.take(wire.Message(nameless, sequence=2, number=1), 101.0)
+    assert (line.failure, line.phase) == (None, Phase.OPENING)
+
+
+def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(feeder, client):
+    writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
+    line, parts = writer._line, []
+    for i in range(40):
+        writer.append(step(i))
+        with line.lock:
+            if line.part is not None and line.part not in parts:
+                parts.append(line.part)
+        if i % 4 == 3:
+            writer.flush()
+    assert len(parts) == 1
+    feeder.hold_acks = True
+    for i in range(40, 44):
+        writer.append(step(i))
+    with line.lock:
+        line._probe_at = 0.0  # nothing was heard of it for too long
+    client._connection.wake()
+    feeder.until(lambda: feeder.seen[Type.INSERT] > 11)
+    feeder.hold_acks = False
+    writer.flush()
+    assert parts[0] not in [part for spares in line._spares.values() for part in spares]
+    assert rewards(feeder) == list(range(44))

@@ -133,9 +133,9 @@ def test_a_flag_of_rows_that_nobody_knows_is_malformed(flags):
     frames = sent(LAYOUT, three_steps())
     body = bytearray(frames[1])
     body[44:48] = flags.to_bytes(4, "little")
-    with pytest.raises(Malformed, match="a row has flags"):
+    with pytest.raises(Malformed, match=r"a row .*flag"):
         wire.read_insert(wire.decode([frames[0], body]).body, LAYOUT)
-    with pytest.raises(SchemaError, match="a row has flags"):
+    with pytest.raises(SchemaError, match=r"a row .*flag"):
         wire.insert(LAYOUT, steps(SMALL, 2, flags=flags))
 
 
