@@ -62,6 +62,9 @@ def demo(
     except AsyncLoaderError as error:
         typer.echo("\n".join([str(error), *getattr(error, "__notes__", ())]), err=True)
         raise typer.Exit(2 if isinstance(error, MissingExtra) else 1) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(130) from None
     write_curve(summary, curve)
     if live is None:
         typer.echo(summary_json(summary))

@@ -36,10 +36,10 @@ class Told(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The last thing that an actor says, when something went wrong in it."""
+    """The last thing that an actor says, when something went wrong in it; where, if that was a surprise."""
 
     what: str
-    where: str
+    where: str = ""
 
 
 def require_envs() -> None:
@@ -172,7 +172,9 @@ def act(number: int, settings: Settings, parent: Connection, make: Callable[[int
             Actor(number, settings, envs, client, parent.send).run()
     except (EOFError, BrokenPipeError):
         return  # the parent is gone
+    except AsyncLoaderError as error:
+        failed = Failed(str(error))
     except Exception as error:
-        what = str(error) if isinstance(error, AsyncLoaderError) else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):
-            parent.send(Failed(what, traceback.format_exc()))
+        failed = Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+    with contextlib.suppress(OSError):
+        parent.send(failed)

@@ -167,7 +167,8 @@ def _death(actor: _Actor) -> AsyncLoaderError:
     who, code = f"{actor.name} (process {actor.process.pid})", actor.process.exitcode or 0
     if actor.failed is not None:
         error = Broken(f"{who} failed: {actor.failed.what}")
-        error.add_note(actor.failed.where)
+        if actor.failed.where:
+            error.add_note(actor.failed.where)
         return error
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
     return Broken(f"{who} {how}")

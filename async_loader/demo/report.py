@@ -124,8 +124,9 @@ def _table(summary: Summary) -> Table:
     table.add_row("env steps", f"{summary.env_steps:,}", f"{summary.env_steps / summary.seconds:,.0f} a second")
     table.add_row("batches", f"{summary.batches:,}", f"{summary.batches / summary.seconds:,.0f} a second")
     table.add_row("inserts", f"{summary.inserts_per_s:,.0f}/s", f"each sampled {summary.samples_per_insert:.1f} times")
-    table.add_row("policy lag", f"{summary.policy_lag:,.0f}", f"updates or {summary.policy_lag_s * 1000:,.0f} ms, steps inserted")
-    table.add_row("", f"{summary.drawn_policy_lag:,.0f}", "updates, steps drawn")
+    lag_ms = summary.policy_lag_s * 1000
+    table.add_row("policy lag", f"{summary.policy_lag:,.0f}", f"updates, {lag_ms:,.0f} ms: the actors' newest steps")
+    table.add_row("", f"{summary.drawn_policy_lag:,.0f}", "updates: the steps learned from")
     table.add_row("learner waited", f"{summary.learner_wait_fraction:.1%}", "of the time, for data")
     table.add_row("time", f"{summary.seconds:.1f} s", f"of at most {settings.max_seconds:g} s")
     return table

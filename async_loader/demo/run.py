@@ -16,7 +16,7 @@ from async_loader.demo.actor import NUM_ACTIONS, POLICY, TABLE, make_envs
 from async_loader.demo.actors import Actors
 from async_loader.demo.dqn import Learner, one_torch_thread
 from async_loader.demo.settings import Settings, Summary
-from async_loader.errors import AsyncLoaderError
+from async_loader.errors import AsyncLoaderError, Timeout
 from async_loader.feeder import connect
 
 Clock = Callable[[], float]
@@ -140,7 +140,9 @@ class Run:
     def _next_batch(self, loader: AsyncDataLoader) -> dict[str, Tensor] | None:
         """A batch, or None when the run has ended. All that the learner waits for data, it waits here."""
         since = self._clock()
-        batch: dict[str, Tensor] | None = next(loader, None)
+        batch: dict[str, Tensor] | None = None
+        with contextlib.suppress(Timeout):  # as long as the run may take at all: its time is up
+            batch = next(loader, None)
         self._waited_s += self._clock() - since
         return batch
 

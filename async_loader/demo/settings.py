@@ -10,7 +10,7 @@ from async_loader.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class DqnSettings:
-    """How the network learns. The defaults solved CartPole-v1 with all of 24 seeds, within 13,000 updates.
+    """How the network learns. The defaults solved CartPole-v1 with all of the seeds 0 to 4, within 14,100 updates.
 
     Attributes
     ----------

@@ -238,7 +238,8 @@ def _tables(status: Status, before: Status | None) -> RenderableType:
 def _sessions(sessions: list[Status]) -> RenderableType:
     rows = [
         [
-            f"{one['host']}:{one['pid']}", str(one["user_agent"]), _duration(one["age_s"]), _duration(one["silent_s"]),
+            (f"{one['user']} at " if one.get("user") else "") + f"{one['host']}:{one['pid']}",
+            str(one["user_agent"]), _duration(one["age_s"]), _duration(one["silent_s"]),
             str(one["writers"]), str(one["readers"]), _bytes(one["in_flight_bytes"]),
         ]
         for one in sessions

@@ -143,11 +143,12 @@ def main(parent: int, told: int) -> int:
     from async_loader.feeder.serving import Serving
 
     settings = settings_of(msgspec.json.decode(sys.stdin.buffer.read()), ServerSettings)
-    server = Serving(settings)
-    threading.Thread(target=_follow, args=(parent, server), name="async-loader-parent", daemon=True).start()
-    os.write(told, b"\1")
-    os.close(told)
     try:
+        server = Serving(settings)
+        threading.Thread(target=_follow, args=(parent, server), name="async-loader-parent", daemon=True).start()
+        with contextlib.suppress(BrokenPipeError):  # the parent is gone already, as will be seen
+            os.write(told, b"\1")
+        os.close(told)
         return server.run()
     finally:
         if readable([parent], 0):  # nobody else is left to do it

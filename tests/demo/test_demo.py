@@ -31,7 +31,7 @@ from async_loader.feeder.settings import ServerSettings
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
-EASY = Settings(target=10, window=2, max_seconds=60, warmup_steps=64, num_actors=1, dqn=DqnSettings(hidden=16, batch_size=32))
+EASY = Settings(target=10, window=2, max_seconds=300, warmup_steps=64, num_actors=1, dqn=DqnSettings(hidden=16, batch_size=32))
 
 
 def summary_of(*returns: float) -> Summary:
@@ -271,7 +271,7 @@ def test_batches_are_learned_from_until_the_time_is_up():
     summary = run(settings, QuietReport(), clock=lambda: float(next(ticks)))
     assert not summary.solved
     assert summary.seconds >= 100
-    assert summary.batches > 20
+    assert summary.batches > 5
     # What the limiter lets through: so many samples for each step, with what either side may be ahead.
     samples, ahead = summary.batches * settings.dqn.batch_size, run_module.table_of(settings)["limiter"]["error_buffer"]
     most = samples / 8 + settings.warmup_steps + ahead / 4
@@ -393,7 +393,7 @@ def test_ctrl_c_at_a_terminal_ends_everybody(tmp_path):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
     assert child.returncode == 130
-    assert "Traceback" not in errors
+    assert errors == "stopped\n"
     while left := group(child.pid):  # multiprocessing's own tracker ends when it sees that the others have
         assert psutil.wait_procs(left, timeout=30)[0], f"{left} outlive the demo"
 

@@ -33,7 +33,8 @@ def status_of(**changes):
         "waiting": ["reader 3 waits for 24 rows"], "writers": 1, "readers": 2,
     }  # fmt: skip
     session = {
-        "id": 7, "pid": 4321, "host": "node7", "user_agent": "async_loader/0.1", "age_s": 3700.0, "silent_s": 0.5, "writers": 1,
+        "id": 7, "pid": 4321, "host": "node7", "user": "alice", "user_agent": "async_loader/0.1",
+        "age_s": 3700.0, "silent_s": 0.5, "writers": 1,
         "readers": 0, "in_flight_bytes": 2048,
     }  # fmt: skip
     status = {
@@ -198,7 +199,8 @@ def test_status_shows_tables_sessions_and_who_waits(client):
     result = invoke("status", "tcp://127.0.0.1:5555")
     assert result.exit_code == 0, result.output
     for said in (
-        "process 99, up 1 min 17 s", "replay", "1,000 / 5,000", "100", "2.5", "4.1", "reader 3 waits for 24 rows", "node7:4321",
+        "process 99, up 1 min 17 s", "replay", "1,000 / 5,000", "100", "2.5", "4.1", "reader 3 waits for 24 rows",
+        "alice at node7:4321",
         "1 h 1 min", "2.0 KiB", "weights policy: version 12, published 2.0 s ago, 3 wait for a newer one",
         "replay gets steps of version 9: 3 behind, 0.2 s", "weights critic: 1 wait for the first",
     ):  # fmt: skip

@@ -1,5 +1,6 @@
 """A feeder for one script: there when the constructor returns, gone when its parent is, however that ends."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -158,3 +159,23 @@ def test_it_ends_with_its_parent(end, exitcode):
         if fork:
             os.kill(int(fork), signal.SIGKILL)
     assert not Path(address.removeprefix("ipc://")).parent.exists()
+
+
+def test_a_parent_that_dies_while_it_starts_leaves_nothing():
+    code = """
+        import os, signal, subprocess
+        from async_loader.feeder import embedded
+        class Fast(subprocess.Popen):
+            def __init__(self, *arguments, **options):
+                super().__init__(*arguments, **options)
+                print(self.pid, os.listdir(os.path.dirname(options["stdout"].name)), options["stdout"].name, flush=True)
+        subprocess.Popen = Fast
+        embedded.readable = lambda fds, left_s: os.kill(os.getpid(), signal.SIGKILL)  # it has its settings by then
+        embedded.Embedded(embedded.ServerSettings.of(["replay:1000"]))
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as parent:
+        pid, *_, log = parent.stdout.readline().split()
+        assert parent.wait(SLACK_S) == -9
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pid)).wait(SLACK_S)
+    assert not Path(log).parent.exists()

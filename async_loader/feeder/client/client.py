@@ -261,7 +261,8 @@ class Client:
         except AsyncLoaderError as late:
             if error is None:
                 raise
-            warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
+            if not isinstance(error, type(late)):  # else it would say twice what went wrong
+                warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
