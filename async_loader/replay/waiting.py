@@ -115,9 +115,7 @@ class Waiters:
                 if deadline.expired:
                     raise Timeout(f"{timeout_s:g} s have passed, and still cannot {what}: {why}")
                 left = deadline.left()
-                patience = max(
-                    0.0, since + WARN_AFTER_S - time.monotonic()
-                )  # not from the last change on: tables change all the time
+                patience = max(0.0, since + WARN_AFTER_S - time.monotonic())  # from the first wait on: tables change all the time
                 gate.pass_through(patience if left is None and not warned else left)
                 if left is None and not warned and time.monotonic() - since >= WARN_AFTER_S:
                     warned = True

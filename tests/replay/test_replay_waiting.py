@@ -170,7 +170,7 @@ def test_a_warning_comes_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("async_loader.replay.waiting.WARN_AFTER_S", 0.05)
+    monkeypatch.setattr("async_loader.replay.waiting.WARN_AFTER_S", 0.3)
     waiters, deadline = Waiters(threading.Lock()), Deadline(20)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -183,7 +183,7 @@ def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: 
         actor = Doing(change)
         waiters.until(lambda: bool(caught) or deadline.expired, "sample", lambda: "reasons", None)
     actor.done()
-    assert [str(one.message) for one in caught] == ["waiting to sample for 0.05 s: reasons"]
+    assert [str(one.message) for one in caught] == ["waiting to sample for 0.3 s: reasons"]
 
 
 def test_a_queue_hands_out_every_item_once_in_order() -> None:
