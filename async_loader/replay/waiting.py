@@ -96,7 +96,7 @@ class Waiters:
             After ``timeout_s``; with ``None`` a warning after 10 s instead.
         """
         deadline, warned = Deadline(timeout_s), False
-        gate = Gate()
+        gate, since = Gate(), time.monotonic()
         entered = False
         try:
             while True:
@@ -115,8 +115,8 @@ class Waiters:
                 if deadline.expired:
                     raise Timeout(f"{timeout_s:g} s have passed, and still cannot {what}: {why}")
                 left = deadline.left()
-                since = time.monotonic()
-                gate.pass_through(WARN_AFTER_S if left is None and not warned else left)
+                patience = max(0.0, since + WARN_AFTER_S - time.monotonic())  # from the first wait on: tables change all the time
+                gate.pass_through(patience if left is None and not warned else left)
                 if left is None and not warned and time.monotonic() - since >= WARN_AFTER_S:
                     warned = True
                     warnings.warn(f"waiting to {what} for {WARN_AFTER_S:g} s: {why}", RuntimeWarning, stacklevel=4)

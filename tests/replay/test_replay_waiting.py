@@ -13,6 +13,7 @@ import pytest
 from async_loader import AsyncDataLoader, Fifo, Lifo, MinSize, Queue, RateLimiter, ReplayBuffer, Stack
 from async_loader.errors import AsyncLoaderError, ConfigError, Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
+from async_loader.replay.waiting import Waiters
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -166,6 +167,23 @@ def test_a_warning_comes_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> 
     buffer.extend(x=np.arange(6))
     learner.done()
     assert heard == ["waiting to sample for 0.02 s: sampling 1 needs the table to hold 10 items, it holds 4: add 6 more"]
+
+
+def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("async_loader.replay.waiting.WARN_AFTER_S", 0.3)
+    waiters, deadline = Waiters(threading.Lock()), Deadline(20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def change() -> None:
+            while not caught and not deadline.expired:
+                waiters.ring()
+                threading.Event().wait(0.001)
+
+        actor = Doing(change)
+        waiters.until(lambda: bool(caught) or deadline.expired, "sample", lambda: "reasons", None)
+    actor.done()
+    assert [str(one.message) for one in caught] == ["waiting to sample for 0.3 s: reasons"]
 
 
 def test_a_queue_hands_out_every_item_once_in_order() -> None:

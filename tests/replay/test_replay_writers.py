@@ -90,6 +90,35 @@ def test_episodes_of_another_process_are_those_of_this_one(start_method: str, vi
     assert here._owner.table.last[0] == there._owner.table.last[0] == -1
 
 
+def write_interrupted(handle: WriterHandle) -> None:
+    with handle.open() as into:
+        lanes = into._supply._kernels
+        publish = lanes.publish
+
+        def interrupted(*args: Any) -> None:
+            publish(*args)
+            raise KeyboardInterrupt
+
+        for i in range(20):
+            lanes.publish = interrupted if i % 3 == 2 else publish
+            try:
+                into.append(plain(i))
+            except KeyboardInterrupt:
+                continue
+        lanes.publish = publish
+        into.flush()
+
+
+def test_rows_are_filled_once_whenever_an_interrupt_comes() -> None:
+    buffer = ReplayBuffer(100, PLAIN, seed=0)
+    run(buffer.writer_handle(), "fork", write_interrupted)
+    table = buffer._owner.table
+    ids = np.sort(table.ids[np.flatnonzero(table.items.alive)])
+    cells = table.storage.cells
+    assert cells[0][table.find(ids)].tolist() == list(range(20))
+    assert cells[1][table.find(ids)][:, 0].tolist() == list(range(20))
+
+
 def write_many(handle: WriterHandle) -> None:
     with handle.open() as into:
         names = ["a", "b", "c", "d"]

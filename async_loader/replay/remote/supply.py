@@ -123,23 +123,37 @@ class Supply:
         return np.concatenate(parts)[:count]
 
     def publish(self, written: int, rows: int, steps: int) -> None:
-        """Everything up to record ``written`` is complete; so many rows and permits are used up."""
-        rings = self._kernels.publish(self._lane.address, written)
+        """Everything up to record ``written`` is complete; so many rows and permits are used up.
+
+        Ctrl-C may come after any call, also that of the kernel: they are used up before it, in one go without a call, so that no
+        row is ever filled again. What was not published then is with the next record.
+        """
+        extents = self._extents
+        first, left = extents[0] if rows else (0, 0)
+        if rows and rows >= left:
+            extents = self._behind(rows)
+        elif rows:
+            extents[0] = (first + rows, left - rows)
+        self._extents = extents
         self._room -= written - self.written
         self.written = written
         self._permits -= steps
         self.left -= rows
-        while rows:
-            first, left = self._extents[0]
-            if rows < left:
-                self._extents[0] = (first + rows, left - rows)
-                break
-            rows -= left
-            self._extents.popleft()
+        rings = self._kernels.publish(self._lane.address, written)
         if len(self._extents) <= 1 and not self._asked:
             self._asked = self._try(Say.MORE)
         if rings:
             self._try(Say.RING)
+
+    def _behind(self, rows: int) -> deque[tuple[int, int]]:
+        """The extents without their first so many rows."""
+        extents = self._extents.copy()
+        while rows:
+            first, left = extents.popleft()
+            if rows < left:
+                extents.appendleft((first + rows, left - rows))
+            rows -= min(rows, left)
+        return extents
 
     def end_episode(self, stream: int, flags: int, deadline: Deadline) -> None:
         """A record without a row: see `words.ENDED`."""

@@ -82,8 +82,9 @@ class History:
     def __init__(self, folder: Path, drops: frozenset[int]):
         self.actors: dict[int, Actor] = {}
         self.uses: dict[tuple[int, int], list[Use]] = defaultdict(list)
-        self.last: dict[str, set[tuple[int, int]]] = {}
-        """Of each learner: its last batch, of which nobody knows whether it was used. The next call of `plan` would say so."""
+        self.last: dict[str, list[set[tuple[int, int]]]] = defaultdict(list)
+        """Of each learner: its last batches. Of the last nobody knows whether it was used: the next call of `plan` would say so; that
+        the one before was goes over another connection than that the learner leaves, and may come after it."""
         self.batches = self.calls = 0
         self.slowest_s = 0.0
         self.sessions: Counter[str] = Counter()
@@ -129,7 +130,7 @@ class History:
             self.batches += 1
             if torn:
                 self.wrong.append(f"{who}: torn rows {[pairs[i] for i in torn][:5]}")
-            self.last[who] = {tuple(pair) for pair in pairs}
+            self.last[who] = [*self.last[who][-1:], {tuple(pair) for pair in pairs}]
             for pair in pairs:
                 self.uses[tuple(pair)].append(Use(at, again, who, met))
         elif what == "prioritized":
@@ -215,7 +216,7 @@ class History:
         unused = sorted(self.needed(incarnation) - self.uses.keys() - left)
         if unused:
             wrong.append(f"{len(unused)} items acknowledged and never delivered: {unused[:5]}")
-        last = set().union(*self.last.values())
+        last = set().union(*(batch for batches in self.last.values() for batch in batches))
         for pair, uses in self.uses.items():
             unsaid = Counter(use.met for use in uses if not use.again)
             if max(unsaid.values(), default=0) > 1 or (undisturbed and len(uses) > 1 and pair not in last):

@@ -205,16 +205,16 @@ class Flags:
         self.again, self.met = False, ""
         arrived, ready = reader_line.ReaderLine._arrived, source.RemoteSource._ready
 
-        def remember(line, message, body, now):
-            self._seen[id(body)] = bool(message.flags & reader_line.REDELIVERED), self.client._connection.incarnation.hex()
-            self._kept.append(body)
-            arrived(line, message, body, now)
+        def remember(line, *args):
+            batches, again = line.batches, line.redelivered
+            arrived(line, *args)
+            if line.batches > batches:
+                self._seen[id(line.inbox[-1])] = line.redelivered > again, self.client._connection.incarnation.hex()
 
         def look(one, line, came):
-            self.again, self.met = self._seen[id(came.body)]
+            self.again, self.met = self._seen.pop(id(came))
             return ready(one, line, came)
 
-        self._kept: list = []  # so that an id is nobody else's
         reader_line.ReaderLine._arrived, source.RemoteSource._ready = remember, look
 
 

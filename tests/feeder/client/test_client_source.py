@@ -281,7 +281,7 @@ def test_a_table_that_stays_without_a_schema_is_a_timeout_as_one_without_rows_is
     with pytest.raises(Timeout, match="scripted"):
         plan(source)
     del feeder.hooks[Type.OPEN_READER]
-    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.until(lambda: feeder.granted[1])
 
 
 def test_more_readers_or_writers_than_a_session_can_have_are_refused_at_once(feeder, client):
