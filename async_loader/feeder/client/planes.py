@@ -118,14 +118,14 @@ class Planes:
             return None
         return frames
 
-    def cut(self) -> bool:
-        """Whether a connection has ended since the last time. See NOTE [cut]."""
-        ended = False
-        for end in self._ends.values():
+    def cut(self) -> set[Plane]:
+        """Which connections have ended since the last time. See NOTE [cut]."""
+        ended = set()
+        for plane, end in self._ends.items():
             with contextlib.suppress(zmq.Again):
                 while True:
                     end.recv_multipart(zmq.NOBLOCK)
-                    ended = True
+                    ended.add(plane)
         return ended
 
     def wait(self, left_s: float | None) -> None:

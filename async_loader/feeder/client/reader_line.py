@@ -176,7 +176,8 @@ class ReaderLine:
             return
         self.inbox.clear()
         self._ask_at = None
-        self.phase = Phase.CLOSING if self.phase is not Phase.WANTED else Phase.CLOSED
+        over = self.phase is Phase.WANTED or self._ended_after is not None
+        self.phase = Phase.CLOSED if over else Phase.CLOSING
 
     # -- the IO thread ---------------------------------------------------------------------------------------------------------
 
@@ -200,11 +201,13 @@ class ReaderLine:
     def step(self, now: float, port: Connection) -> float | None:
         """See `Line`."""
         if self.phase is Phase.CLOSED:
+            self._forget_memory()
             port.forget(self)
         if not port.is_open or self.phase is Phase.CLOSED:
             return None
         with self.lock:
-            if self.phase is Phase.CLOSING:
+            before = self.phase
+            if before is Phase.CLOSING:
                 self._forget_memory()
             elif self.phase is Phase.OFFERING:
                 self._offer(port)
@@ -213,9 +216,9 @@ class ReaderLine:
             self._ask(now, port)
             if self.phase is Phase.READY:
                 self._say(now, port)
-            failed = self.phase is Phase.FAILED
+            moved = self.phase is not before
             due = min((due for due in (self._ask_at, self._remind_at) if due is not None), default=None)
-        if failed:
+        if moved:
             self._ring()
         return due
 

@@ -191,7 +191,8 @@ class RemoteSource:
 
 def _let_go(connection: Connection, line: ReaderLine) -> None:
     """A source was dropped. May run anywhere, so it takes no lock: the IO thread closes it in its next round."""
-    line.phase = Phase.CLOSING
+    if line.phase not in (Phase.CLOSED, Phase.FAILED):
+        line.phase = Phase.CLOSING
     line.inbox.clear()
     connection.wake()
 
