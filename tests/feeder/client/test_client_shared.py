@@ -175,7 +175,7 @@ def test_a_queue_delivers_each_row_once_and_its_last_batch_is_short(tmp_path, tr
             check(plan.batch)
             seen.append(plan.batch["x"].tolist())
         assert [len(one) for one in seen] == [16, 16, 16, 2]
-        assert sum(seen, []) == list(range(50))
+        assert [x for one in seen for x in one] == list(range(50))
 
 
 def test_a_fork_keeps_what_it_has_and_slots_that_it_can_see_are_not_written_again(tmp_path):
@@ -365,6 +365,11 @@ def process(path):
         server.communicate()
 
 
+def use_up(source):
+    while True:
+        check(source.plan(8, patience()).batch, 8)
+
+
 def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(tmp_path):
     path = str(tmp_path / "f")
     with contextlib.ExitStack() as stack:
@@ -380,8 +385,7 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
         with pytest.raises(Broken, match="last heard"):
-            while True:
-                check(sources[1].plan(8, patience()).batch, 8)
+            use_up(sources[1])
         _, again = stack.enter_context(process(path))
         assert again == address
         with waits.table("t").writer() as writer:
