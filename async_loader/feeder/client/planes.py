@@ -61,6 +61,9 @@ class Planes:
         self._full: set[Plane] = set()
         self._ends: dict[Plane, Any] = {}
         self.watched: set[Any] = set()
+        self._poller = zmq.Poller()
+        self._polled: tuple[tuple[Any, int], ...] = ()
+        self._seen: set[Any] = set()
 
     def open_control(self) -> None:
         """Raises ConfigError for an address that is none."""
@@ -108,9 +111,9 @@ class Planes:
         return True
 
     def receive(self, plane: Plane) -> list[Any] | None:
-        """The frames of the next message, if one has come."""
+        """The frames of the next message, if one had come when `wait` returned."""
         socket = self._sockets.get(plane)
-        if socket is None:
+        if socket is None or socket not in self._seen:
             return None
         try:
             frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -122,6 +125,8 @@ class Planes:
         """Which connections have ended since the last time. See NOTE [cut]."""
         ended = set()
         for plane, end in self._ends.items():
+            if end not in self._seen:
+                continue
             with contextlib.suppress(zmq.Again):
                 while True:
                     end.recv_multipart(zmq.NOBLOCK)
@@ -130,13 +135,19 @@ class Planes:
 
     def wait(self, left_s: float | None) -> None:
         """Until something came, something more can be sent, somebody rang, or the time is over."""
-        poller = zmq.Poller()
-        for plane, socket in self._sockets.items():
-            poller.register(socket, zmq.POLLIN | zmq.POLLOUT if plane in self._full else zmq.POLLIN)
-        self.watched = {one for one in self.watched if one.fileno() >= 0}
-        for one in (self._wake, *self._ends.values(), *(one.fileno() for one in self.watched)):
-            poller.register(one, zmq.POLLIN)
-        poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999)))
+        if self.watched:
+            self.watched = {one for one in self.watched if one.fileno() >= 0}
+        both, one_way = zmq.POLLIN | zmq.POLLOUT, zmq.POLLIN
+        polled = (
+            *((socket, both if plane in self._full else one_way) for plane, socket in self._sockets.items()),
+            *((one, one_way) for one in (self._wake, *self._ends.values(), *(one.fileno() for one in self.watched))),
+        )
+        if polled != self._polled:
+            self._poller, self._polled = zmq.Poller(), polled
+            for one, events in polled:
+                self._poller.register(one, events)
+        seen = self._poller.poll(None if left_s is None else max(0, int(left_s * 1000 + 0.999)))
+        self._seen = {one for one, _ in seen}
         self._full.clear()
         for plane, queue in self._queues.items():
             while queue and self.send_now(plane, queue[0]):

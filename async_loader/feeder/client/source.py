@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from async_loader import tree
 from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
@@ -185,6 +186,9 @@ class RemoteSource:
                 text = f"a batch of table {line.wanted.table!r} is not as the feeder said it would be: {error}"
                 raise Malformed(text) from None
         assert line.schema is not None
+        root = line.schema.structure
+        if type(root) is tree.Node and root.kind is dict and not any(root.children):  # as most are
+            return Ready(dict(zip(root.keys, columns, strict=True)), lent=True)
         batch: Any = line.schema.rebuild(columns)
         return Ready(batch, lent=True)
 
