@@ -291,7 +291,7 @@ class ReaderLine:
         assert self.schema is not None
         try:
             if self._offering is None:
-                spare = max(SPARE, self._planned + 2)
+                spare = max(SPARE, self._planned + 3)
                 slots = self._slots = Slots(self.schema, self.wanted.batch_size, max(1, self.prefetch), spare)
                 offer = slots.offer(port.session.number, self.number)
                 self._offering = Offering(welcome.memory_endpoint, offer, slots.fileno())

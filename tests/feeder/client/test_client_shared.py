@@ -119,8 +119,8 @@ def test_a_loader_hands_them_out_and_its_slots_come_back(tmp_path):
                 held = [*held[-2:], batch]
                 assert (batch["obs"] == batch["x"][:, None]).all()
             slots = source._line._slots
-            assert slots._ring.count == source._line.prefetch + 5
-            assert 3 <= slots._ring.lent <= 5, "held by the learner, and ready for it"
+            assert slots._ring.count == source._line.prefetch + 6
+            assert slots._ring.lent <= 6, "held by the learner, and ready for it"
         source.close()
 
 
