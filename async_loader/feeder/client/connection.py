@@ -50,6 +50,8 @@ from async_loader.lifecycle import Bell, Deadline, join
 
 Failure = Callable[[], AsyncLoaderError]
 """Makes what to raise; a new one for each thread."""
+_LAST_WORDS_S = 1.0
+"""After the session's END: the ends of its readers come over another connection, and perhaps later."""
 _AT_ONCE = 256
 """Messages of one plane that are read before the others have their turn."""
 
@@ -122,6 +124,7 @@ class Connection:
         self._lines: dict[int, Line] = {}
         self._numbers = self._sequences = 0
         self._failure: Failure | None = None
+        self._parting: float | None = None
         self._stop = False
         self._refusal = ""
         self._followed: tuple[int, Failure] | None = None
@@ -307,7 +310,7 @@ class Connection:
         dues = [line.step(now, self) for line in list(self._lines.values())]
         if self.is_open:
             self._send_calls()
-        dues.append(self.session.due())
+        dues += [self.session.due(), self._parting]
         left = min((due for due in dues if due is not None), default=None)
         followed = self._followed
         if followed is not None:
@@ -315,13 +318,17 @@ class Connection:
         over = self._planes.wait(None if left is None else max(0.0, left - self.clock()))
         self._bell.clear()
         self._rung = False  # before looking: what comes from here on rings again
+        cut = self._planes.cut()  # before reading: what came before the end of a connection is read then
         for plane in Plane:
             for _ in range(_AT_ONCE):
                 frames = self._planes.receive(plane)
                 if frames is None:
                     break
                 self._read(plane, frames)
-        if self._planes.cut() and self.session.phase in (Phase.OPEN, Phase.CONNECTING):  # see NOTE [cut] in planes
+        if cut and self.session.phase in (Phase.OPEN, Phase.CONNECTING):  # see NOTE [cut] in planes
+            if self._parting is None or Plane.PULL in cut:
+                self._leave()
+        elif self._parting is not None and self.clock() >= self._parting:
             self._leave()
         if self._planes.refusal is not None:
             (self._refusal, for_good), self._planes.refusal = self._planes.refusal, None
@@ -425,8 +432,10 @@ class Connection:
 
     def _dispatch(self, plane: Plane, message: Message) -> None:
         body = message.body
-        if (isinstance(body, Error) and body.code == ErrorCode.UNKNOWN_SESSION) or (isinstance(body, End) and not message.number):
+        if isinstance(body, Error) and body.code == ErrorCode.UNKNOWN_SESSION:
             self._leave()
+        elif isinstance(body, End) and not message.number:
+            self._parting = self.clock() + _LAST_WORDS_S
         elif self._is_answer(plane, message):
             self._answer(self._calls.get(message.sequence), message)
         else:
@@ -435,6 +444,7 @@ class Connection:
                 line.take(message, self.clock())
 
     def _leave(self) -> None:
+        self._parting = None
         self.session.lost(self.clock())
         self._planes.leave()
 

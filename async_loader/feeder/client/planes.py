@@ -151,10 +151,10 @@ class Planes:
             return None
         return frames
 
-    def cut(self) -> bool:
-        """Whether a connection has ended since the last time. See NOTE [cut]."""
-        ended = False
-        for end in self._ends.values():
+    def cut(self) -> set[Plane]:
+        """Which connections have ended since the last time. See NOTE [cut]."""
+        ended = set()
+        for plane, end in self._ends.items():
             if end not in self._ready:
                 continue
             with contextlib.suppress(zmq.Again):
@@ -162,7 +162,7 @@ class Planes:
                     said = parse_monitor_message(end.recv_multipart(zmq.NOBLOCK))
                     if said["event"] & _REFUSED:
                         self.refusal = refusal_of(int(said["event"]), int(said["value"]), self._keys is not None)
-                    ended = True
+                    ended.add(plane)
         return ended
 
     def follow(self, descriptor: int) -> None:

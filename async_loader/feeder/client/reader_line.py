@@ -31,7 +31,6 @@ from async_loader.feeder.wire import (
     End,
     Error,
     ErrorCode,
-    InSlot,
     Message,
     OpenReader,
     Pull,
@@ -72,8 +71,8 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Came:
-    """One batch, as it came or where it lies. ``lease`` is for `ReaderLine.give_back`, ``opening`` says where it counts, ``server``
-    whose ids it has; see `Connection.servers`.
+    """One batch, as it came or where it lies. ``lease`` is for `ReaderLine.give_back`, ``opening`` says where it counts,
+    ``server`` whose ids it has; see `Connection.servers`.
     """
 
     body: Batch | Filled
@@ -141,10 +140,17 @@ class ReaderLine:
 
     @property
     def due(self) -> bool:
-        """Whether more batches are asked for: by halves of what may be ahead, as each PULL wakes two threads and a server."""
-        untold, free = self._granted - self._told, 0 if self._slots is None else self._slots.free
-        most = max(untold, free)
-        return most > 0 and (2 * most >= self.prefetch or not self.inbox)
+        """Whether more batches are asked for: by halves of what may be ahead, as each PULL wakes two threads and a server.
+        Fewer only where the feeder has nothing left that it owes, for want of credit or of slots.
+        """
+        untold = self._granted - self._told
+        slots = self._slots
+        if slots is None:
+            return untold > 0 and (2 * untold >= self.prefetch or (self._told <= self._came and not self.inbox))
+        free, theirs = slots.free, slots.theirs
+        if (2 * untold >= self.prefetch and untold) or (2 * free >= self.prefetch >= 2 * theirs and free):
+            return True
+        return (untold > 0 or free > 0) and not self.inbox and (self._told <= self._came or not theirs)
 
     @property
     def ended(self) -> bool:
@@ -179,7 +185,8 @@ class ReaderLine:
             return
         self.inbox.clear()
         self._ask_at = None
-        self.phase = Phase.CLOSING if self.phase is not Phase.WANTED else Phase.CLOSED
+        over = self.phase is Phase.WANTED or self._ended_after is not None
+        self.phase = Phase.CLOSED if over else Phase.CLOSING
 
     # -- the IO thread ---------------------------------------------------------------------------------------------------------
 
@@ -203,11 +210,13 @@ class ReaderLine:
     def step(self, now: float, port: Connection) -> float | None:
         """See `Line`."""
         if self.phase is Phase.CLOSED:
+            self._forget_memory()
             port.forget(self)
         if not port.is_open or self.phase is Phase.CLOSED:
             return None
         with self.lock:
-            if self.phase is Phase.CLOSING:
+            before = self.phase
+            if before is Phase.CLOSING:
                 self._forget_memory()
             elif self.phase is Phase.OFFERING:
                 self._offer(port)
@@ -216,10 +225,10 @@ class ReaderLine:
             self._ask(now, port)
             if self.phase is Phase.READY:
                 self._say(now, port)
-            failed = self.phase is Phase.FAILED
+            moved = self.phase is not before
             dues = (self._ask_at, self._remind_at if self.phase is Phase.READY else None)
             due = min((due for due in dues if due is not None), default=None)
-        if failed:
+        if moved:
             self._ring()
         return due
 
@@ -286,7 +295,7 @@ class ReaderLine:
         assert self.schema is not None
         try:
             if self._offering is None:
-                spare = max(SPARE, self._planned + 2)
+                spare = max(SPARE, self._planned + 3)
                 slots = self._slots = Slots(self.schema, self.wanted.batch_size, max(1, self.prefetch), spare)
                 offer = slots.offer(port.session.number, self.number)
                 self._offering = Offering(welcome.memory_endpoint, offer, slots.fileno())
@@ -317,10 +326,9 @@ class ReaderLine:
         body = message.body
         with self.lock:
             if isinstance(body, Batch):
-                self._arrived(message, message.sequence, body, message.flags, now)
+                self._arrived(message, body, now)
             elif isinstance(body, SlotBatches):
-                for i, place in enumerate(body.places):
-                    self._arrived(message, message.sequence + i, place, place.flags, now)
+                self._filled(message, body, now)
             elif isinstance(body, Reader):
                 if self.phase is Phase.OPENING and message.sequence == self._asked:
                     self._opened(body)
@@ -366,27 +374,33 @@ class ReaderLine:
             self.failure = lambda: Unsupported(text)
             self.phase = Phase.FAILED
 
-    def _arrived(self, message: Message, number: int, body: Batch | InSlot, flags: int, now: float) -> None:
+    def _arrived(self, message: Message, body: Batch, now: float) -> None:
         # A batch that is there already was sent twice; one of an earlier opening was drawn for nobody.
-        if self.phase is not Phase.READY or number < self._came or self._layout is None:
+        if self.phase is Phase.READY and message.sequence >= self._came:
+            self._add(message.sequence, body, message.flags)
+            self._remind_at = now + REMIND_S if self._granted > self._came else None
+
+    def _filled(self, message: Message, body: SlotBatches, now: float) -> None:
+        """The same, of batches in shared memory."""
+        if self.phase is not Phase.READY or message.sequence < self._came:
             return
-        if isinstance(body, InSlot):
-            try:
-                if self._slots is None:
-                    raise Malformed("a batch came in shared memory, and none was offered")
-                body_there: Batch | Filled = self._slots.take(body)
-            except Malformed as error:
-                text = f"table {self.wanted.table!r}: {error}"
-                self.failure, self.phase = lambda: Malformed(text), Phase.FAILED
-                return
-        else:
-            body_there = body
+        try:
+            if self._slots is None:
+                raise Malformed("a batch came in shared memory, and none was offered")
+            for i, place in enumerate(body.places):
+                self._add(message.sequence + i, self._slots.take(place), place.flags)
+        except Malformed as error:
+            text = f"table {self.wanted.table!r}: {error}"
+            self.failure, self.phase = lambda: Malformed(text), Phase.FAILED
+        self._remind_at = now + REMIND_S if self._granted > self._came else None
+
+    def _add(self, number: int, body: Batch | Filled, flags: int) -> None:
+        assert self._layout is not None
         self._came = number + 1
         self.batches += 1
         self.redelivered += bool(flags & REDELIVERED)
         lease = number if self.leased else None
-        self.inbox.append(Came(body_there, self._layout, lease, self._opening, self._server))
-        self._remind_at = now + REMIND_S if self._granted > self._came else None
+        self.inbox.append(Came(body, self._layout, lease, self._opening, self._server))
 
     def _refused(self, message: Message, error: Error, now: float) -> None:
         if error.code == ErrorCode.UNKNOWN_READER:

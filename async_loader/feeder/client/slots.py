@@ -88,6 +88,11 @@ class Slots:
         return len(self._back) if self.copies else self._ring.free
 
     @property
+    def theirs(self) -> int:
+        """Slots that the feeder has."""
+        return len(self._theirs)
+
+    @property
     def worn(self) -> bool:
         """Whether forks have retired what could be lent: every batch is copied from now on."""
         return self._ring.retired >= max(1, self._ring.spare)

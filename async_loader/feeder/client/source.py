@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from async_loader import tree
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError, Malformed
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
@@ -198,13 +199,17 @@ class RemoteSource:
         if came.server:
             at = [field.name for field in line.schema.fields].index("index")
             columns[at] = columns[at] + (came.server << _SERVER_BITS)
+        root = line.schema.structure
+        if type(root) is tree.Node and root.kind is dict and not any(root.children):  # as most are
+            return Ready(dict(zip(root.keys, columns, strict=True)), lent=True)
         batch: Any = line.schema.rebuild(columns)
         return Ready(batch, lent=True)
 
 
 def _let_go(connection: Connection, line: ReaderLine) -> None:
     """A source was dropped. May run anywhere, so it takes no lock: the IO thread closes it in its next round."""
-    line.phase = Phase.CLOSING
+    if line.phase not in (Phase.CLOSED, Phase.FAILED):
+        line.phase = Phase.CLOSING
     line.inbox.clear()
     connection.wake()
 
@@ -243,7 +248,7 @@ def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, 
             raise Closed("this source was closed meanwhile")
         return line.is_open
 
-    applied, most = 0, connection.limits.control_bytes // ids.itemsize
+    applied, most = 0, connection.limits.message_bytes // (ids.itemsize + values.itemsize)
     with contextlib.suppress(_Elsewhere):
         for at in range(0, len(ids), most):
             some = Priorities(ids[at : at + most].copy(), values[at : at + most])

@@ -123,7 +123,7 @@ def _bound(socket: Any, endpoint: str) -> str:
 
 def _router(context: Any, plane: Plane, message_bytes: int) -> Any:
     socket = context.socket(zmq.ROUTER)
-    socket.linger = 200  # the last words: END, and the answer to DRAIN
+    socket.linger = 1000  # the last words: END, and the answer to DRAIN
     socket.maxmsgsize = max(message_bytes, 64 << 10)  # of weights, rows, priorities; control bodies are measured when read
     socket.router_mandatory = 1
     socket.rcvhwm, socket.sndhwm = _HIGH_WATER[plane]

@@ -83,8 +83,8 @@ class History:
         self.actors: dict[int, Actor] = {}
         self.uses: dict[tuple[int, int], list[Use]] = defaultdict(list)
         self.last: dict[str, list[set[tuple[int, int]]]] = defaultdict(list)
-        """Of each learner: its last batches. Of the last nobody knows whether it was used: the next call of `plan` would say so; that
-        the one before was goes over another connection than that the learner leaves, and may come after it."""
+        """Of each learner: its last batches. Of the last nobody knows whether it was used: the next call of `plan` would say so;
+        that the one before was goes over another connection than that the learner leaves, and may come after it."""
         self.batches = self.calls = 0
         self.slowest_s = 0.0
         self.sessions: Counter[str] = Counter()

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import zmq
 from client_rig import FakeFeeder
 
 from async_loader.feeder import connect
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _begin_to_collect():
+    """The first message that is sent without a copy (by a feeder in this process) makes pyzmq start a thread, which stays."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.bind("inproc://collect")
+        two.connect("inproc://collect")
+        one.send(np.zeros(1 << 20, np.uint8), copy=False)
+        two.recv()
 
 
 @pytest.fixture

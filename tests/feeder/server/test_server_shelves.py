@@ -87,7 +87,7 @@ def mapped():
 
 
 def test_slots_are_filled_as_far_as_credit_and_slots_go_and_told_of_in_one_message(tmp_path):
-    with learning(tmp_path) as (rig, learner):
+    with learning(tmp_path) as (_, learner):
         assert learner.reader.body.transport == "shm"
         learner.pull(9)
         assert not learner.batches(), "it has no memory"
@@ -126,7 +126,7 @@ def test_slots_that_a_learner_cannot_give_are_refused_and_everybody_is_served_on
 
 
 def test_slots_of_a_reader_without_memory_are_refused(tmp_path):
-    with learning(tmp_path) as (rig, learner):
+    with learning(tmp_path) as (_, learner):
         learner.pull(1, [0])
         assert "offer" in learner.error().text
 
@@ -155,7 +155,7 @@ def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
 
 
 def test_a_reader_that_asked_for_tcp_takes_no_memory(tmp_path):
-    with learning(tmp_path) as (rig, learner):
+    with learning(tmp_path) as (_, learner):
         assert learner.peer.open_reader(5).body.transport == "tcp"
         with pytest.raises(Malformed, match="no reader 5"):
             learner.give(Offer(learner.peer.session, 5, 3, SLOT))
