@@ -8,6 +8,10 @@ NOTE [half-open]. A peer, or a box on the way, that disappears without a word le
 nothing. A session notices by its own heartbeats, which are heard on the control plane; that its batches are gone it would never
 notice. So ZeroMQ's heartbeats (ZMTP 3.1, PING with a time to live) go over the data planes: whichever side has heard nothing for
 too long after one gives the connection up, and is cut.
+
+NOTE [last words]. With ZMQ_IMMEDIATE a socket forgets what had come and was not received when its connection ends: libzmq ends the
+pipe of such a socket "without delay". That would be END, and the last batches. So only the insert plane has it, where it keeps
+messages from queueing for nobody, and where what comes is acknowledged again.
 """
 
 from __future__ import annotations
@@ -28,7 +32,6 @@ from async_loader.feeder.keys import ClientKeys
 
 _OPTIONS: dict[Any, int] = {
     zmq.LINGER: 0,
-    zmq.IMMEDIATE: 1,
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 2000,
     zmq.HANDSHAKE_IVL: 5000,
@@ -163,6 +166,8 @@ class Planes:
                     if said["event"] & _REFUSED:
                         self.refusal = refusal_of(int(said["event"]), int(said["value"]), self._keys is not None)
                     ended.add(plane)
+        for plane in ended:  # its last words may have come after the poller had looked at it
+            self._ready[self._sockets[plane]] = zmq.POLLIN
         return ended
 
     def follow(self, descriptor: int) -> None:
@@ -200,6 +205,7 @@ class Planes:
         self._poller.register(socket, zmq.POLLIN)
         for option, value in (_OPTIONS | (more or {})).items():
             socket.setsockopt(option, value)
+        socket.setsockopt(zmq.IMMEDIATE, plane is Plane.INSERT)  # see NOTE [last words]
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
         if "[" in endpoint:
             socket.setsockopt(zmq.IPV6, 1)

@@ -116,7 +116,7 @@ def test_feedback_says_what_became_of_it(feeder, client):
     with pytest.raises(Timeout):
         source.plan(4, patience(0.0))
     assert source.feedback(np.arange(3), np.ones(3)) == Applied(2, 1)
-    assert source.feedback(np.arange(10_000), np.ones(10_000)).applied == 9_998  # in two messages
+    assert source.feedback(np.arange(10_000), np.ones(10_000)).applied == 9_999  # in one message
     assert client.table("replay").update_priorities(np.arange(4), np.ones(4, np.float32)) == Applied(3, 1)
     for bad in (np.array([np.nan]), np.array([-1.0]), np.array([np.inf])):
         with pytest.raises(ConfigError, match="finite"):
