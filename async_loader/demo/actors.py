@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
@@ -19,6 +21,17 @@ from async_loader.errors import AsyncLoaderError, Broken
 from async_loader.lifecycle import EndFlag, readable
 
 _PATIENCE_S = 5.0  # an actor that was told to end, and is still there, is killed then
+
+
+@contextlib.contextmanager
+def _no_ctrl_c() -> Iterator[None]:
+    """A process that is started meanwhile never hears of Ctrl-C, which its parent does: it would end amid its own start."""
+    resource_tracker.ensure_running()  # else it is started with the first, and takes the mask away
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Returns:
@@ -80,7 +93,8 @@ class Actors:
         for number in range(settings.num_actors):
             ours, theirs = context.Pipe()
             process = context.Process(target=act, args=(number, settings, theirs, make), name=f"actor-{number}", daemon=True)
-            process.start()
+            with _no_ctrl_c():
+                process.start()
             theirs.close()
             self._actors.append(_Actor(f"actor {number}", process, ours))
 

@@ -15,7 +15,6 @@ import pytest
 
 from async_loader.errors import Broken, ConfigError, Timeout
 from async_loader.feeder import connect
-from async_loader.feeder.client import client as client_module
 from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.settings import ServerSettings
 from async_loader.lifecycle import Patience, readable
@@ -56,14 +55,6 @@ def test_what_waits_for_a_full_queue_does_not_hold_up_its_end():
         with pytest.raises(Timeout, match="not acknowledged"):
             client.close(timeout_s=0.1)
     assert not process.is_running()
-
-
-def test_one_that_was_killed_is_broken_and_not_waited_for(monkeypatch):
-    monkeypatch.setattr(client_module, "_EMBEDDED_LOST_S", 0.2)
-    with connect("embedded") as client:
-        os.kill(client.embedded.pid, signal.SIGKILL)
-        with pytest.raises(Broken, match="was lost"):
-            client.status(timeout_s=SLACK_S)
 
 
 def test_what_its_tables_cannot_be_is_said_before_anything_starts():

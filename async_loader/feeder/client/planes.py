@@ -9,9 +9,9 @@ nothing. A session notices by its own heartbeats, which are heard on the control
 notice. So ZeroMQ's heartbeats (ZMTP 3.1, PING with a time to live) go over the data planes: whichever side has heard nothing for
 too long after one gives the connection up, and is cut.
 
-NOTE [last words]. With ZMQ_IMMEDIATE a socket forgets what had come and was not received when its connection ends: libzmq ends the
-pipe of such a socket "without delay". That would be END, and the last batches. So only the insert plane has it, where it keeps
-messages from queueing for nobody, and where what comes is acknowledged again.
+NOTE [last words]. With ZMQ_IMMEDIATE a socket forgets what had come and was not received when its connection ends: libzmq ends
+the pipe of such a socket without waiting for its reader. That would be END, and the last batches. So only the insert plane has
+it, where it keeps messages from queueing for nobody, and where what comes is acknowledged again.
 """
 
 from __future__ import annotations
