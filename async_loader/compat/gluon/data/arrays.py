@@ -48,25 +48,20 @@ def checked(array_type: str) -> str:
     return array_type
 
 
-def finished(array: np.ndarray[Any, Any], array_type: str, shared: bool) -> Any:
+def finished(array: Any, array_type: str, shared: bool) -> Any:
     """An array as what is wanted: zero-copy where the types allow.
 
     Parameters
     ----------
-    array : ndarray
+    array : ndarray of numbers
     array_type : str
     shared : bool
         In memory that other processes can map, for tensors: they are sent then without a copy.
-
-    Raises
-    ------
-    TypeError
-        When it holds what no tensor can: strings, objects.
     """
+    if tensors.is_tensor(array):  # of a dtype that numpy lacks
+        return array
     if array_type == "numpy":
         return array
-    if array.dtype.kind not in "biufc":
-        raise TypeError(f"items of dtype {array.dtype} make no array of numbers: use batchify.AsList for this field")
     if array_type == "mxnet":
         return _mxnet().nd.array(array, dtype=array.dtype)
     tensor = tensors.as_tensor(array)

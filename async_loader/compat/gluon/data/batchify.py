@@ -16,6 +16,7 @@ import numpy.typing as npt
 from async_loader import tensors
 from async_loader.compat.gluon.data import arrays
 from async_loader.compat.gluon.data.checks import require
+from async_loader.pipeline import arena
 
 _RAGGED = "pad them with Pad, or keep them apart with Append or AsList"
 
@@ -93,7 +94,7 @@ class Pad(_Batchify):
             self._warn_of_speed()
         elif not isinstance(first, np.ndarray | list):
             raise NotImplementedError(
-                f"Pad takes arrays and lists of numbers, not samples of {type(first).__name__}: for several fields, Group(Pad(), ...)"
+                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several fields there is Group(Pad(), ...)"
             )
         return self._finished(padded([arrays.to_numpy(one) for one in data], self._pad_val, self._dtype, self._round_to))
 
@@ -168,18 +169,23 @@ class AsList:
 
 def default_batchify_fn(data: Sequence[Any]) -> Any:
     """As `Stack`, but a sample that is a list is one array, not several fields: the rule of mxnet 1."""
-    return _by_tuples(data, Stack())
+    return _mapped(stacked_by_tuples(data), Stack())
 
 
 def default_mp_batchify_fn(data: Sequence[Any]) -> Any:
     """`default_batchify_fn` with tensors in shared memory."""
-    return _by_tuples(data, Stack(use_shared_mem=True))
+    return _mapped(stacked_by_tuples(data), Stack(use_shared_mem=True))
 
 
-def _by_tuples(data: Sequence[Any], stack: Stack) -> Any:
+def _mapped(batch: Any, stack: Stack) -> Any:
+    return arrays.mapped(batch, stack._finished)
+
+
+def stacked_by_tuples(data: Sequence[Any]) -> Any:
+    """Numpy arrays; of tuples a list of them, field by field."""
     if isinstance(data[0], tuple):
-        return [_by_tuples(column, stack) for column in columns(data)]
-    return stack._finished(stacked(data))
+        return [stacked_by_tuples(column) for column in columns(data)]
+    return stacked(data)
 
 
 def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -190,17 +196,41 @@ def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:
     return list(zip(*data, strict=True))
 
 
-def stacked(data: Sequence[Any]) -> npt.NDArray[Any]:
-    """Samples of one shape as one array ``[len(data), ...]``."""
+def stacked(data: Sequence[Any]) -> Any:
+    """Samples of one shape as one numpy array ``[len(data), ...]``; as a tensor, where numpy has no such dtype."""
+    first = data[0]
+    if tensors.is_tensor(first):
+        if tensors.numpy_dtype(first.dtype) is None:
+            return arena.stack_tensors(data)
+        data = [arrays.to_numpy(one) for one in data]
+    elif hasattr(first, "asnumpy"):
+        data = [one.asnumpy() for one in data]
     try:
-        if tensors.is_tensor(data[0]):
-            return np.stack([tensors.to_numpy(one) for one in data])
-        return np.asarray([one.asnumpy() for one in data] if hasattr(data[0], "asnumpy") else data)
-    except (ValueError, AttributeError, RuntimeError) as error:
-        shapes = sorted({np.shape(one) for one in data}, key=str) if _have_shapes(data) else []
+        known = _concatenated(data)
+        return _numbers(np.asarray(data) if known is None else known)
+    except ValueError as error:
+        shapes = sorted({np.shape(one) for one in data}) if _have_shapes(data) else []
         if len(shapes) < 2:
             raise
         raise ValueError(f"samples of shapes {', '.join(map(str, shapes))} in one batch: {_RAGGED}") from error
+
+
+def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
+    """Arrays of one kind in one go, where the batch is to lie; None for everything else."""
+    if set(map(type, data)) != {np.ndarray}:
+        return None
+    shape, dtype = data[0].shape, data[0].dtype
+    if not shape or dtype.hasobject or any(one.shape != shape or one.dtype != dtype for one in data):
+        return None
+    out = arena.empty((len(data), *shape), dtype)
+    np.concatenate(data, out=out.reshape(len(data) * shape[0], *shape[1:]), casting="no")
+    return out
+
+
+def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"samples of dtype {array.dtype} make no array of numbers: use batchify.AsList for this field")
+    return array
 
 
 def _have_shapes(data: Sequence[Any]) -> bool:
@@ -226,7 +256,8 @@ def padded(
         longest[axis] = max(one.shape[axis] for one in data)
         if round_to is not None:
             longest[axis] = -(-longest[axis] // round_to) * round_to
-    out = np.full((len(data), *longest), val, np.result_type(*{one.dtype for one in data}) if dtype is None else dtype)
+    out = arena.empty((len(data), *longest), np.result_type(*{one.dtype for one in data}) if dtype is None else dtype)
+    out[...] = val
     for row, one in zip(out, data, strict=True):
         if axes is not None and any(one.shape[axis] != longest[axis] for axis in range(one.ndim) if axis not in axes):
             raise ValueError(f"samples of shapes {one.shape} and {data[0].shape}: only axis {axes[0]} is padded")

@@ -20,7 +20,7 @@ class Dataset:
         raise NotImplementedError(f"{type(self).__name__} has no __len__: a dataset knows how many items it has")
 
     def filter(self, fn: Callable[[Any], object]) -> Dataset:
-        """The items that ``fn`` is true for. All are looked at now; what a lazy transform gives is made again when it is asked for."""
+        """The items that ``fn`` is true for. All are looked at now; a lazy transform makes them again when they are asked for."""
         return _SampledDataset(self, FilterSampler(fn, self))
 
     def shard(self, num_shards: int, index: int) -> Dataset:

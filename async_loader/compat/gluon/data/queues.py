@@ -32,7 +32,7 @@ class Queue(queue.Queue):
     """
 
     def __init__(self, maxsize: int = 0, *, ctx: Any = None) -> None:
-        super().__init__(maxsize, ctx=ctx or multiprocessing.get_context())
+        super().__init__(maxsize, ctx=ctx or multiprocessing.get_context())  # type: ignore[no-untyped-call]
 
 
 class SimpleQueue(queue.SimpleQueue):

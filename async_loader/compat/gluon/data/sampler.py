@@ -1,4 +1,4 @@
-"""Which indices come in which order: gluon's samplers. Draws from numpy's global generator, as gluon does; knows no dataset's items.
+"""Which indices come in which order: gluon's samplers. Draw from numpy's global generator, as gluon's do; hold no items.
 
 What differs from the original: `IntervalSampler` without rollover has the length of what it yields, `FilterSampler`
 asks for ``len(dataset)`` items rather than until one is missing, and what cannot work is refused when it is made.
@@ -183,7 +183,7 @@ class BatchSampler(Sampler):
             if self._last_batch == "keep":
                 yield drawn[whole:]
             elif self._last_batch == "rollover":
-                self._prev = list(drawn[whole:])
+                self._prev = drawn[whole:].tolist() if type(self._sampler) is SequentialSampler else list(drawn[whole:])
 
     def __len__(self) -> int:
         count, size = len(self._sampler), self._batch_size
