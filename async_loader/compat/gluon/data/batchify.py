@@ -94,7 +94,7 @@ class Pad(_Batchify):
             self._warn_of_speed()
         elif not isinstance(first, np.ndarray | list):
             raise NotImplementedError(
-                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several fields there is Group(Pad(), ...)"
+                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several fields use Group(Pad(), ...)"
             )
         return self._finished(padded([arrays.to_numpy(one) for one in data], self._pad_val, self._dtype, self._round_to))
 
