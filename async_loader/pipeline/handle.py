@@ -206,7 +206,7 @@ class Handle:
     def _tell_shift(self, shift: Shift, oldest: int) -> int:
         if shift.number not in self._shifts:
             assert shift.payload is not None
-            self.channel.send(("shift", shift.number, shift.seed), shift.payload.head, shift.payload.fds)
+            self.channel.send(("shift", shift.number, shift.seed, shift.first), shift.payload.head, shift.payload.fds)
             self._shifts = {number for number in self._shifts if number >= oldest} | {shift.number}
         return shift.number
 

@@ -59,6 +59,8 @@ class Shift:
         Numbers of the pool's iterations that are not over; shared by all of them.
     stream : bool
         Its tasks are "the next from worker k".
+    first : int
+        Added to the number of a task for its seed.
     payload : Encoded | None
         The state, on its way to processes.
     """
@@ -68,6 +70,7 @@ class Shift:
     state: Any
     live: set[int]
     stream: bool
+    first: int = 0
     payload: Encoded | None = None
 
     @property
