@@ -51,7 +51,7 @@ def test_unsharded_fields_in_order(kind):
 @pytest.mark.parametrize("in_bulk", [True, False])
 def test_each_batch_is_a_list_of_shards_and_the_last_one_begins_earlier(kind, in_bulk):
     sampler = nlp.data.FixedBucketSampler([1] * 50, 4, num_buckets=1, num_shards=4)
-    dataset = gluon.data.ArrayDataset(X, Y if in_bulk else Y.tolist())
+    dataset = gluon.data.ArrayDataset(X, Y if in_bulk else [int(y) for y in Y])
     loader = ShardedDataLoader(
         dataset, batch_sampler=sampler, num_workers=kind.get("num_workers", 0), thread_pool="thread_pool" in kind
     )

@@ -165,7 +165,7 @@ def test_what_is_ignored_is_said():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match=r"no sample falls into the buckets \[5\]"):
             FixedBucketSampler([1], 1, num_buckets=None, bucket_keys=[1, 5])
-        with pytest.raises(UserWarning, match="ratio is 0.5, and ignored"):
+        with pytest.raises(UserWarning, match=r"ratio is 0\.5, and ignored"):
             FixedBucketSampler([1], 1, 1, ratio=0.5, use_average_length=True)
 
 
@@ -196,7 +196,7 @@ def test_samplers_of_nothing_are_refused():
     for make in (nlp.data.SortedSampler, lambda keys: nlp.data.SortedBucketSampler(keys, 2)):
         with pytest.raises(AssertionError, match="sort_keys is empty"):
             make([])
-    with pytest.raises(AssertionError, match="mult is 0.5"):
+    with pytest.raises(AssertionError, match="mult is"):
         nlp.data.SortedBucketSampler([1], 1, 0.5)
 
 
