@@ -14,13 +14,13 @@ import numpy as np
 from async_loader import tensors
 from async_loader.pipeline import arena
 
-_PLAIN = frozenset("?bBhHiIlLqefdFD")
+_PLAIN = frozenset(map(np.dtype, ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "f2", "f4", "f8", "c8", "c16"]))
 """Dtypes that mean the same for torch, item by item and as an array. Not uint64, of which torch takes arrays alone."""
 
 
 def plain(dtype: np.dtype[Any], ndim: int) -> bool:
     """Whether torch takes arrays of this dtype and number of dimensions (0: numbers of it) as they are."""
-    return dtype.isnative and (dtype.char in _PLAIN or (ndim > 0 and dtype == np.uint64))
+    return dtype.isnative and (dtype in _PLAIN or (ndim > 0 and dtype == np.uint64))
 
 
 def default_collate(batch: Sequence[Any]) -> Any:
@@ -64,7 +64,8 @@ def _stack_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
     import torch
     from torch.utils.data._utils.collate import collate_tensor_fn
 
-    if type(batch[0]) is torch.Tensor and tensors.numpy_dtype(batch[0].dtype) is not None:
+    first = batch[0]
+    if type(first) is torch.Tensor and tensors.numpy_dtype(first.dtype) is not None and first.layout is torch.strided:
         return arena.stack_tensors(batch)
     return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 

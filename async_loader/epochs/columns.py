@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.epochs.collation import plain
+from async_loader.errors import ConfigError
 from async_loader.shm.blocks import Blocks
 
 Index = npt.NDArray[np.int64]
@@ -139,7 +140,7 @@ def _checked(parts: Any) -> list[Any]:
         raise NoColumns("it has no columns")
     lengths = {len(column) for column in columns}
     if len(lengths) != 1:
-        raise NoColumns(f"its columns have {sorted(lengths)} rows")
+        raise ConfigError(f"columns are of unequal length: they have {sorted(lengths)} rows")
     return columns
 
 
@@ -218,6 +219,11 @@ class Items:
 
     def __init__(self, columns: Mapping[str, Any] | tuple[Any, ...]) -> None:
         self.columns = columns
+        named = columns.items() if isinstance(columns, Mapping) else enumerate(columns)
+        rows = {name: len(column) for name, column in named}
+        if len(set(rows.values())) != 1:
+            said = ", ".join(f"{name!r} has {n}" for name, n in rows.items())
+            raise ConfigError(f"columns are of unequal length: {said} rows")
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values() if isinstance(self.columns, Mapping) else self.columns)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from async_loader.epochs.ferry import Ferry
 from async_loader.epochs.order import Batches
 from async_loader.epochs.works import Streamed
 from async_loader.pipeline.iteration import Iteration
@@ -24,7 +25,7 @@ class Epoch(Iterator[Any]):
 
     def __init__(
         self,
-        iteration: Iteration,
+        iteration: Iteration | Ferry,
         batches: Batches,
         number: int,
         yielded: int,
@@ -51,9 +52,9 @@ class Epoch(Iterator[Any]):
             self.finished = self._iteration.exhausted
             raise
         if type(batch) is Streamed:
-            self._streams[batch.worker] = (batch.given, batch.state)
-            self._turn = batch.worker + 1
-            batch = batch.batch
+            batch, where = batch
+            self._streams[where.worker] = (where.given, where.state)
+            self._turn = where.worker + 1
         self.yielded += 1
         self._batches.delivered()
         return batch if self._finish is None else self._finish(batch)

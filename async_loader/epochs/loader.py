@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from async_loader.epochs import collation
 from async_loader.epochs.columns import Columns, Items, NoColumns, columns_of, is_columns
 from async_loader.epochs.epoch import Epoch, pinned
+from async_loader.epochs.ferry import Ferry, moved
 from async_loader.epochs.order import Batches, LastBatch, Own, Sampled, Streams, check_last
 from async_loader.epochs.works import GatherWork, MapWork, StreamWork, Told, epoch_of
 from async_loader.errors import ConfigError
@@ -120,7 +122,7 @@ class DataLoader:
         self.seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
         self.in_order = in_order
         self.device = device
-        self.pin_memory = pin_memory
+        self._backend, self._finish = _delivery(device, pin_memory)
         self.batch_sampler = batch_sampler
         self._timeout_s = seconds_or_none("timeout", timeout)
         self._drop = last_batch == "drop"
@@ -130,6 +132,8 @@ class DataLoader:
         self._start: dict[str, Any] | None = None
         self._latest: Epoch | None = None
         items = Items(dataset) if is_columns(dataset) else dataset
+        if not hasattr(items, "__getitem__") and not hasattr(items, "__iter__"):
+            raise ConfigError(f"the dataset is a {type(dataset).__name__}: give an object with __getitem__ or __iter__")
         self.iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
         self._collate = callable_or_none("collate_fn", collate_fn)
         self.batches = self._batches(items, shuffle, sampler, batch_sampler, last_batch)
@@ -191,12 +195,14 @@ class DataLoader:
 
     def __iter__(self) -> Epoch:
         """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
-        start, self._start = self._start or {}, None
+        start, self._start = dict(self._start or {}), None
         number, yielded = self._epoch, start.get("yielded", 0)
         self._epoch = number + 1
         if "batches" in start:
             self.batches.load(start["batches"])
-        state = Told(self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset), start.get("streams"))
+        start["streams"] = {int(worker): tuple(where) for worker, where in start.get("streams", {}).items()}
+        told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
+        state = Told(told, start["streams"])
         seed = _mixed(self.seed, number)
         if self.iterable:
             iteration = self._pool.streams(
@@ -207,11 +213,9 @@ class DataLoader:
             iteration = self._pool.iterate(
                 tasks, state=state, seed=seed, in_order=self.in_order, timeout_s=self._timeout_s, first=yielded
             )
-        self._latest = Epoch(iteration, self.batches, number, yielded, self._finish(), start)
+        batches: Any = iteration if self._backend is None else Ferry(iteration, self._backend)
+        self._latest = Epoch(batches, self.batches, number, yielded, self._finish, start)
         return self._latest
-
-    def _finish(self) -> Callable[[Any], Any] | None:
-        return pinned if self.pin_memory else None
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: for the order, and for the sampler's and the dataset's ``set_epoch`` where they have one.
@@ -265,11 +269,10 @@ class DataLoader:
                 f"the state is of {state['workers']} workers, this loader has {workers}: "
                 "streams cannot be dealt out anew, use the same num_workers"
             )
-        streams = state.get("streams") or {}
         self.seed = state["seed"]
         self.batches.seed(self.seed)
         self._epoch = state["epoch"]
-        self._start = {**state, "streams": {int(worker): tuple(where) for worker, where in streams.items()}}
+        self._start = dict(state)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -320,6 +323,25 @@ def _check_iterable(shuffle: bool, sampler: Any, batch_sampler: Any, last: str) 
         raise ConfigError(f"the dataset is iterable and decides its order itself: leave {given[0]} out")
     if last == "roll_over":
         raise ConfigError("the dataset is iterable and each worker has its own: last_batch can be 'keep' or 'drop'")
+
+
+def _delivery(device: Any, pin_memory: bool) -> tuple[Any, Callable[[Any], Any] | None]:
+    """What streams batches to a device, and what is done to each in the consumer's thread."""
+    if isinstance(device, list | tuple):
+        return None, partial(_spread, devices=list(device))
+    if str(device) == "cpu":
+        return None, pinned if pin_memory else None
+    from async_loader.pipeline.device import backend_for
+
+    return backend_for(device), None
+
+
+def _spread(batch: Any, devices: list[Any]) -> Any:
+    """Each shard to its own device."""
+    if not isinstance(batch, list) or len(batch) != len(devices):
+        shards = len(batch) if isinstance(batch, list) else 1
+        raise ConfigError(f"a batch has {shards} shards and there are {len(devices)} devices: give one for each shard")
+    return [moved(shard, device) for shard, device in zip(batch, devices, strict=True)]
 
 
 def _length(items: Any) -> int:

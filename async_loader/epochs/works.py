@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from async_loader.epochs.columns import Columns, as_index
 from async_loader.pipeline.work import Here
@@ -118,8 +118,8 @@ class GatherWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
-    """A batch of a stream, and where the stream is behind it.
+class Where:
+    """Where a stream is behind a batch.
 
     Attributes
     ----------
@@ -130,10 +130,16 @@ class Streamed:
         ``state_dict()`` of the dataset's iterator, or of the dataset, where they have one.
     """
 
-    batch: Any
     worker: int
     given: int
     state: Any
+
+
+class Streamed(NamedTuple):
+    """A batch of a stream and where it comes from."""
+
+    batch: Any
+    where: Where
 
 
 class StreamWork:
@@ -204,7 +210,7 @@ class _Stream(Iterator[Streamed]):
         state = _state_of(self._items, self._work.dataset)
         if self._here.kind != "processes":  # elsewhere it is copied by being sent
             state = copy.deepcopy(state)
-        return Streamed(batch, self._here.worker, self._given, state)
+        return Streamed(batch, Where(self._here.worker, self._given, state))
 
 
 def _state_of(items: Any, dataset: Any) -> Any:

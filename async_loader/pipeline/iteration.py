@@ -19,6 +19,7 @@ from async_loader.pipeline.job_queue import Job, Shift
 from async_loader.pipeline.packing import Parcel
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.work import END, Shifts
+from async_loader.shm.slots import SlotRing
 
 
 class Office(Protocol):
@@ -29,6 +30,10 @@ class Office(Protocol):
 
     def submit(self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Job:
         """Have a task done; the outcome goes to ``ready``. Raises CannotSend, OutOfMemory."""
+
+    @property
+    def ring(self) -> SlotRing | None:
+        """The slots in use."""
 
     def diagnosis(self) -> str:
         """Whom everyone waits for, in words."""
@@ -74,6 +79,11 @@ class Iteration(Iterator[Any]):
             What the task raised, or the iterable that the tasks come from. After the former the next call goes on.
         """
         raise NotImplementedError
+
+    @property
+    def ring(self) -> SlotRing | None:
+        """The slots in which its batches lie, where they do."""
+        return None
 
     def close(self) -> None:
         """Cancel what is under way; idempotent. The pool goes on."""
@@ -227,6 +237,10 @@ class Team(Iteration):
             batch = self._settle(item)
             if batch is not END:
                 return batch
+
+    @property
+    def ring(self) -> SlotRing | None:
+        return self._office.ring
 
     def _wait(self, deadline: Deadline) -> Any:
         try:

@@ -36,6 +36,7 @@ from async_loader.pipeline.threads import Threads
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.work import Kind, Seeding, Shifts, WorkOrders
 from async_loader.pipeline.worker import Orders
+from async_loader.shm.slots import SlotRing
 
 log = logging.getLogger("async_loader")
 
@@ -329,6 +330,10 @@ class _Core:
             raise Broken(*self.broken.args) from self.broken.__cause__
         if self._life.state is not State.RUNNING:
             raise Closed("the pool is closed")
+
+    @property
+    def ring(self) -> SlotRing | None:
+        return self.places.ring
 
     def submit(self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Job:
         crew = self.team
