@@ -260,6 +260,12 @@ class Sampled(Batches):
     def load(self, state: Any) -> None:
         self._loaded = state
 
+    def restore_generator(self) -> None:
+        """Do so now, where it is drawn from before the order is."""
+        if self._loaded is not None:
+            self._restore(self._loaded)
+            self._loaded = {**self._loaded, "generator": None}
+
 
 def check_last(last: str, batch_size: int | None) -> None:
     """Raise ConfigError when nothing could be left over."""

@@ -74,7 +74,7 @@ class MapWork:
         batched: bool = True,
         shards: bool = True,
     ) -> None:
-        self.dataset, self._collate, self._init, self._batched, self._shards = dataset, collate, init, batched, shards
+        self.dataset, self._collate, self._init, self._batched, self.shards = dataset, collate, init, batched, shards
 
     def begin(self, here: Here) -> Callable[[Any], Any]:
         _settle_in(self.dataset, self._init, here)
@@ -83,7 +83,7 @@ class MapWork:
     def do(self, task: Any) -> Any:
         """The batch of these indices, or a list with one batch for each shard of them."""
         indices: Sequence[Any] = task if isinstance(task, list) else task.tolist() if hasattr(task, "tolist") else list(task)
-        if self._shards and indices and isinstance(indices[0], list):
+        if self.shards and indices and isinstance(indices[0], list):
             return [self._collate(self._fetch(shard)) for shard in indices]
         return self._collate(self._fetch(indices))
 
@@ -138,7 +138,7 @@ class GatherWork:
         return self.columns.gather(task, checked=True)
 
     def _careful(self, task: Any) -> Any:
-        if isinstance(task, list) and task and isinstance(task[0], list):
+        if self._by_item.shards and isinstance(task, list) and task and isinstance(task[0], list):
             return [self._careful(shard) for shard in task]
         index = as_index(task)
         if index is None or not len(index):

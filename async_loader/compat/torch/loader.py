@@ -55,16 +55,18 @@ class DataLoader(torch_data.DataLoader[Any]):
         return self._begin({})
 
     def _begin(self, start: dict[str, Any]) -> Pass:
+        batches = self._batches()
+        if "batches" in start:
+            batches.load(start["batches"])
         seed = start.get("base_seed")
         if self.__dict__.get("_pool") is not None:
             seed = self.__dict__["_seed"]  # its workers were seeded once
         elif seed is None:
+            if isinstance(batches, Drawn):
+                batches.restore_generator()
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         if self.pin_memory and not torch.accelerator.is_available():
             warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=3)
-        batches = self._batches()
-        if "batches" in start:
-            batches.load(start["batches"])
         return Pass(self, self._team(batches, seed), batches, seed, start)
 
     # -- what the arguments mean to us -------------------------------------------------------------------------------
