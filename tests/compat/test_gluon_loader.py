@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import weakref
 from itertools import chain
 
 import numpy as np
@@ -327,14 +328,42 @@ def test_create_take_one_and_drop_again_and_again(kind):
         batches = iter(DataLoader(SimpleDataset(list(range(100))), 4, **kind))
         assert next(batches).tolist() == [0, 1, 2, 3]
         del batches
-    waited, left = threading.Event(), 0
-    for _ in range(1000):  # dropped workers end by themselves, without anybody waiting for them
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+
+
+class Trainer:
+    """Keeps the loader whose items it makes: what is dropped leads back to itself."""
+
+    def __init__(self, kind):
+        self.loader = DataLoader(SimpleDataset(range(6)).transform(self.augment), 2, **kind)
+
+    def augment(self, x):
+        return x + 1
+
+
+@every_kind
+def test_a_loader_whose_items_lead_back_to_it_can_be_dropped(kind):
+    trainer = Trainer(kind)
+    batches = iter(trainer.loader)
+    assert next(batches).tolist() == [1, 2]
+    gone = weakref.ref(trainer.loader._pool)
+    del trainer
+    gc.collect()
+    assert gone() is not None  # the iterator goes on
+    assert lists(batches) == [[3, 4], [5, 6]]
+    del batches
+    wait_until(lambda: gone() is None)
+
+
+def wait_until(what):
+    """Dropped workers end by themselves, without anybody waiting for them."""
+    waited = threading.Event()
+    for _ in range(3000):
         gc.collect()
-        left = len(os.listdir("/proc/self/fd")) - descriptors
-        if left <= 0:
-            break
+        if what():
+            return
         waited.wait(0.01)
-    assert left <= 0
+    raise AssertionError("still there after half a minute")
 
 
 def test_a_loader_can_be_made_in_any_thread():
