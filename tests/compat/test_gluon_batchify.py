@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -134,14 +136,23 @@ def test_arrays_come_as_numpys_for_one_function_or_for_all():
         gluon.set_array_type("jax")
 
 
-def test_mxnets_arrays_need_mxnet():
-    try:
-        import mxnet
-    except ImportError:
-        with pytest.raises(MissingExtra, match="pip install mxnet"):
-            Stack(array_type="mxnet")
-    else:
-        assert isinstance(Stack(array_type="mxnet")([1, 2]), mxnet.nd.NDArray)
+def test_mxnets_arrays_need_mxnet(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mxnet", None)  # as if it were not installed
+    with pytest.raises(MissingExtra, match="pip install mxnet"):
+        Stack(array_type="mxnet")
+    with pytest.raises(MissingExtra, match="pip install mxnet"):
+        gluon.data.DataLoader(range(3), 1, array_type="mxnet")
+
+
+def test_batches_as_mxnets_arrays(monkeypatch):
+    made = types.SimpleNamespace(array=lambda array, dtype: NDArray(np.asarray(array, dtype)))
+    monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(nd=made))
+    dataset = gluon.data.ArrayDataset(np.arange(4, dtype=np.float16), np.arange(4))
+    for try_nopython in (None, False):
+        batch = next(iter(gluon.data.DataLoader(dataset, 2, try_nopython=try_nopython, array_type="mxnet")))
+        assert [type(field) for field in batch] == [NDArray, NDArray]
+        assert [field.asnumpy().dtype for field in batch] == [np.float16, np.int64]
+        assert batch[1].asnumpy().tolist() == [0, 1]
 
 
 class NDArray:

@@ -92,6 +92,17 @@ def test_fewer_than_no_workers_are_none():
     assert lists(loader) == [[0, 1], [2]]
 
 
+def test_the_attributes_that_scripts_look_at():
+    dataset, fn = SimpleDataset(range(4)), batchify.AsList()
+    loader = DataLoader(dataset, 2, batchify_fn=fn, num_workers=1, thread_pool=True, timeout=7, pin_device_id=3)
+    assert loader._dataset is dataset
+    assert loader._batchify_fn is fn
+    assert list(loader._batch_sampler) == [[0, 1], [2, 3]]
+    assert loader._worker_pool is not None
+    assert (loader._num_workers, loader._prefetch, loader._thread_pool, loader._timeout) == (1, 2, True, 7)
+    assert (loader._pin_memory, loader._pin_device_id) == (False, 3)
+
+
 def test_prefetch_is_a_total_and_may_be_nothing():
     assert DataLoader(range(3), 1)._prefetch == 0
     assert DataLoader(range(3), 1, prefetch=-3)._prefetch == 0

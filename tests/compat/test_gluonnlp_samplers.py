@@ -75,6 +75,12 @@ def test_largest_bucket_first_and_samples_in_order():
     assert list(sampler) == [[1, 3], [5, 6], [0, 2], [4]]
 
 
+def test_buckets_of_two_lengths():
+    sampler = FixedBucketSampler([(1, 9), (9, 1), (2, 2)], 2, num_buckets=None, bucket_keys=[(9, 9), (2, 9), (2, 2)])
+    assert list(sampler) == [[1], [0], [2]]
+    assert sampler._bucket_keys == [(2, 2), (2, 9), (9, 9)]
+
+
 def test_a_sample_goes_where_it_needs_least_padding():
     assert assigned([2, 4, 8], np.array([1, 2, 3, 8, 4])) == [[0, 1], [2, 4], [3]]
     keys = [(4, 4), (4, 9), (9, 4)]
