@@ -320,11 +320,11 @@ class _Core:
         return self.pid == os.getpid() and self._life.state is State.RUNNING
 
     def start(self) -> None:
-        """As NOTE [start order] has it."""
+        """Other than NOTE [start order] has it, torch comes first: each forked worker would import it for itself."""
         try:
             if self.team is not None:
+                importlib.import_module("torch.utils.data")
                 self.team.hire()
-                importlib.import_module("torch")
                 self.team.start()
                 own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
             self._life.to(State.RUNNING)
