@@ -97,3 +97,75 @@ def from_parts(array: Any, dtype: str) -> torch.Tensor:
     if not raw.size:  # torch cannot view nothing as anything else
         return torch.empty(shape, dtype=getattr(torch, dtype))
     return torch.from_numpy(raw.copy()).view(getattr(torch, dtype)).reshape(shape)
+
+
+def reduced(obj: Any) -> Any:
+    """How a tensor, of any class, or a storage is pickled with its memory out of band; NotImplemented for what is neither."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return NotImplemented
+    if not isinstance(obj, torch.Tensor):
+        return _reduced_storage(obj, torch)
+    if type(obj) in (torch.Tensor, torch.nn.Parameter):
+        if obj.layout is torch.strided:
+            return NotImplemented if obj.is_quantized else (from_parts, to_parts(obj))
+        return _reduced_sparse(obj, torch)
+    if type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__ or obj.layout is not torch.strided or obj.is_quantized:
+        return NotImplemented  # it knows better; its storage goes out of band all the same
+    with torch._C.DisableTorchFunctionSubclass():
+        return from_subclass, (type(obj), *to_parts(obj.as_subclass(torch.Tensor)), vars(obj))
+
+
+def _reduced_sparse(obj: Any, torch: Any) -> Any:
+    """Torch's own keeps every sparse tensor that was ever rebuilt, for a check that only ``torch.load`` makes."""
+    size = tuple(obj.shape)
+    if obj.layout is torch.sparse_coo:
+        return _sparse, (torch.sparse_coo, (obj._indices(), obj._values()), size, obj.is_coalesced())
+    if obj.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return _sparse, (obj.layout, (obj.crow_indices(), obj.col_indices(), obj.values()), size, None)
+    if obj.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return _sparse, (obj.layout, (obj.ccol_indices(), obj.row_indices(), obj.values()), size, None)
+    return NotImplemented
+
+
+def _sparse(layout: Any, parts: Any, size: Any, coalesced: bool | None) -> Any:
+    import torch as untyped
+
+    torch: Any = untyped
+    if layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(*parts, size, is_coalesced=coalesced, check_invariants=False)
+    return torch.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=False)
+
+
+def from_subclass(kind: Any, array: Any, dtype: str, attributes: dict[str, Any]) -> Any:
+    """A tensor of this class on the array's memory, with the attributes that it had."""
+    tensor = from_parts(array, dtype).as_subclass(kind)
+    vars(tensor).update(attributes)
+    return tensor
+
+
+def _reduced_storage(obj: Any, torch: Any) -> Any:
+    """What the `__reduce_ex__` of a tensor's class ends in. torch would put the bytes into the pickle."""
+    if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":
+        return _typed_storage, (_bytes_of(obj._untyped_storage, torch), obj.dtype)
+    if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+        return _untyped_storage, (_bytes_of(obj, torch),)
+    return NotImplemented
+
+
+def _bytes_of(storage: Any, torch: Any) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return array
+
+
+def _untyped_storage(array: Any) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).untyped_storage() if not len(array) else as_tensor(array).untyped_storage()
+
+
+def _typed_storage(array: Any, dtype: Any) -> Any:
+    import torch
+
+    typed: Any = torch.storage.TypedStorage
+    return typed(wrap_storage=_untyped_storage(array), dtype=dtype, _internal=True)

@@ -21,7 +21,7 @@ from async_loader.layout import BatchLayout
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec, worker
 from async_loader.pipeline.channel import Channel
-from async_loader.pipeline.job_queue import Part
+from async_loader.pipeline.job_queue import Part, Shift
 from async_loader.pipeline.worker import KNOWN_RINGS, Orders, Task
 from async_loader.shm.slots import SlotRing
 from async_loader.source import Reader
@@ -95,12 +95,13 @@ class Handle:
         self.death_fd = -1
         self.assigned: dict[int, Part] = {}
         self._context = context
-        self._orders = orders
+        self._orders: Orders | None = orders
         self._end = end
         self._parent_fd = parent_fd
         self._process: Any = None
         self._rings: OrderedDict[int, SlotRing] = OrderedDict()
         self._layouts: OrderedDict[int, BatchLayout] = OrderedDict()
+        self.shifts: dict[int, Shift] = {}
         self.channel, self._theirs = Channel.pair()
 
     def __str__(self) -> str:
@@ -117,6 +118,7 @@ class Handle:
                 inherited.append(os.dup(fd))
             with _ctrl_c_held_back(self._context.get_start_method()):
                 self._launch((*map(_Inherited, inherited), self._orders if by_fork else None))
+                self._orders = None  # see NOTE [what leads back to the pool] in pool.py
         finally:
             self._theirs.close()
             for fd in inherited:
@@ -171,8 +173,11 @@ class Handle:
             ring, slot = self._tell_ring(place.ring), place.slot
             if not job.whole:
                 layout = self._tell_layout(place.layout)
-        kind = "rows" if part.index is not None else "jobs"
-        task = Task(id(part), kind, job.seq, part.number, part.start, part.stop, job.whole, ring, slot, layout)
+        kind, shift, oldest = "rows" if part.index is not None else "jobs", -1, -1
+        if part.shift is not None:
+            oldest = part.shift.oldest
+            kind, shift = "stream" if part.shift.stream else "work", self._tell_shift(part.shift, oldest)
+        task = Task(id(part), kind, job.seq, part.number, part.start, part.stop, job.whole, ring, slot, layout, shift, oldest)
         self.assigned[id(part)] = part
         self.channel.send(("task", task), part.payload.head, part.payload.fds)
 
@@ -198,6 +203,13 @@ class Handle:
             while len(self._layouts) > KNOWN_RINGS:
                 self._layouts.popitem(last=False)
         return number
+
+    def _tell_shift(self, shift: Shift, oldest: int) -> int:
+        if shift.number not in self.shifts:
+            assert shift.payload is not None
+            self.channel.send(("shift", shift.number, shift.seed, shift.first), shift.payload.head, shift.payload.fds)
+            self.shifts = {n: known for n, known in self.shifts.items() if n >= oldest} | {shift.number: shift}
+        return shift.number
 
     def kill(self) -> None:
         """SIGKILL, which also ends a stopped process."""
@@ -233,6 +245,7 @@ class Handle:
     def close(self) -> None:
         """Close the descriptors and let go of the rings; leave the process alone."""
         self._rings.clear()
+        self.shifts.clear()
         self.channel.close()
         self._theirs.close()
         if self.death_fd >= 0:
