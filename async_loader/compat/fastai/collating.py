@@ -1,0 +1,133 @@
+"""Lists of samples as batches by fastai's rules: those of torch, but sequences keep their type. Holds no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from async_loader import tree
+
+Collate = Callable[[list[Any]], Any]
+
+
+def fa_collate(batch: Sequence[Any]) -> Any:
+    """Collate samples.
+
+    =========================  ==========================================================================
+    samples                    batch
+    =========================  ==========================================================================
+    tensors, arrays            stacked ``[B, ...]``, dtypes kept
+    int, bool, float           int64, bool, float64 ``[B]``
+    str, bytes                 a list
+    mappings                   field by field; within them tuples become lists, as torch has it
+    tuples, namedtuples, lists the same type, position by position
+    =========================  ==========================================================================
+
+    Raises
+    ------
+    TypeError
+        For what no rule covers.
+    RuntimeError
+        For shapes, and for sequences, that differ. The original cuts sequences to the shortest.
+    """
+    first = batch[0]
+    if _is_sequence(first):
+        return _like(first, [fa_collate(column) for column in _positions(batch)])
+    return torch_collate(batch)
+
+
+def torch_collate(batch: Sequence[Any]) -> Any:
+    """The rules within mappings, and for what is no sequence."""
+    first = batch[0]
+    if isinstance(first, torch.Tensor):
+        return _stack(batch)
+    if isinstance(first, np.ndarray | np.generic) and not isinstance(first, str | bytes):
+        return _stack_arrays(batch)
+    if isinstance(first, float):
+        return torch.tensor(batch, dtype=torch.float64)
+    if isinstance(first, int):
+        return torch.tensor(batch)
+    if isinstance(first, str | bytes):
+        return batch
+    if isinstance(first, Mapping):
+        return _mapping(first, {key: torch_collate([sample[key] for sample in batch]) for key in first})
+    if _is_sequence(first):
+        columns = [torch_collate(column) for column in _positions(batch)]
+        return columns if type(first) is tuple else _like(first, columns)
+    raise TypeError(
+        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers, strings, mappings or "
+        "sequences of these, or a create_batch of your own"
+    )
+
+
+def fa_convert(value: Any) -> Any:
+    """One ready batch: arrays and numpy scalars become tensors, containers keep their type, everything else stays."""
+    if _is_sequence(value):
+        return _like(value, [fa_convert(item) for item in value])
+    return torch_convert(value)
+
+
+def torch_convert(value: Any) -> Any:
+    """The rules within mappings, and for what is no sequence."""
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.as_tensor(value) if value.dtype.kind in "biufc" else value
+    if isinstance(value, Mapping):
+        return _mapping(value, {key: torch_convert(item) for key, item in value.items()})
+    if _is_sequence(value):
+        items = [torch_convert(item) for item in value]
+        return items if type(value) is tuple else _like(value, items)
+    return value
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (
+        isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+    )
+
+
+def _like(first: Any, items: list[Any]) -> Any:
+    """Items in the container that ``first`` is; a list where that cannot be made of items, such as a range."""
+    kind = type(first)
+    if kind is list:
+        return items
+    if tree.is_namedtuple(first):
+        return kind(*items)
+    try:
+        return kind(items)
+    except TypeError:
+        return items
+
+
+def _mapping(first: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if type(first) is dict:
+        return items
+    try:
+        return type(first)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items
+
+
+def _positions(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """One list per position of the samples."""
+    try:
+        return [list(column) for column in zip(*batch, strict=True)]
+    except ValueError:
+        lengths = sorted(set(map(len, batch)))
+        raise RuntimeError(f"the samples of one batch have lengths {lengths}: give all of them the same fields") from None
+
+
+def _stack(batch: Sequence[Any]) -> Any:
+    return torch.stack(tuple(batch))
+
+
+def _stack_arrays(batch: Sequence[Any]) -> Any:
+    dtype = batch[0].dtype
+    if dtype.kind not in "biufc":
+        raise TypeError(f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings")
+    shape = batch[0].shape
+    if all(type(value) is not str and value.shape == shape and value.dtype == dtype for value in batch):
+        return torch.from_numpy(np.stack(batch)) if shape else torch.from_numpy(np.array(batch, dtype))
+    return torch.stack([torch.as_tensor(value) for value in batch])  # promotes dtypes, and says which shapes differ
