@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import math
-import multiprocessing
-import multiprocessing.util  # its exit function must be registered before ours, so that ours runs first
-import numbers
 import os
 import secrets
 import warnings
@@ -18,9 +12,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from async_loader.errors import Closed, ConfigError, ResourceLimit
+from async_loader.errors import Closed, ConfigError
 from async_loader.lifecycle import State
-from async_loader.pipeline.handle import forking
+from async_loader.pipeline import live
+from async_loader.pipeline.arguments import (
+    callable_or_none,
+    check_descriptors,
+    context_of,
+    one_of,
+    refuse_start_in_child,
+    seconds_or_none,
+    whole,
+)
 from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.pipeline import Pipeline, Settings
 from async_loader.source import Applied, Foresighted, Source
@@ -29,9 +32,6 @@ from async_loader.sources.columns import ColumnsSource
 from async_loader.stats import LoaderStats
 
 CLOSE_TIMEOUT_S = 10.0
-_EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C: nobody wants to wait for a source that blocks
-
-_live: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
 class AsyncDataLoader:
@@ -116,37 +116,37 @@ class AsyncDataLoader:
         layout: Literal["contiguous", "packed"] = "contiguous",
         slot_bytes: int | None = None,
     ) -> None:
-        _refuse_start_in_child()
-        self.batch_size = _whole("batch_size", batch_size, 1)
-        self.num_workers = _whole("num_workers", num_workers, 0)
+        refuse_start_in_child()
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.num_workers = whole("num_workers", num_workers, 0)
         self.chunk_size = _chunk(chunk_size, self.batch_size)
         self.device = str(device)
-        _one_of("on_error", on_error, ("raise", "skip", "fatal"))
-        _one_of("layout", layout, ("contiguous", "packed"))
-        _one_of("in_order", in_order, (True, False))
+        one_of("on_error", on_error, ("raise", "skip", "fatal"))
+        one_of("layout", layout, ("contiguous", "packed"))
+        one_of("in_order", in_order, (True, False))
         settings = Settings(
             batch_size=self.batch_size,
             chunk_size=self.chunk_size,
             num_workers=self.num_workers,
-            prefetch=2 * max(1, self.num_workers) if prefetch is None else _whole("prefetch", prefetch, 1),
+            prefetch=2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1),
             in_order=in_order,
-            timeout_s=_seconds_or_none("timeout", timeout),
-            seed=secrets.randbits(63) if seed is None else _whole("seed", seed, 0),
+            timeout_s=seconds_or_none("timeout", timeout),
+            seed=secrets.randbits(63) if seed is None else whole("seed", seed, 0),
             on_error=on_error,
             packed=layout == "packed",
-            slot_bytes=None if slot_bytes is None else _whole("slot_bytes", slot_bytes, 1),
-            collate_fn=_callable_or_none("collate_fn", collate_fn),
-            worker_init_fn=_callable_or_none("worker_init_fn", worker_init_fn),
-            context=_context(context),
+            slot_bytes=None if slot_bytes is None else whole("slot_bytes", slot_bytes, 1),
+            collate_fn=callable_or_none("collate_fn", collate_fn),
+            worker_init_fn=callable_or_none("worker_init_fn", worker_init_fn),
+            context=context_of(context),
         )
-        _check_descriptors(self.num_workers)
+        check_descriptors(self.num_workers)
         self._source = as_source(data_source, seed)
         if isinstance(self._source, Foresighted):
             self._source.note_ahead(self.batch_size, settings.prefetch)
         self._pipeline = Pipeline(self._source, settings, _backend(device))
         self._dropped = weakref.finalize(self, self._pipeline.abandon)
         self._dropped.atexit = False
-        _live.add(self._pipeline)
+        live.add(self._pipeline)
         self._pipeline.start()
 
     def __iter__(self) -> AsyncDataLoader:
@@ -253,101 +253,12 @@ def _backend(device: Any) -> Any:
     return backend_for(device)
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ConfigError(f"{name} is {value!r}: give an integer of at least {least}")
-    number = int(value)
-    if number < least:
-        raise ConfigError(f"{name} is {number}: give an integer of at least {least}")
-    return number
-
-
-def _seconds_or_none(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise ConfigError(f"{name} is {value!r}: give seconds above 0, or None to wait for ever")
-    return float(value)
-
-
 def _chunk(chunk_size: int | None, batch_size: int) -> int:
     if chunk_size is None:
         return batch_size
-    size = _whole("chunk_size", chunk_size, 1)
+    size = whole("chunk_size", chunk_size, 1)
     if batch_size % size:
         fitting = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
         near = min(fitting, key=lambda n: abs(n - size))
         raise ConfigError(f"chunk_size {size} does not divide batch_size {batch_size}: the nearest that does is {near}")
     return size
-
-
-def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if not any(type(value) is type(one) and value == one for one in allowed):
-        raise ConfigError(f"{name} is {value!r}: give one of {', '.join(map(repr, allowed))}")
-
-
-def _callable_or_none(name: str, value: Any) -> Any:
-    if value is not None and not callable(value):
-        raise ConfigError(f"{name} is {type(value).__name__}: give a callable or None")
-    return value
-
-
-def _context(context: str | BaseContext | None) -> BaseContext:
-    if isinstance(context, BaseContext):
-        # The module-level default has no method of its own until it is asked.
-        return multiprocessing.get_context(context.get_start_method())
-    if context is not None and context not in multiprocessing.get_all_start_methods():
-        raise ConfigError(f"context is {context!r}: give one of {', '.join(multiprocessing.get_all_start_methods())}")
-    return multiprocessing.get_context(context or multiprocessing.get_start_method())
-
-
-_FDS_PER_WORKER = 6
-_FDS_PER_LOADER = 12
-
-
-def _check_descriptors(num_workers: int) -> None:
-    """A loader that runs out of descriptors half-way would fail in strange places: look before anything starts."""
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FDS_PER_LOADER + (_FDS_PER_WORKER * num_workers if num_workers > 1 else 0)
-    try:
-        used = len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return
-    if limit != resource.RLIM_INFINITY and used + needed > limit:
-        raise ResourceLimit(
-            f"{num_workers} workers need about {needed} file descriptors, {max(0, limit - used)} of {limit} are left: "
-            "raise the limit (ulimit -n) or use fewer workers"
-        )
-
-
-def _refuse_start_in_child() -> None:
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ConfigError(
-            "a loader was built while a worker process imports the main script: keep what the script does under "
-            'if __name__ == "__main__"'
-        )
-
-
-def _close_all() -> None:
-    for pipeline in list(_live):
-        pipeline.close(_EXIT_TIMEOUT_S)
-
-
-def _around_fork_in_parent() -> None:
-    """Before, so that nobody gets the slots while the child is made; after, for what was lent in between."""
-    if not getattr(forking, "worker", False):
-        for pipeline in list(_live):
-            pipeline.places.retire_lent()
-
-
-def _after_fork_in_child() -> None:
-    for pipeline in list(_live):
-        with contextlib.suppress(Exception):
-            pipeline.after_fork_in_child()
-
-
-atexit.register(_close_all)
-os.register_at_fork(before=_around_fork_in_parent, after_in_parent=_around_fork_in_parent, after_in_child=_after_fork_in_child)

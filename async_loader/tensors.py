@@ -97,3 +97,52 @@ def from_parts(array: Any, dtype: str) -> torch.Tensor:
     if not raw.size:  # torch cannot view nothing as anything else
         return torch.empty(shape, dtype=getattr(torch, dtype))
     return torch.from_numpy(raw.copy()).view(getattr(torch, dtype)).reshape(shape)
+
+
+def reduced(obj: Any) -> Any:
+    """How a tensor, of any class, or a storage is pickled with its memory out of band; NotImplemented for what is neither."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return NotImplemented
+    if not isinstance(obj, torch.Tensor):
+        return _reduced_storage(obj, torch)
+    if type(obj) in (torch.Tensor, torch.nn.Parameter):
+        return (from_parts, to_parts(obj)) if obj.layout is torch.strided and not obj.is_quantized else NotImplemented
+    if type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__ or obj.layout is not torch.strided or obj.is_quantized:
+        return NotImplemented  # it knows better; its storage goes out of band all the same
+    with torch._C.DisableTorchFunctionSubclass():
+        return from_subclass, (type(obj), *to_parts(obj.as_subclass(torch.Tensor)), vars(obj))
+
+
+def from_subclass(kind: Any, array: Any, dtype: str, attributes: dict[str, Any]) -> Any:
+    """A tensor of this class on the array's memory, with the attributes that it had."""
+    tensor = from_parts(array, dtype).as_subclass(kind)
+    vars(tensor).update(attributes)
+    return tensor
+
+
+def _reduced_storage(obj: Any, torch: Any) -> Any:
+    """What the `__reduce_ex__` of a tensor's class ends in. torch would put the bytes into the pickle."""
+    if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":
+        return _typed_storage, (_bytes_of(obj._untyped_storage, torch), obj.dtype)
+    if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+        return _untyped_storage, (_bytes_of(obj, torch),)
+    return NotImplemented
+
+
+def _bytes_of(storage: Any, torch: Any) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return array
+
+
+def _untyped_storage(array: Any) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).untyped_storage() if not len(array) else as_tensor(array).untyped_storage()
+
+
+def _typed_storage(array: Any, dtype: Any) -> Any:
+    import torch
+
+    typed: Any = torch.storage.TypedStorage
+    return typed(wrap_storage=_untyped_storage(array), dtype=dtype, _internal=True)

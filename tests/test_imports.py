@@ -31,8 +31,9 @@ SAME_FLOOR = FLOORS[1]
 """The nouns may build on each other, in this order: none imports one further right."""
 ORDER = ["naming", "lifecycle", "stats", "tree", "tensors", "schema", "source", "layout"]
 
-_DELIVERY = {"pipeline.collate", "pipeline.streamer", "pipeline.device"}
-_START = {"pipeline.pipeline", "pipeline.handle"}  # imported between forking workers and starting threads, never half-way
+_DELIVERY = {"pipeline.collate", "pipeline.streamer", "pipeline.device", "pipeline.arena", "pipeline.work"}
+_START = {"pipeline.pipeline", "pipeline.pool", "pipeline.handle"}
+"""They import it between forking workers and starting threads, never half-way."""
 TORCH = {"tensors", *_DELIVERY, *_START, "demo", "compat", "testing", "doctor"}
 """The only modules that import torch, and (but for those in TORCH_AT_ONCE) inside functions."""
 TORCH_AT_ONCE = {"demo", "compat"}

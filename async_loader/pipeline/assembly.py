@@ -20,6 +20,7 @@ from async_loader.pipeline.delivery import Prepare
 from async_loader.pipeline.filler import Filler, join
 from async_loader.pipeline.job_queue import Job, Part
 from async_loader.pipeline.places import Places
+from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
 from async_loader.source import Jobs, Reader, Rows
 
@@ -37,8 +38,11 @@ class Assembly:
         Never cut: a collate_fn wants to see the whole batch.
     """
 
-    def __init__(self, places: Places, filler: Filler, prepare: Prepare, chunk_size: int, *, whole: bool) -> None:
+    def __init__(
+        self, places: Places, filler: Filler, prepare: Prepare, ready: TrainQueue, chunk_size: int, *, whole: bool
+    ) -> None:
         self._places = places
+        self._ready = ready
         self._filler = filler
         self._prepare = prepare
         self._chunk_size = chunk_size
@@ -58,7 +62,7 @@ class Assembly:
             When slots for the batch cannot be had.
         """
         rows = len(plan)
-        job = Job(seq, rows, self._place(plan, reader, rows), self._whole)
+        job = Job(seq, rows, self._place(plan, reader, rows), self._whole, self._ready)
         size = rows if self._whole else min(self._chunk_size, rows)
         bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         job.parts = len(bounds)

@@ -51,6 +51,13 @@ class Loose:
 
 
 @dataclass(slots=True, eq=False)
+class Drained:
+    """The stream of this worker has no batch any more."""
+
+    worker: int
+
+
+@dataclass(slots=True, eq=False)
 class Failure:
     """This batch will not come, and why. ``urgent`` overtakes what is queued."""
 
@@ -58,7 +65,7 @@ class Failure:
     urgent: bool = False
 
 
-Outcome = Slotted | Loose | Failure
+Outcome = Slotted | Loose | Failure | Drained
 
 
 class Nudge:

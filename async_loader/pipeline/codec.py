@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from async_loader import tensors
 from async_loader.errors import CannotSend
@@ -75,7 +76,7 @@ def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False) -> En
     """
     if not by_value:
         try:
-            return _dump(_by_reference, obj, out_of_band)
+            return _dump(_Batch if out_of_band else _by_reference, obj, out_of_band)
         except Exception:  # any __reduce__ may run here; by value is the second try, and that one reports
             pass
     try:
@@ -106,10 +107,8 @@ def _special(obj: Any, fds: list[int]) -> Any:
     if type(obj) is Segment:
         fds.append(obj.fileno())
         return _segment, (len(fds) - 1, obj.nbytes)
-    if tensors.is_tensor(obj):
-        # torch's own reduction puts the storage in the pickle, byte by byte, under every protocol.
-        return tensors.from_parts, tensors.to_parts(obj)
-    return NotImplemented
+    # torch's own reduction puts the storage in the pickle, byte by byte, under every protocol.
+    return tensors.reduced(obj)
 
 
 def _segment(number: int, nbytes: int) -> Segment:
@@ -122,6 +121,17 @@ def _by_reference(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler
     special = functools.partial(_special, fds=fds)
     pickler.dispatch_table = {**copyreg.dispatch_table, Segment: special, **dict.fromkeys(tensors.tensor_types(), special)}
     return pickler
+
+
+class _Batch(pickle.Pickler):
+    """For results: their tensors may be of any subclass, which a table of types cannot know."""
+
+    def __init__(self, sink: io.BytesIO, keep: Any, fds: list[int]) -> None:
+        super().__init__(sink, protocol=5, buffer_callback=keep)
+        self._fds = fds
+
+    def reducer_override(self, obj: Any) -> Any:
+        return NotImplemented if type(obj) is np.ndarray else _special(obj, self._fds)
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]

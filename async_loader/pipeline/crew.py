@@ -16,19 +16,17 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
 from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.naming import describe
 from async_loader.pipeline import codec
-from async_loader.pipeline.assembly import Assembly
-from async_loader.pipeline.batch import Failure
+from async_loader.pipeline.batch import Drained, Failure
 from async_loader.pipeline.channel import Record
 from async_loader.pipeline.failures import from_report, guarded
 from async_loader.pipeline.handle import Handle, unguarded
-from async_loader.pipeline.job_queue import JobQueue, Part
-from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.pipeline.job_queue import Job, JobQueue, Part
 from async_loader.pipeline.worker import Orders
 from async_loader.source import Reader
 from async_loader.stats import Meter
@@ -44,6 +42,16 @@ _MAX_STILLBIRTHS = 3
 log = logging.getLogger("async_loader")
 
 
+class Assembles(Protocol):
+    """Puts finished parts together."""
+
+    def load(self, part: Part, record: Record, where: Any) -> Any:
+        """What a worker sent, on the memory in which it sent it."""
+
+    def assemble(self, job: Job) -> Any:
+        """The outcome of a job, whose parts have all been answered."""
+
+
 class Crew:
     """``size`` worker processes.
 
@@ -51,8 +59,7 @@ class Crew:
     ----------
     orders : callable
         Gives the orders for worker number n.
-    assembly : Assembly
-        Puts finished parts together.
+    assembly : Assembles
     on_broken : callable
         Told when the crew cannot go on.
     """
@@ -62,8 +69,7 @@ class Crew:
         size: int,
         context: BaseContext,
         end: EndFlag,
-        ready: TrainQueue,
-        assembly: Assembly,
+        assembly: Assembles,
         orders: Callable[[int], Orders],
         on_broken: Callable[[BaseException], None],
     ) -> None:
@@ -74,7 +80,6 @@ class Crew:
         self._context = context
         self._end = end
         self.jobs = JobQueue()
-        self._ready = ready
         self._assembly = assembly
         self._orders = orders
         self._on_broken = on_broken
@@ -177,13 +182,14 @@ class Crew:
 
     def _dispatch(self) -> None:
         while not self._end.is_set():
-            handle = min((h for h in self.handles if h.has_room), key=lambda h: len(h.assigned), default=None)
-            if handle is None:
+            roomy = sorted((h for h in self.handles if h.has_room), key=lambda h: len(h.assigned))
+            for handle in roomy:
+                part = self.jobs.take(handle.number)
+                if part is not None:
+                    self._send(handle, part)
+                    break
+            else:
                 return
-            part = self.jobs.take()
-            if part is None:
-                return
-            self._send(handle, part)
 
     def _send(self, handle: Handle, part: Part) -> None:
         try:
@@ -244,15 +250,20 @@ class Crew:
         if kind == "unreadable":
             self._resend(handle, part, record)
         elif kind == "error":
-            self._fail(part, from_report(self._assembly.load(part, record, where), f"{handle}, {_what(part)}"))
+            self._fail(part, from_report(codec.decode(record.payload), f"{handle}, {_what(part)}"))
         else:
             try:
-                value = None if kind == "wrote" else self._assembly.load(part, record, where)
+                value = self._value(kind, handle, part, record, where)
             except Exception as error:  # loading runs the code of whatever the job returned
                 error.add_note(f"raised while loading what {handle} returned for {_what(part)}")
                 self._fail(part, guarded(error))
             else:
                 self._complete(part, kind, value)
+
+    def _value(self, kind: str, handle: Handle, part: Part, record: Record, where: Any) -> Any:
+        if kind == "wrote":
+            return None
+        return handle.number if kind == "end" else self._assembly.load(part, record, where)
 
     def _complete(self, part: Part, kind: str, value: Any) -> None:
         job = part.job
@@ -263,7 +274,8 @@ class Crew:
             outcome = self._assembly.assemble(job)
         except Exception as error:  # data for the consumer: it is raised there
             outcome = Failure(guarded(error))
-        self._ready.put(job.seq, outcome)
+        job.over = True
+        job.ready.put(job.seq, outcome)
         self.meter.batches += 1
 
     def _resend(self, handle: Handle, part: Part, record: Record) -> None:
@@ -285,7 +297,14 @@ class Crew:
             return
         job.over = True
         job.results.clear()
-        self._ready.put(job.seq, Failure(error, urgent))
+        job.ready.put(job.seq, Failure(error, urgent))
+
+    def _drain_streams(self, number: int, unbegun: Sequence[Part]) -> None:
+        """What a dead worker's streams were still to give will not come: they ended with it."""
+        for part in (*unbegun, *self.jobs.take_streams(number)):
+            if not part.job.over:
+                part.job.over = True
+                part.job.ready.put(part.job.seq, Drained(number))
 
     # -- births and deaths -------------------------------------------------------------------------------------------
 
@@ -323,8 +342,9 @@ class Crew:
             return
         held, *unbegun = handle.assigned.values() or [None]
         for part in reversed(unbegun):
-            if part is not None:
+            if part is not None and not _of_stream(part):
                 self.jobs.put_back(part)
+        self._drain_streams(handle.number, [part for part in unbegun if part is not None and _of_stream(part)])
         handle.assigned.clear()
         if not handle.born:
             self._check_birth(handle, exitcode)
@@ -367,7 +387,13 @@ class Crew:
             self._parent_fd = -1
 
 
+def _of_stream(part: Part) -> bool:
+    return part.shift is not None and part.shift.stream
+
+
 def _what(part: Part) -> str:
+    if part.shift is not None:
+        return f"batch {part.job.seq}"
     rows = f"rows {part.start} to {part.stop} of batch {part.job.seq}"
     return rows if not part.calls else f"{rows}, beginning with {describe(part.calls[0])}"
 

@@ -21,7 +21,7 @@ from async_loader.layout import BatchLayout
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec, worker
 from async_loader.pipeline.channel import Channel
-from async_loader.pipeline.job_queue import Part
+from async_loader.pipeline.job_queue import Part, Shift
 from async_loader.pipeline.worker import KNOWN_RINGS, Orders, Task
 from async_loader.shm.slots import SlotRing
 from async_loader.source import Reader
@@ -101,6 +101,7 @@ class Handle:
         self._process: Any = None
         self._rings: OrderedDict[int, SlotRing] = OrderedDict()
         self._layouts: OrderedDict[int, BatchLayout] = OrderedDict()
+        self._shifts: set[int] = set()
         self.channel, self._theirs = Channel.pair()
 
     def __str__(self) -> str:
@@ -171,8 +172,11 @@ class Handle:
             ring, slot = self._tell_ring(place.ring), place.slot
             if not job.whole:
                 layout = self._tell_layout(place.layout)
-        kind = "rows" if part.index is not None else "jobs"
-        task = Task(id(part), kind, job.seq, part.number, part.start, part.stop, job.whole, ring, slot, layout)
+        kind, shift, oldest = "rows" if part.index is not None else "jobs", -1, -1
+        if part.shift is not None:
+            oldest = part.shift.oldest
+            kind, shift = "stream" if part.shift.stream else "work", self._tell_shift(part.shift, oldest)
+        task = Task(id(part), kind, job.seq, part.number, part.start, part.stop, job.whole, ring, slot, layout, shift, oldest)
         self.assigned[id(part)] = part
         self.channel.send(("task", task), part.payload.head, part.payload.fds)
 
@@ -198,6 +202,13 @@ class Handle:
             while len(self._layouts) > KNOWN_RINGS:
                 self._layouts.popitem(last=False)
         return number
+
+    def _tell_shift(self, shift: Shift, oldest: int) -> int:
+        if shift.number not in self._shifts:
+            assert shift.payload is not None
+            self.channel.send(("shift", shift.number, shift.seed), shift.payload.head, shift.payload.fds)
+            self._shifts = {number for number in self._shifts if number >= oldest} | {shift.number}
+        return shift.number
 
     def kill(self) -> None:
         """SIGKILL, which also ends a stopped process."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from async_loader.pipeline.batch import Place
 from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.train_queue import TrainQueue
 
 
 @dataclass(slots=True, eq=False)
@@ -31,15 +32,48 @@ class Job:
         Part number to what its worker answered.
     over : bool
         Failed or cancelled: what still comes in is dropped.
+    ready : TrainQueue
+        Where its outcome goes.
     """
 
     seq: int
     rows: int
     place: Place | None
     whole: bool
+    ready: TrainQueue
     parts: int = 0
     results: dict[int, Any] = field(default_factory=dict)
     over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Shift:
+    """One iteration over a pool, as its workers are told of it before its first task.
+
+    Attributes
+    ----------
+    number, seed : int
+    state : Any
+        For `Work.begin`.
+    live : set of int
+        Numbers of the pool's iterations that are not over; shared by all of them.
+    stream : bool
+        Its tasks are "the next from worker k".
+    payload : Encoded | None
+        The state, on its way to processes.
+    """
+
+    number: int
+    seed: int
+    state: Any
+    live: set[int]
+    stream: bool
+    payload: Encoded | None = None
+
+    @property
+    def oldest(self) -> int:
+        """Iterations below this number are over."""
+        return min(self.live.copy(), default=self.number)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +88,12 @@ class Part:
         For rows.
     payload : Encoded
         What is sent.
+    shift : Shift | None
+        For the tasks of a pool.
+    task : Any
+        What is done, where nothing needs to be sent.
+    worker : int | None
+        The only worker that may do it; ``None``: whoever is free.
     """
 
     job: Job
@@ -64,33 +104,55 @@ class Part:
     calls: Sequence[Callable[[], Any]] | None = None
     index: npt.NDArray[np.int64] | None = None
     by_value: bool = False
+    shift: Shift | None = None
+    task: Any = None
+    worker: int | None = None
 
 
 class JobQueue:
-    """First in, first out, from any thread; a part that was taken and not begun may be put back to the front."""
+    """First in, first out, from any thread; a part that was taken and not begun may be put back to the front.
+
+    Parts for one worker alone wait in a line of their own, and go before the others.
+    """
 
     def __init__(self) -> None:
-        self._parts: deque[Part] = deque()
+        self._common: deque[Part] = deque()
+        self._own: dict[int, deque[Part]] = {}
+
+    def _line(self, part: Part) -> deque[Part]:
+        return self._common if part.worker is None else self._own.setdefault(part.worker, deque())
 
     def put(self, parts: Sequence[Part]) -> None:
-        self._parts.extend(parts)
+        for part in parts:
+            self._line(part).append(part)
 
     def put_back(self, part: Part) -> None:
-        self._parts.appendleft(part)
+        self._line(part).appendleft(part)
 
-    def take(self) -> Part | None:
-        """The next part whose job is not over; ``None`` when there is none."""
-        while self._parts:
-            try:
-                part = self._parts.popleft()
-            except IndexError:
-                return None
-            if not part.job.over:
-                return part
+    def take(self, worker: int) -> Part | None:
+        """The next part for this worker whose job is not over; ``None`` when there is none."""
+        for line in (self._own.get(worker), self._common):
+            while line:
+                try:
+                    part = line.popleft()
+                except IndexError:
+                    break
+                if not part.job.over:
+                    return part
         return None
 
+    def take_streams(self, worker: int) -> list[Part]:
+        """All parts that only this worker's streams could have answered."""
+        line = self._own.get(worker, deque())
+        lost = [part for part in line if part.shift is not None and part.shift.stream]
+        kept = [part for part in line if part not in lost]
+        line.clear()
+        line.extend(kept)
+        return lost
+
     def clear(self) -> None:
-        self._parts.clear()
+        self._common.clear()
+        self._own.clear()
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._common) + sum(map(len, list(self._own.values())))

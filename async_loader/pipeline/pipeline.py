@@ -93,10 +93,8 @@ class Pipeline:
         workshop = Workshop(MainWorker(filler, s.seed, prepare, whole=whole))
         self._reserve_known()
         if s.num_workers > 1:
-            workshop.assembly = Assembly(self.places, filler, prepare, s.chunk_size, whole=whole)
-            workshop.crew = Crew(
-                s.num_workers, s.context, self.end, self.train_queue, workshop.assembly, self._orders, self.break_
-            )
+            workshop.assembly = Assembly(self.places, filler, prepare, self.train_queue, s.chunk_size, whole=whole)
+            workshop.crew = Crew(s.num_workers, s.context, self.end, workshop.assembly, self._orders, self.break_)
         self.crew = workshop.crew
         self.producer = Producer(source, s.batch_size, tickets, self.train_queue, workshop, self.end, self.break_)
         self.streamer: Streamer | None = None
@@ -256,6 +254,10 @@ class Pipeline:
     @property
     def _source_name(self) -> str:
         return describe(getattr(self._source, "function", self._source))
+
+    def retire_lent(self) -> None:
+        """See NOTE [what a fork does to leases]."""
+        self.places.retire_lent()
 
     def after_fork_in_child(self) -> None:
         """This copy belongs to nobody: close what would keep the parent's ends open, and do nothing else ever."""

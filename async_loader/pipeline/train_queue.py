@@ -8,7 +8,7 @@ from typing import Any
 
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, Gate
-from async_loader.pipeline.batch import Failure, Loose, Nudge, Outcome, Slotted
+from async_loader.pipeline.batch import Drained, Failure, Loose, Nudge, Outcome, Slotted
 from async_loader.source import END
 
 
@@ -67,7 +67,7 @@ class TrainQueue:
         self._changed.open()
         del dropped  # the slots go back outside the lock
 
-    def pop(self) -> Slotted | Loose | None:
+    def pop(self) -> Slotted | Loose | Drained | None:
         """The next batch if it is ready and nothing else is to be looked at; ``None`` otherwise: then `get` says more."""
         if self._urgent or self._halted or not self._in_order:
             return None

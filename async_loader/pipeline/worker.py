@@ -6,6 +6,7 @@ Single-threaded but for one watchdog, which waits for the death of the loader's 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -23,13 +24,15 @@ from async_loader import tree
 from async_loader.errors import CannotSend
 from async_loader.layout import BatchLayout
 from async_loader.lifecycle import readable
-from async_loader.pipeline import codec, collate
+from async_loader.pipeline import arena, codec, collate
+from async_loader.pipeline.arena import Arena
 from async_loader.pipeline.channel import Channel, Record, close_all, from_fd
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.seeding import seed_globals
+from async_loader.pipeline.work import Shifts, WorkOrders
 from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
-from async_loader.source import Reader, Seed
+from async_loader.source import END, Reader, Seed
 
 _DYING_S = 2.0
 
@@ -47,13 +50,16 @@ class Orders:
         0 to num_workers - 1.
     seed : int
         Of the loader; every part gets a seed of (seed, batch, part).
+    work : WorkOrders | None
+        For the worker of a pool, which needs nothing else.
     """
 
     number: int
     seed: int
-    reader: Reader | None
-    collate_fn: Callable[[list[Any]], Any] | None
-    init_fn: Callable[[int], Any] | None
+    reader: Reader | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    init_fn: Callable[[int], Any] | None = None
+    work: WorkOrders | None = None
 
 
 class Task(NamedTuple):
@@ -62,9 +68,11 @@ class Task(NamedTuple):
     Attributes
     ----------
     kind : str
-        "jobs" or "rows".
-    ring, layout : int
+        "jobs" or "rows"; "work" or "stream" for a pool's.
+    ring, layout, shift : int
         Numbers of what was sent before, -1 for none.
+    oldest : int
+        Shifts below this number are over.
     """
 
     number: int
@@ -77,6 +85,8 @@ class Task(NamedTuple):
     ring: int
     slot: int
     layout: int
+    shift: int = -1
+    oldest: int = -1
 
 
 def main(socket_fd: Any, end_fd: Any, parent_fd: Any, orders: Orders | None, litter: str | None) -> None:
@@ -142,6 +152,8 @@ class Worker:
         self._views: dict[tuple[int, int, int], list[Any]] = {}
         self._schema: Schema | None = None
         self._reader: Reader | None = None
+        self._shifts: Shifts | None = None
+        self._arena: Arena | None = None
 
     def run(self) -> None:
         """Until the end flag is raised or the channel closes."""
@@ -170,6 +182,8 @@ class Worker:
                 raise BrokenPipeError
             self._orders = codec.decode(record.payload, fds=record.fds)
         self._reader = self._orders.reader
+        if self._orders.work is not None:
+            self._shifts = Shifts(self._orders.work, self._orders.number, "processes")
 
     def _initialise(self) -> None:
         assert self._orders is not None
@@ -196,6 +210,11 @@ class Worker:
     def _on_reader(self, record: Record) -> None:
         self._reader = codec.decode(record.payload, fds=record.fds)
 
+    def _on_shift(self, record: Record) -> None:
+        _, number, seed = record.message
+        assert self._shifts is not None
+        self._shifts.tell(number, seed, functools.cache(lambda: codec.decode(record.payload, fds=record.fds)))
+
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _on_task(self, record: Record) -> None:
@@ -220,6 +239,8 @@ class Worker:
 
     def _do(self, task: Task, work: Any) -> tuple[str, Encoded | None]:
         assert self._orders is not None
+        if task.shift >= 0:
+            return self._work(task, work)
         seed = (self._orders.seed, task.seq, task.part)
         if task.kind == "rows":
             assert self._reader is not None
@@ -235,6 +256,18 @@ class Worker:
             return self._collated(task, fetch(self._reader, work, seed))
         seed_globals(seed)
         return self._collated(task, [call() for call in work])
+
+    def _work(self, task: Task, what: Any) -> tuple[str, Encoded | None]:
+        """A task of a pool. What the work makes with `arena.empty` lies in the slot from the beginning."""
+        assert self._shifts is not None
+        self._shifts.forget_before(task.oldest)
+        self._arena = None
+        if task.ring >= 0:
+            ring, slot_bytes = self._rings[task.ring]
+            self._arena = Arena(ring.bytes(task.slot * slot_bytes, slot_bytes))
+        with arena.within(self._arena):
+            batch = self._shifts.do(task.shift, task.seq, what, stream=task.kind == "stream")
+        return ("end", None) if batch is END else ("tree", codec.encode(batch, out_of_band=True))
 
     def _collated(self, task: Task, samples: Sequence[Any]) -> tuple[str, Encoded | None]:
         assert self._orders is not None
@@ -281,8 +314,13 @@ class Worker:
             return
         if payload.fds:
             raise CannotSend("a job returned an object on shared memory of its own: return its arrays instead")
+        if task.shift >= 0 and self._arena is not None and payload.buffers:
+            placed = self._arena.place(payload.buffers)
+            if placed is not None:
+                self._channel.send((kind, task.number, time.perf_counter() - began, ("slot", placed)), payload.head)
+                return
         table, end = payload.table(0)
-        if task.ring >= 0 and payload.buffers and task.whole and end <= self._rings[task.ring][1]:
+        if task.ring >= 0 and payload.buffers and task.whole and end <= self._rings[task.ring][1] and task.shift < 0:
             ring, slot_bytes = self._rings[task.ring]
             payload.write(ring.view(task.slot * slot_bytes, slot_bytes), table)
             self._channel.send((kind, task.number, time.perf_counter() - began, ("slot", table)), payload.head)

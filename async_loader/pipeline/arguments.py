@@ -1,0 +1,79 @@
+"""Checks of what a user gives, before anything starts. Each says the fact, the number and the remedy; starts nothing."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import numbers
+import os
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from async_loader.errors import ConfigError, ResourceLimit
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConfigError(f"{name} is {value!r}: give an integer of at least {least}")
+    number = int(value)
+    if number < least:
+        raise ConfigError(f"{name} is {number}: give an integer of at least {least}")
+    return number
+
+
+def seconds_or_none(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ConfigError(f"{name} is {value!r}: give seconds above 0, or None to wait for ever")
+    return float(value)
+
+
+def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if not any(type(value) is type(one) and value == one for one in allowed):
+        raise ConfigError(f"{name} is {value!r}: give one of {', '.join(map(repr, allowed))}")
+
+
+def callable_or_none(name: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} is {type(value).__name__}: give a callable or None")
+    return value
+
+
+def context_of(context: str | BaseContext | None) -> BaseContext:
+    if isinstance(context, BaseContext):
+        # The module-level default has no method of its own until it is asked.
+        return multiprocessing.get_context(context.get_start_method())
+    if context is not None and context not in multiprocessing.get_all_start_methods():
+        raise ConfigError(f"context is {context!r}: give one of {', '.join(multiprocessing.get_all_start_methods())}")
+    return multiprocessing.get_context(context or multiprocessing.get_start_method())
+
+
+_FDS_PER_WORKER = 6
+_FDS_PER_LOADER = 12
+
+
+def check_descriptors(num_workers: int) -> None:
+    """A loader that runs out of descriptors half-way would fail in strange places: look before anything starts."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FDS_PER_LOADER + (_FDS_PER_WORKER * num_workers if num_workers > 1 else 0)
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return
+    if limit != resource.RLIM_INFINITY and used + needed > limit:
+        raise ResourceLimit(
+            f"{num_workers} workers need about {needed} file descriptors, {max(0, limit - used)} of {limit} are left: "
+            "raise the limit (ulimit -n) or use fewer workers"
+        )
+
+
+def refuse_start_in_child() -> None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a loader was built while a worker process imports the main script: keep what the script does under "
+            'if __name__ == "__main__"'
+        )

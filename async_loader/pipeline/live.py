@@ -1,0 +1,58 @@
+"""Everything that runs and has to end with the process, and what a fork does to it. Starts nothing itself."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing.util  # its exit function must be registered before ours, so that ours runs first
+import os
+import weakref
+from typing import Any, Protocol
+
+from async_loader.pipeline.handle import forking
+
+_EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C: nobody wants to wait for a source that blocks
+
+
+class Living(Protocol):
+    """Threads, processes and slots that belong together."""
+
+    def close(self, timeout_s: float) -> Any:
+        """End everything within ``timeout_s``."""
+
+    def retire_lent(self) -> None:
+        """Before and after a fork: never write again where the child may still read."""
+
+    def after_fork_in_child(self) -> None:
+        """In the child: close what would keep the parent's ends open, and do nothing else ever."""
+
+
+_live: weakref.WeakSet[Living] = weakref.WeakSet()
+_ORDER = multiprocessing.util  # see its import
+
+
+def add(living: Living) -> None:
+    """From here on it is closed at exit, and told of forks. Held weakly."""
+    _live.add(living)
+
+
+def _close_all() -> None:
+    for living in list(_live):
+        living.close(_EXIT_TIMEOUT_S)
+
+
+def _around_fork_in_parent() -> None:
+    """Before, so that nobody gets the slots while the child is made; after, for what was lent in between."""
+    if not getattr(forking, "worker", False):
+        for living in list(_live):
+            living.retire_lent()
+
+
+def _after_fork_in_child() -> None:
+    for living in list(_live):
+        with contextlib.suppress(Exception):
+            living.after_fork_in_child()
+
+
+atexit.register(_close_all)
+os.register_at_fork(before=_around_fork_in_parent, after_in_parent=_around_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,402 @@
+"""A pool of workers for the tasks of any number of iterations. Knows nothing of datasets, samplers or collation.
+
+    tasks ──▶ Iteration ──part──▶ JobQueue ──▶ Crew ──Channel──▶ worker processes: Work.begin(here)(task)
+                 ▲                                                        │  arrays ──▶ slots (Places)
+                 └── TrainQueue, one for each iteration ◀── Packing ◀── answers
+
+The front doors stand on this: they turn their arguments into a `Work` and into tasks, and their errors out of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import logging
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Iterable
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from async_loader.errors import Broken, Closed
+from async_loader.lifecycle import Deadline, EndFlag, Life, State
+from async_loader.naming import describe
+from async_loader.pipeline import codec, live
+from async_loader.pipeline.arguments import check_descriptors, context_of, one_of, refuse_start_in_child, whole
+from async_loader.pipeline.crew import Crew
+from async_loader.pipeline.iteration import Inline, Iteration, Rota, Team, dealt, unaddressed
+from async_loader.pipeline.iterator import own_threads
+from async_loader.pipeline.job_queue import Job, Part, Shift
+from async_loader.pipeline.packing import Packing
+from async_loader.pipeline.places import Places
+from async_loader.pipeline.threads import Threads
+from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.pipeline.work import Kind, Seeding, Shifts, WorkOrders
+from async_loader.pipeline.worker import Orders
+
+log = logging.getLogger("async_loader")
+
+SPARE_SLOTS = 3
+"""Batches a consumer may hold without their being copied: the one it works on, the one it gets, and one more."""
+
+CLOSE_TIMEOUT_S = 5.0
+
+_NOTHING = codec.Encoded(b"")
+
+
+class Pool:
+    """Workers that outlive iterations, errors and each other.
+
+    Parameters
+    ----------
+    work : Work
+        What they do. Forked workers inherit it, others are sent it once.
+    workers : int
+        0: the consumer does the work itself.
+    kind : {"processes", "threads", "inline"}
+        Threads share the work, and so the dataset in it.
+    context : str | multiprocessing context | None
+        Start method of processes; default as in torch, that is, of this Python.
+    prefetch : int | None
+        Tasks under way at most, over all workers, where an iteration does not say. Default 2 * workers.
+    seed : int | None
+        Iterations that are given none take theirs from it.
+    seeding : {"task", "iteration", "birth"} | None
+        When a worker process seeds its global generators (random, numpy, torch): before each task, by the task's number,
+        so that it does not matter who runs it; once for each iteration, as torch's workers do, by the worker's
+        number; only in the first iteration of a process; never.
+
+    Raises
+    ------
+    ConfigError
+        For arguments that cannot work.
+
+    Notes
+    -----
+    Processes start with the first iteration or with `start`. They end with `close`, with the pool, or with this process,
+    however that ends. One that dies is replaced.
+    """
+
+    def __init__(
+        self,
+        work: Any,
+        workers: int = 0,
+        *,
+        kind: Kind = "processes",
+        context: str | BaseContext | None = None,
+        prefetch: int | None = None,
+        seed: int | None = None,
+        seeding: Seeding = "task",
+    ) -> None:
+        one_of("kind", kind, ("processes", "threads", "inline"))
+        one_of("seeding", seeding, ("task", "iteration", "birth", None))
+        self.workers = 0 if kind == "inline" else whole("workers", workers, 0)
+        self.kind: Kind = kind if self.workers else "inline"
+        self.prefetch = 2 * self.workers if prefetch is None else whole("prefetch", prefetch, 0)
+        self._context = context_of(context)
+        self._seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
+        self._orders = WorkOrders(work, self.workers, seeding)
+        self._numbers = itertools.count()
+        self._core: _Core | None = None
+        self._dropped: Any = None
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def started(self) -> bool:
+        """Whether there are workers now."""
+        return self._core is not None and self._core.usable
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the worker processes; empty where there are none."""
+        crew = self._core.team if self._core is not None else None
+        return [handle.pid for handle in crew.handles] if isinstance(crew, Crew) else []
+
+    def start(self) -> None:
+        """Start the workers now; idempotent.
+
+        Raises
+        ------
+        Closed
+        CannotSend
+            The work cannot travel to a worker that is not forked.
+        ResourceLimit
+            Too few descriptors or processes.
+        """
+        if self._closed:
+            raise Closed("the pool is closed")
+        if self._core is None or not self._core.usable:
+            self._renew()
+
+    def _renew(self) -> None:
+        """New workers: the first ones, after all of the old ones broke down, or in a forked child."""
+        if self._core is not None and self._core.pid == os.getpid():
+            self._core.close(CLOSE_TIMEOUT_S)
+        if self._dropped is not None:
+            self._dropped.detach()
+        if self.kind == "processes":
+            refuse_start_in_child()
+            check_descriptors(self.workers)
+        core = self._core = _Core(self._orders, self.workers, self.kind, self._context, max(1, self.prefetch))
+        self._dropped = weakref.finalize(self, core.abandon)
+        self._dropped.atexit = False
+        live.add(core)
+        core.start()
+
+    def iterate(
+        self,
+        tasks: Iterable[Any],
+        *,
+        state: Any = None,
+        seed: int | None = None,
+        prefetch: int | None = None,
+        in_order: bool = True,
+        timeout_s: float | None = None,
+        static: bool = False,
+    ) -> Iteration:
+        """One pass over ``tasks``.
+
+        Parameters
+        ----------
+        tasks : iterable
+            Small and picklable. Read in the consumer's thread, ``prefetch`` of them at once and then one per batch; one by
+            one where the consumer does the work itself. What it raises comes in its turn and ends the iteration.
+        state : Any
+            Reaches `Work.begin` in every worker; sent once to each.
+        seed : int | None
+        prefetch : int | None
+            Tasks under way at most, over all workers; at least one.
+        in_order : bool
+            Deliver in the order of the tasks; otherwise what is finished first.
+        timeout_s : float | None
+            For each `next`.
+        static : bool
+            Task n goes to worker process n modulo their number, not to whoever is free: slower, but what a worker's global
+            generators give is the same in every run.
+        """
+        shift = self._shift(state, seed, stream=False)
+        if self.kind == "inline":
+            return self._inline(shift, iter(tasks))
+        addressed: Any = unaddressed(tasks)
+        if static and self.kind == "processes":
+            addressed = dealt(tasks, self.workers)
+        return self._team(shift, addressed, prefetch, in_order, timeout_s, _nobody)
+
+    def streams(
+        self,
+        *,
+        state: Any = None,
+        seed: int | None = None,
+        prefetch: int | None = None,
+        in_order: bool = True,
+        timeout_s: float | None = None,
+    ) -> Iteration:
+        """One pass over what the workers' own iterators give: `Work.begin` returns one in each.
+
+        Their batches are taken in turn; a worker that has no more is left out. Threads share one dataset, and so one of
+        them alone has a stream. Parameters as in `iterate`.
+        """
+        shift = self._shift(state, seed, stream=True)
+        if self.kind == "inline":
+            return self._inline(shift, itertools.repeat(None))
+        rota = Rota(self.workers if self.kind == "processes" else 1)
+        return self._team(shift, rota, prefetch, in_order, timeout_s, rota.drained)
+
+    def _shift(self, state: Any, seed: int | None, *, stream: bool) -> Shift:
+        self.start()
+        assert self._core is not None
+        number = next(self._numbers)
+        base = (self._seed + number * 0x9E3779B97F4A7C15) % (1 << 62) if seed is None else seed
+        shift = Shift(number, base, state, self._core.live, stream)
+        if self.kind == "processes":
+            shift.payload = codec.encode(state)
+        self._core.live.add(number)
+        return shift
+
+    def _inline(self, shift: Shift, tasks: Any) -> Iteration:
+        core = self._core
+        assert core is not None
+        assert core.shifts is not None
+        return Inline(shift, core.shifts, tasks, core.check, _Retire(core, shift.number))
+
+    def _team(
+        self, shift: Shift, tasks: Any, prefetch: int | None, in_order: bool, timeout_s: float | None, on_drained: Any
+    ) -> Iteration:
+        core = self._core
+        assert core is not None
+        window = max(1, self.prefetch if prefetch is None else prefetch)
+        retire = _Retire(core, shift.number, self)
+        team = Team(
+            core, shift, tasks, window=window, in_order=in_order, timeout_s=timeout_s, on_drained=on_drained, on_close=retire
+        )
+        core.queues.add(team.queue)
+        team.feed()
+        return team
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """End the workers and all iterations: idempotent, from any thread, and back within ``timeout_s``."""
+        self._closed = True
+        if self._dropped is not None:
+            self._dropped.detach()
+        if self._core is not None:
+            self._core.close(timeout_s)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a pool of workers cannot be pickled: build one in each process that needs batches")
+
+
+class _Retire:
+    """What an iteration does when it is over. Holds the pool until then: an iteration outlives a loader that was dropped."""
+
+    def __init__(self, core: _Core, number: int, pool: Pool | None = None) -> None:
+        self._core, self._number, self._pool = core, number, pool
+
+    def __call__(self) -> None:
+        self._core.live.discard(self._number)
+        self._pool = None
+
+
+def _nobody(worker: int) -> None:
+    """No stream has ended: there is none."""
+
+
+class _Core:
+    """Threads hold this, never the pool, so that a dropped pool can be noticed."""
+
+    def __init__(self, orders: WorkOrders, workers: int, kind: Kind, context: BaseContext, prefetch: int) -> None:
+        self.pid = os.getpid()
+        self.live: set[int] = set()
+        self.queues: weakref.WeakSet[TrainQueue] = weakref.WeakSet()
+        self.broken: Broken | None = None
+        self.team: Crew | Threads | None = None
+        self.shifts: Shifts | None = None
+        self.places = Places(prefetch, SPARE_SLOTS, None, packed=False, always_slots=True)
+        self._work = orders.work
+        self._life = Life()
+        self._closing = threading.RLock()
+        self._end = None if kind == "inline" else EndFlag()
+        if self._end is None:
+            self.shifts = Shifts(orders, 0, "inline")
+        elif kind == "processes":
+            self.team = Crew(workers, context, self._end, Packing(self.places), lambda n: Orders(n, 0, work=orders), self.break_)
+        else:
+            self.team = Threads(workers, orders, self._end)
+
+    @property
+    def usable(self) -> bool:
+        return self.pid == os.getpid() and self._life.state is State.RUNNING
+
+    def start(self) -> None:
+        """As NOTE [start order] has it."""
+        try:
+            if self.team is not None:
+                self.team.hire()
+                importlib.import_module("torch")
+                self.team.start()
+                own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
+            self._life.to(State.RUNNING)
+        except BaseException:
+            self.close(CLOSE_TIMEOUT_S)
+            raise
+
+    # -- what iterations ask -----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        if os.getpid() != self.pid:
+            raise Broken(f"this iteration belongs to process {self.pid}: begin one in each process that needs batches")
+        if self.broken is not None:
+            # A new one each time: raising the same object again would grow its traceback.
+            raise Broken(*self.broken.args) from self.broken.__cause__
+        if self._life.state is not State.RUNNING:
+            raise Closed("the pool is closed")
+
+    def submit(self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Job:
+        crew = self.team
+        assert crew is not None
+        processes = isinstance(crew, Crew)
+        job = Job(seq, 1, self.places.spare_slot() if processes else None, True, ready, parts=1)
+        payload = codec.encode(task) if processes else _NOTHING
+        crew.submit([Part(job, 0, 0, 1, payload, shift=shift, task=task, worker=worker)])
+        return job
+
+    def diagnosis(self) -> str:
+        held = self.team.waiting_for() if self.team is not None else None
+        return held or "no worker has anything to do"
+
+    def break_(self, error: BaseException) -> None:
+        """No more batches can come, and why. The first reason stays."""
+        self._life.to(State.BROKEN)
+        broken = error if isinstance(error, Broken) else Broken(f"the pool is broken: {error!r}")
+        if broken is not error:
+            broken.__cause__ = error
+        self.broken = self.broken or broken
+        for queue in list(self.queues):
+            queue.halt()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float) -> bool:
+        """See NOTE [close order]. Any thread, any number of times; whether everything has ended."""
+        if os.getpid() != self.pid:
+            return True
+        with self._closing:
+            deadline = Deadline(0.0 if self._life.state is State.CLOSED else timeout_s)
+            self._life.to(State.CLOSING)
+            self.abandon()
+            for queue in list(self.queues):
+                queue.close()
+            late = self.team is not None and not self._join(deadline)
+            first = self._life.to(State.CLOSED)
+            if late and first:
+                log.warning(
+                    "closed, but a worker thread is still at work on %s and was left behind: it ends with the process",
+                    describe(self._work),
+                )
+            if not late:
+                if self.team is not None:
+                    self.team.jobs.clear()
+                self.places.release()
+                self._forget_end()
+            return not late
+
+    def _join(self, deadline: Deadline) -> bool:
+        assert self.team is not None
+        try:
+            return self.team.join(deadline.left())
+        except KeyboardInterrupt:
+            self.team.kill()
+            self.team.join(1.0)
+            raise
+
+    def abandon(self) -> None:
+        """The pool was dropped: tell everyone to end, wait for nobody. Runs in any thread, so it takes no lock."""
+        if os.getpid() == self.pid and self._life.state is not State.CLOSED and self._end is not None:
+            self._end.set()
+
+    def _forget_end(self) -> None:
+        if self._end is not None:
+            self._end.close()
+
+    def retire_lent(self) -> None:
+        """See NOTE [what a fork does to leases]."""
+        self.places.retire_lent()
+
+    def after_fork_in_child(self) -> None:
+        """This copy belongs to nobody: close what would keep the parent's ends open, and do nothing else ever."""
+        if self.team is not None:
+            self.team.forget()
+        with contextlib.suppress(OSError):
+            self._forget_end()

@@ -1,0 +1,103 @@
+"""The worker threads of a pool: the crew's place where a pool has threads instead of processes. Same parts, same answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from async_loader.lifecycle import Deadline, EndFlag, join
+from async_loader.pipeline.batch import Drained, Failure, Loose
+from async_loader.pipeline.failures import guarded
+from async_loader.pipeline.job_queue import JobQueue, Part
+from async_loader.pipeline.work import END, Shifts, WorkOrders
+
+
+class Threads:
+    """``size`` threads that share one work.
+
+    Parameters
+    ----------
+    orders : WorkOrders
+    end : EndFlag
+        Ends them, each when the task that it is at work on is done.
+    """
+
+    def __init__(self, size: int, orders: WorkOrders, end: EndFlag) -> None:
+        self.jobs = JobQueue()
+        self._end = end
+        self._changed = threading.Condition()
+        self._at_work: dict[int, Part] = {}
+        end.on_set(self.wake)
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=(n, Shifts(orders, n, "threads")), name=f"async-loader-thread-{n}", daemon=True
+            )
+            for n in range(size)
+        ]
+
+    def hire(self) -> None:
+        """Nothing to do before the threads start."""
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, parts: Sequence[Part]) -> None:
+        with self._changed:
+            self.jobs.put(parts)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """The end flag is up."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait until they have ended; whether all have. One whose task blocks for ever cannot be ended."""
+        deadline = Deadline(timeout_s)
+        late = [thread for thread in self._threads if not join(thread, deadline.left())]
+        return not late
+
+    def kill(self) -> None:
+        """A thread cannot be ended from outside."""
+
+    def forget(self) -> None:
+        """In a forked child, which has none of them."""
+
+    def waiting_for(self) -> str | None:
+        held = sorted((part.job.seq, number) for number, part in list(self._at_work.items()))
+        return None if not held else f"thread {held[0][1]} is at work on batch {held[0][0]}"
+
+    def _run(self, number: int, shifts: Shifts) -> None:
+        while (part := self._take(number)) is not None:
+            self._at_work[number] = part
+            outcome = self._do(part, number, shifts)
+            del self._at_work[number]
+            if not part.job.over:
+                part.job.over = True
+                part.job.ready.put(part.job.seq, outcome)
+            del part, outcome  # nothing is held while it waits
+
+    def _take(self, number: int) -> Part | None:
+        part: Part | None = None
+
+        def look() -> bool:
+            nonlocal part
+            part = self.jobs.take(number)
+            return part is not None or self._end.is_set()
+
+        with self._changed:
+            self._changed.wait_for(look)
+        return None if self._end.is_set() else part
+
+    def _do(self, part: Part, number: int, shifts: Shifts) -> Loose | Drained | Failure:
+        shift = part.shift
+        assert shift is not None
+        shifts.forget_before(shift.oldest)
+        if not shifts.knows(shift.number):
+            shifts.tell(shift.number, shift.seed, lambda: shift.state)
+        try:
+            batch = shifts.do(shift.number, part.job.seq, part.task, stream=shift.stream)
+        except BaseException as error:  # data for the consumer: it is raised there
+            return Failure(guarded(error))
+        return Drained(number) if batch is END else Loose(batch)
