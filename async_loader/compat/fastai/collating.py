@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from async_loader import tree
+from async_loader.pipeline import arena
 
 Collate = Callable[[list[Any]], Any]
 
@@ -43,7 +44,7 @@ def torch_collate(batch: Sequence[Any]) -> Any:
     """The rules within mappings, and for what is no sequence."""
     first = batch[0]
     if isinstance(first, torch.Tensor):
-        return _stack(batch)
+        return arena.stack_tensors(batch)
     if isinstance(first, np.ndarray | np.generic) and not isinstance(first, str | bytes):
         return _stack_arrays(batch)
     if isinstance(first, float):
@@ -110,17 +111,13 @@ def _mapping(first: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         return items
 
 
-def _positions(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """One list per position of the samples."""
+def _positions(batch: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """One tuple per position of the samples."""
     try:
-        return [list(column) for column in zip(*batch, strict=True)]
+        return list(zip(*batch, strict=True))
     except ValueError:
         lengths = sorted(set(map(len, batch)))
         raise RuntimeError(f"the samples of one batch have lengths {lengths}: give all of them the same fields") from None
-
-
-def _stack(batch: Sequence[Any]) -> Any:
-    return torch.stack(tuple(batch))
 
 
 def _stack_arrays(batch: Sequence[Any]) -> Any:
@@ -129,5 +126,5 @@ def _stack_arrays(batch: Sequence[Any]) -> Any:
         raise TypeError(f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings")
     shape = batch[0].shape
     if all(type(value) is not str and value.shape == shape and value.dtype == dtype for value in batch):
-        return torch.from_numpy(np.stack(batch)) if shape else torch.from_numpy(np.array(batch, dtype))
+        return torch.from_numpy(arena.stack(batch)) if shape else torch.from_numpy(np.array(batch, dtype))
     return torch.stack([torch.as_tensor(value) for value in batch])  # promotes dtypes, and says which shapes differ

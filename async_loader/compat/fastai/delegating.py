@@ -18,8 +18,8 @@ class Delegating:
                 try:
                     return getattr(wrapped, name)
                 except AttributeError:
-                    text = f"neither {type(self).__name__} nor its {self._default}, {type(wrapped).__name__}, has an attribute {name!r}"
-                    raise AttributeError(text, name=name, obj=self) from None
+                    both = f"neither {type(self).__name__} nor its {self._default}, {type(wrapped).__name__}"
+                    raise AttributeError(f"{both}, has an attribute {name!r}", name=name, obj=self) from None
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
 
     def __dir__(self) -> list[str]:

@@ -41,3 +41,16 @@ def _each(value: Any, on_tensor: Callable[[Any], Any], on_other: Callable[[Any],
         parts = [_each(item, on_tensor, on_other) for item in value]
         return type(value)(*parts) if tree.is_namedtuple(value) else type(value)(parts)
     return on_other(value)
+
+
+def move_transforms(transforms: Any, device: Any) -> None:
+    """Those with a method ``to`` as a whole, others parameter by parameter: the attributes that ``parameters`` names."""
+    for transform in transforms:
+        if callable(getattr(transform, "to", None)):
+            transform.to(device)
+            continue
+        names = getattr(transform, "parameters", None) or ()
+        for name in [names] if isinstance(names, str) else names:
+            value = getattr(transform, name)
+            if hasattr(value, "to"):
+                setattr(transform, name, value.to(device))
