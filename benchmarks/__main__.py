@@ -17,7 +17,7 @@ from benchmarks import environments, report
 from benchmarks.harness import ROOT, Outcome, Row, run_row
 
 RESULTS = ROOT / "benchmarks" / "results"
-SUITES = ("loader", "replay", "feeder", "soak")
+SUITES = ("loader", "replay", "feeder", "doors", "soak")
 REPEATS = 3
 WIDTH = 170
 """Of tables in a file or a pipe."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from shutil import rmtree
 
 from benchmarks.harness import ROOT
 
-HOME = ROOT / ".bench-envs"
+HOME = Path(os.environ.get("ASYNC_LOADER_BENCH_ENVS", ROOT / ".bench-envs"))
+"""Somewhere else when several checkouts share them."""
 INSTALL_LIMIT_S = 1800
 
 
@@ -73,7 +75,26 @@ REVERB = Environment(
 )
 """Without torch: its numpy is that of 2023, and the learner of this side reads arrays."""
 
-PEERS = {peer.name: peer for peer in (DING, REPLAY, TIANSHOU, REVERB)}
+GLUON = Environment(
+    "gluon",
+    (("mxnet==1.9.1", "numpy<1.24", "psutil"), ("--no-deps", "gluonnlp==0.8.3")),
+    "from mxnet import gluon; from gluonnlp.data import FixedBucketSampler, ShardedDataLoader",
+    ("mxnet", "gluonnlp", "numpy"),
+)
+"""The last gluonnlp that is all Python; its later ones do not compile with this Python, and load in the same way."""
+
+FASTAI_NEEDS = (
+    "fastcore", "fastprogress", "matplotlib", "pandas", "scikit-learn", "pillow", "pyyaml", "fastdownload", "fasttransform",
+    "plum-dispatch<2.10", "psutil",
+)  # fmt: skip
+FASTAI = Environment(
+    "fastai",
+    (("torch==2.13.0", "numpy"), ("--no-deps", "fastai==2.8.12", "torchvision==0.28.0"), FASTAI_NEEDS),
+    "from fastai.data.load import DataLoader",
+    ("fastai", "torch", "numpy"),
+)
+
+PEERS = {peer.name: peer for peer in (DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI)}
 PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")
 
 

@@ -11,10 +11,12 @@ SUITES = {
     "loader": ("torch", "DI-engine"),
     "replay": ("torch", "cpprb", "torchrl", "stable-baselines3", "tianshou"),
     "feeder": ("dm-reverb", "tensorflow", "pyzmq"),
+    "doors": ("torch", "mxnet", "gluonnlp", "fastai", "DI-engine"),
 }
 """What the page shows where it was recorded, and the libraries whose versions it names."""
 
 _UNITS = {"idle_us": "us", "busy_us": "us", "us": "us", "busy_p99_ms": "ms", "slower_percent": "%", "kept_percent": "%"}
+_UNITS |= {"first_ms": "ms"}
 _UNITS |= {"close_s": "s", "start_s": "s", "left": "things", "left_after_exit": "things"}
 
 

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "ray": {"scale"},
     "gymnasium": {"demo"},
     "matplotlib": {"demo"},
+    "mxnet": {"compat.gluon"},
     "cloudpickle": {"pipeline.codec"},
     "numba": {"replay.compiled", "replay.kernels"},
     "llvmlite": {"replay.kernels"},

@@ -1,0 +1,11 @@
+"""MXNet gluon's ``DataLoader`` and what belongs to it, over this library's pipeline.
+
+``from async_loader.compat.gluon import DataLoader`` for ``from mxnet.gluon.data import DataLoader``, or
+``from async_loader.compat import gluon`` for ``from mxnet import gluon``: what was in ``gluon.data`` is there.
+"""
+
+from async_loader.compat.gluon import data
+from async_loader.compat.gluon.data import *  # noqa: F403
+from async_loader.compat.gluon.data import __all__ as _names
+
+__all__ = ["data", *_names]

@@ -1,0 +1,41 @@
+"""What ``mxnet.gluon.data`` has for loading: datasets, samplers, batchify functions, the loader, queues."""
+
+from async_loader.compat.gluon.data import batchify, dataloader, dataset, sampler
+from async_loader.compat.gluon.data.arrays import default_array_type, set_array_type
+from async_loader.compat.gluon.data.batchify import default_batchify_fn, default_mp_batchify_fn
+from async_loader.compat.gluon.data.dataloader import DataLoader, DataLoaderV1
+from async_loader.compat.gluon.data.dataset import ArrayDataset, Dataset, SimpleDataset
+from async_loader.compat.gluon.data.queues import ConnectionWrapper, Queue, SimpleQueue
+from async_loader.compat.gluon.data.sampler import (
+    BatchSampler,
+    FilterSampler,
+    IntervalSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+__all__ = [
+    "ArrayDataset",
+    "BatchSampler",
+    "ConnectionWrapper",
+    "DataLoader",
+    "DataLoaderV1",
+    "Dataset",
+    "FilterSampler",
+    "IntervalSampler",
+    "Queue",
+    "RandomSampler",
+    "Sampler",
+    "SequentialSampler",
+    "SimpleDataset",
+    "SimpleQueue",
+    "batchify",
+    "dataloader",
+    "dataset",
+    "default_array_type",
+    "default_batchify_fn",
+    "default_mp_batchify_fn",
+    "sampler",
+    "set_array_type",
+]

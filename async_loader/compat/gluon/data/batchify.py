@@ -1,0 +1,265 @@
+"""How samples become a batch: gluon's batchify functions. Each is an object that can be pickled; none knows a loader.
+
+Arrays come out as torch tensors, or as `arrays.set_array_type` or ``array_type`` says. ``use_shared_mem`` puts tensors
+into memory that other processes can map; within a loader's workers it changes nothing, as batches travel in slots anyway.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors
+from async_loader.compat.gluon.data import arrays
+from async_loader.compat.gluon.data.checks import require
+from async_loader.pipeline import arena
+
+_RAGGED = "pad them with Pad, or keep them apart with Append or AsList"
+
+
+class _Batchify:
+    """What the functions have in common: which arrays they make."""
+
+    def __init__(self, use_shared_mem: bool, array_type: str | None) -> None:
+        self._use_shared_mem = use_shared_mem
+        self._array_type = None if array_type is None else arrays.checked(array_type)
+
+    def _finished(self, array: npt.NDArray[Any]) -> Any:
+        return arrays.finished(array, self._array_type or arrays.default_array_type(), self._use_shared_mem)
+
+
+class Stack(_Batchify):
+    """Samples of one shape on top of each other, ``[batch, ...]``; of tuples and of lists field by field, as a list.
+
+    Numbers keep the dtypes that numpy gives them (Python floats float64, ints int64).
+
+    Raises
+    ------
+    ValueError
+        When shapes, or numbers of fields, differ within a batch. (The original cuts all samples to the fewest fields.)
+    TypeError
+        For strings and other things that are no numbers.
+    """
+
+    def __init__(self, use_shared_mem: bool = False, *, array_type: str | None = None) -> None:
+        super().__init__(use_shared_mem, array_type)
+
+    def __call__(self, data: Sequence[Any]) -> Any:
+        if isinstance(data[0], tuple | list):
+            return [self(column) for column in columns(data)]
+        return self._finished(stacked(data))
+
+
+class Pad(_Batchify):
+    """Samples of different shapes, each axis padded to the longest, ``[batch, longest, ...]``.
+
+    Parameters
+    ----------
+    val : number, optional
+        What is padded with; 0 by default.
+    dtype : dtype, optional
+        Of the batch; by default one that holds all samples.
+    round_to : int, optional
+        Padded axes are a multiple of it.
+    use_shared_mem : bool
+
+    Raises
+    ------
+    NotImplementedError
+        For samples of several fields: ``Group(Pad(), ...)`` pads those.
+    ValueError
+        When samples have different numbers of axes.
+    """
+
+    def __init__(
+        self,
+        val: float | None = None,
+        dtype: npt.DTypeLike | None = None,
+        round_to: int | None = None,
+        use_shared_mem: bool = False,
+        *,
+        array_type: str | None = None,
+    ) -> None:
+        super().__init__(use_shared_mem, array_type)
+        self._pad_val, self._dtype, self._round_to = 0 if val is None else val, dtype, round_to
+        self._warned = False
+
+    def __call__(self, data: Sequence[Any]) -> Any:
+        first = data[0]
+        if arrays.is_array(first):
+            self._warn_of_speed()
+        elif not isinstance(first, np.ndarray | list):
+            raise NotImplementedError(
+                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several fields use Group(Pad(), ...)"
+            )
+        return self._finished(padded([arrays.to_numpy(one) for one in data], self._pad_val, self._dtype, self._round_to))
+
+    def _warn_of_speed(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "Pad makes numpy arrays of tensors first: it is faster when samples are lists or numpy arrays", stacklevel=3
+            )
+
+
+class Append(_Batchify):
+    """A list of one array per sample, whatever their shapes.
+
+    Parameters
+    ----------
+    expand : bool
+        Each gets an axis of length 1, as a batch of one.
+    batch_axis : int
+        Where.
+    use_shared_mem : bool
+    """
+
+    def __init__(
+        self, expand: bool = True, batch_axis: int = 0, use_shared_mem: bool = False, *, array_type: str | None = None
+    ) -> None:
+        super().__init__(use_shared_mem, array_type)
+        self._expand, self._batch_axis = expand, batch_axis
+
+    def __call__(self, data: Sequence[Any]) -> list[Any]:
+        apart = [arrays.to_numpy(one) for one in data]
+        return [self._finished(np.expand_dims(one, self._batch_axis) if self._expand else one) for one in apart]
+
+
+class Group:
+    """One batchify function per field; gives a tuple.
+
+    Parameters
+    ----------
+    fn : callable, or list or tuple of them
+    *args : callable
+        ``Group(a, b)`` is ``Group([a, b])``.
+
+    Raises
+    ------
+    AssertionError
+        When one of them cannot be called, or a sample has another number of fields.
+    """
+
+    def __init__(self, fn: Any, *args: Callable[[list[Any]], Any]) -> None:
+        if isinstance(fn, list | tuple):
+            require(not args, "Group takes functions, or one list of them: Group(a, b) or Group([a, b])")
+        self._fn = tuple(fn) if isinstance(fn, list | tuple) else (fn, *args)
+        for number, one in enumerate(self._fn):
+            require(callable(one), f"function {number} is of {type(one).__name__}: batchify functions are callable")
+
+    def __call__(self, data: Sequence[Any]) -> tuple[Any, ...]:
+        for sample in data:
+            require(
+                len(sample) == len(self._fn),
+                f"a sample has {len(sample)} fields, Group has {len(self._fn)} functions: one for each",
+            )
+        return tuple(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
+
+
+class AsList:
+    """The samples as a list: for texts."""
+
+    def __call__(self, data: Sequence[Any]) -> list[Any]:
+        return list(data)
+
+
+def default_batchify_fn(data: Sequence[Any]) -> Any:
+    """As `Stack`, but a sample that is a list is one array, not several fields: the rule of mxnet 1."""
+    return _mapped(stacked_by_tuples(data), Stack())
+
+
+def default_mp_batchify_fn(data: Sequence[Any]) -> Any:
+    """`default_batchify_fn` with tensors in shared memory."""
+    return _mapped(stacked_by_tuples(data), Stack(use_shared_mem=True))
+
+
+def _mapped(batch: Any, stack: Stack) -> Any:
+    return arrays.mapped(batch, stack._finished)
+
+
+def stacked_by_tuples(data: Sequence[Any]) -> Any:
+    """Numpy arrays; of tuples a list of them, field by field."""
+    if isinstance(data[0], tuple):
+        return [stacked_by_tuples(column) for column in columns(data)]
+    return stacked(data)
+
+
+def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Field by field."""
+    counts = {len(sample) for sample in data}
+    if len(counts) != 1:
+        raise ValueError(f"samples of {' and '.join(map(str, sorted(counts)))} fields in one batch: {_RAGGED}")
+    return list(zip(*data, strict=True))
+
+
+def stacked(data: Sequence[Any]) -> Any:
+    """Samples of one shape as one numpy array ``[len(data), ...]``; as a tensor, where numpy has no such dtype."""
+    first = data[0]
+    if tensors.is_tensor(first):
+        if tensors.numpy_dtype(first.dtype) is None:
+            return arena.stack_tensors(data)
+        data = [arrays.to_numpy(one) for one in data]
+    elif hasattr(first, "asnumpy"):
+        data = [one.asnumpy() for one in data]
+    try:
+        known = _concatenated(data)
+        return _numbers(np.asarray(data) if known is None else known)
+    except ValueError as error:
+        shapes = sorted({np.shape(one) for one in data}) if _have_shapes(data) else []
+        if len(shapes) < 2:
+            raise
+        raise ValueError(f"samples of shapes {', '.join(map(str, shapes))} in one batch: {_RAGGED}") from error
+
+
+def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
+    """Arrays of one kind in one go, where the batch is to lie; None for everything else."""
+    if set(map(type, data)) != {np.ndarray}:
+        return None
+    shape, dtype = data[0].shape, data[0].dtype
+    if not shape or dtype.hasobject or any(one.shape != shape or one.dtype != dtype for one in data):
+        return None
+    out = arena.empty((len(data), *shape), dtype)
+    np.concatenate(data, out=out.reshape(len(data) * shape[0], *shape[1:]), casting="no")
+    return out
+
+
+def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"samples of dtype {array.dtype} make no array of numbers: use batchify.AsList for this field")
+    return array
+
+
+def _have_shapes(data: Sequence[Any]) -> bool:
+    try:
+        return all(isinstance(np.shape(one), tuple) for one in data)
+    except ValueError:
+        return False
+
+
+def padded(
+    data: Sequence[npt.NDArray[Any]],
+    val: float,
+    dtype: npt.DTypeLike | None,
+    round_to: int | None,
+    axes: Sequence[int] | None = None,
+) -> npt.NDArray[Any]:
+    """Arrays in one, ``[len(data), longest, ...]``; ``axes`` are those that may differ, all by default."""
+    ranks = {one.ndim for one in data}
+    if len(ranks) != 1:
+        raise ValueError(f"samples of {' and '.join(map(str, sorted(ranks)))} axes in one batch: Pad takes one number of axes")
+    longest = list(data[0].shape)
+    for axis in range(len(longest)) if axes is None else axes:
+        longest[axis] = max(one.shape[axis] for one in data)
+        if round_to is not None:
+            longest[axis] = -(-longest[axis] // round_to) * round_to
+    out = arena.empty((len(data), *longest), np.result_type(*{one.dtype for one in data}) if dtype is None else dtype)
+    out[...] = val
+    for row, one in zip(out, data, strict=True):
+        if axes is not None and any(one.shape[axis] != longest[axis] for axis in range(one.ndim) if axis not in axes):
+            raise ValueError(f"samples of shapes {one.shape} and {data[0].shape}: only axis {axes[0]} is padded")
+        row[tuple(map(slice, one.shape))] = one
+    return out

@@ -1,0 +1,298 @@
+"""gluon's DataLoader: its signature, its argument checks, its collation and its quirks. The work is the pool's.
+
+What differs from the original: workers outlive errors, a worker that dies is named at once and replaced, a timeout leaves
+the iterator whole, bad arguments are refused when the loader is made, and iterators without workers have the same methods
+as those with them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from async_loader import tensors
+from async_loader.compat.gluon.data import arrays, bulk
+from async_loader.compat.gluon.data.batchify import Stack, default_batchify_fn, default_mp_batchify_fn, stacked_by_tuples
+from async_loader.compat.gluon.data.checks import require
+from async_loader.compat.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
+from async_loader.errors import ConfigError, Timeout
+from async_loader.pipeline.pool import Pool
+
+__all__ = ["DataLoader", "DataLoaderV1", "LoaderTimeout", "default_batchify_fn", "default_mp_batchify_fn"]
+
+Collate = Callable[[list[Any]], Any]
+
+
+class LoaderTimeout(Timeout, multiprocessing.TimeoutError):
+    """No batch came within ``timeout``; the next call waits for the same batch. It is multiprocessing's TimeoutError too."""
+
+
+class DataLoader:
+    """Batches of a dataset, epoch after epoch.
+
+    Parameters
+    ----------
+    dataset : object with ``__len__`` and ``__getitem__``
+        A `Dataset`, an array, a list.
+    batch_size : int
+        Not with ``batch_sampler``; else required.
+    shuffle : bool
+        By numpy's global generator, anew in each epoch.
+    sampler : iterable of indices with a length
+        Instead of ``shuffle``.
+    last_batch : {'keep', 'discard', 'rollover'}
+        What becomes of an incomplete one; kept by default. Rolled over, its samples open the next epoch.
+    batch_sampler : iterable of lists of indices with a length
+        Instead of the four before it.
+    batchify_fn : callable, optional
+        From a list of samples to a batch; by default `batchify.Stack`: a list of arrays, one per field.
+    num_workers : int
+        0, or less: batches are made when they are asked for. They are started here and live as long as the loader.
+    pin_memory : bool
+        Copy into page-locked memory. Tuples become lists.
+    pin_device_id : int
+        Not used: page-locked memory belongs to no device.
+    prefetch : int, optional
+        Batches under way, in total; by default two per worker, at least one.
+    thread_pool : bool
+        Workers are threads, which share the dataset.
+    timeout : float
+        Seconds that one batch may take, with workers.
+    try_nopython : bool, optional
+        Make batches in bulk, without Python for each item: where that can be done (None), nowhere (False), or else raise
+        (True; with workers only).
+    array_type : {'torch', 'numpy', 'mxnet'}, optional
+        Of batches that the default function makes; where it is given, also of those that a ``batchify_fn`` makes.
+
+    Raises
+    ------
+    ConfigError
+        A ValueError: for arguments that exclude each other or cannot work.
+    AssertionError
+        When ``timeout`` is not positive.
+    RuntimeError
+        When ``try_nopython`` is True and it cannot be done; says why, part by part.
+
+    Notes
+    -----
+    An iterator raises what the dataset or ``batchify_fn`` raised, and goes on with the next batch; WorkerDied when a worker
+    did; `LoaderTimeout`. Any number of iterators share the workers; each holds the loader.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        sampler: Any = None,
+        last_batch: str | None = None,
+        batch_sampler: Any = None,
+        batchify_fn: Collate | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        pin_device_id: int = 0,
+        prefetch: int | None = None,
+        thread_pool: bool = False,
+        timeout: float | None = 120,
+        try_nopython: bool | None = None,
+        *,
+        array_type: str | None = None,
+    ) -> None:
+        require(timeout is None or timeout > 0, f"timeout is {timeout}: it is more than 0 s")
+        self._dataset = dataset
+        self._batch_sampler = sampled(dataset, batch_size, shuffle, sampler, last_batch, batch_sampler)
+        self._num_workers = max(0, num_workers)
+        self._prefetch = max(0, 2 * self._num_workers if prefetch is None else int(prefetch))
+        self._pin_memory, self._pin_device_id = pin_memory, pin_device_id
+        self._thread_pool, self._timeout = thread_pool, timeout
+        self._batchify_fn = batchify_fn or Stack()
+        self._finish = Finish(batchify_fn, array_type, pin_memory)
+        gather = self._gather(batchify_fn, try_nopython)
+        self._blocks = Blocks(self._batch_sampler, whole=gather is not None)
+        work = self._work(gather)
+        self._pool = Pool(work, self._num_workers, kind="threads" if thread_pool else "processes", prefetch=self._prefetch)
+        self._pool.start()
+
+    def _work(self, gather: bulk.Gather | None) -> Any:
+        return Batches(self._dataset, self._finish.collate, gather)
+
+    def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> bulk.Gather | None:
+        """The bulk path, when it is allowed and can be had; RuntimeError when it is demanded and cannot."""
+        if wanted is False:
+            return None
+        gather, of_dataset = bulk.gather_of(self._dataset)
+        verdicts = [of_dataset, bulk.of_batchify(batchify_fn), bulk.of_sampler(self._batch_sampler)]
+        if all(verdict.passed for verdict in verdicts):
+            return gather
+        if wanted and self._num_workers:
+            raise RuntimeError(
+                f"try_nopython is True, but {''.join(map(str, verdicts))}: mend that, or leave try_nopython at None"
+            )
+        return None
+
+    @property
+    def _worker_pool(self) -> Pool | None:
+        return self._pool if self._num_workers else None
+
+    def __iter__(self) -> BatchIterator:
+        return BatchIterator(self)
+
+    def __len__(self) -> int:
+        return len(self._batch_sampler)
+
+
+class DataLoaderV1(DataLoader):
+    """The loader's older signature, up to ``pin_device_id``; its iterators never time out."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        sampler: Any = None,
+        last_batch: str | None = None,
+        batch_sampler: Any = None,
+        batchify_fn: Collate | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        pin_device_id: int = 0,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            last_batch,
+            batch_sampler,
+            batchify_fn or default_batchify_fn,
+            num_workers,
+            pin_memory,
+            pin_device_id,
+            timeout=None,
+        )
+
+
+class BatchIterator(Iterator[Any]):
+    """One epoch. Holds its loader, so that ``iter(DataLoader(...))`` is whole."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+        self._finish = loader._finish
+        self._batches = loader._pool.iterate(iter(loader._blocks), timeout_s=loader._timeout)
+
+    def __iter__(self) -> BatchIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except Timeout as late:
+            raise LoaderTimeout(f"{late}: raise timeout, or give the loader more workers or less prefetch") from None
+        return self._finish(batch)
+
+    def next(self) -> Any:
+        """As ``next(iterator)``."""
+        return self.__next__()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def sampled(dataset: Any, batch_size: int | None, shuffle: bool, sampler: Any, last_batch: str | None, batch_sampler: Any) -> Any:
+    """The batch sampler that gluon's arguments mean.
+
+    Raises
+    ------
+    ConfigError
+        When they exclude each other.
+    """
+    if batch_sampler is not None:
+        if batch_size is not None or shuffle or sampler is not None or last_batch is not None:
+            raise ConfigError("batch_sampler decides on batch_size, shuffle, sampler and last_batch: give it, or those")
+        return batch_sampler
+    if batch_size is None:
+        raise ConfigError("neither batch_size nor batch_sampler is given: one of them says what a batch is")
+    if sampler is not None and shuffle:
+        raise ConfigError("sampler decides on the order: give it, or shuffle")
+    if sampler is None:
+        sampler = RandomSampler(len(dataset)) if shuffle else SequentialSampler(len(dataset))
+    return BatchSampler(sampler, batch_size, last_batch or "keep")
+
+
+class Blocks(Iterable[Any]):
+    """A batch sampler's batches on their way to workers: as arrays, where the samplers are gluon's own.
+
+    ``whole``: whoever gets them takes the array; else Python's ints stay a list, and numpy's come as the array that they are
+    the items of.
+    """
+
+    def __init__(self, batch_sampler: Any, whole: bool) -> None:
+        self._sampler, self._whole = batch_sampler, whole
+
+    def __iter__(self) -> Iterator[Any]:
+        sampler = self._sampler
+        if type(sampler) is not BatchSampler or (not self._whole and type(sampler._sampler) is SequentialSampler):
+            return iter(sampler)
+        return sampler.blocks() or iter(sampler)
+
+
+class Batches:
+    """The work of a loader's workers: from indices to a batch."""
+
+    def __init__(self, dataset: Any, collate: Collate, gather: bulk.Gather | None) -> None:
+        self.dataset, self._collate, self._gather = dataset, collate, gather
+
+    def begin(self, here: Any) -> Callable[[Any], Any]:
+        """See `Work.begin`."""
+        return self._batch
+
+    def _batch(self, indices: Sequence[Any]) -> Any:
+        if self._gather is not None:
+            batch = self._gather(indices)
+            if batch is not None:
+                return batch
+        dataset = self.dataset
+        return self._collate([dataset[i] for i in indices])
+
+
+class Finish:
+    """What becomes of a batch in the consumer's thread: arrays of the wanted type, pinned where that was asked for.
+
+    Parameters
+    ----------
+    batchify_fn : callable or None
+        The user's. Where it is one that only stacks, workers stack numpy arrays, and tensors are made of them here.
+    """
+
+    def __init__(self, batchify_fn: Collate | None, array_type: str | None, pin_memory: bool) -> None:
+        stacks = batchify_fn is None or (type(batchify_fn) is Stack and not batchify_fn._use_shared_mem)
+        by_tuples = batchify_fn in (default_batchify_fn, default_mp_batchify_fn)
+        own_type = batchify_fn._array_type if isinstance(batchify_fn, Stack) else None
+        if array_type is not None:
+            arrays.checked(array_type)
+        self._array_type = array_type or own_type or (arrays.default_array_type() if stacks or by_tuples else None)
+        self.collate: Collate = Stack(array_type="numpy") if stacks else stacked_by_tuples if by_tuples else batchify_fn  # type: ignore[assignment]
+        self._pin = pin_memory and _can_pin()
+
+    def __call__(self, batch: Any) -> Any:
+        if self._array_type is not None:
+            batch = arrays.converted(batch, self._array_type)
+        return _pinned(batch) if self._pin else batch
+
+
+def _can_pin() -> bool:
+    import torch
+
+    if torch.accelerator.is_available():
+        return True
+    warnings.warn("pin_memory is True, but there is no accelerator: batches stay in ordinary memory", stacklevel=5)
+    return False
+
+
+def _pinned(batch: Any) -> Any:
+    """Tensors in page-locked memory; lists and tuples become lists, everything else stays."""
+    if isinstance(batch, list | tuple):
+        return [_pinned(one) for one in batch]
+    return batch.pin_memory() if tensors.is_tensor(batch) else batch

@@ -1,0 +1,153 @@
+"""What is loaded: gluon's datasets, and the new ones that their methods make. Starts nothing, collates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from async_loader.compat.gluon.data.checks import require
+from async_loader.compat.gluon.data.sampler import FilterSampler, Sampler, SequentialSampler
+from async_loader.errors import ConfigError
+
+
+class Dataset:
+    """Base class: ``dataset[i]`` is the i-th item, ``len(dataset)`` how many there are."""
+
+    def __getitem__(self, idx: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no __getitem__: a dataset gives its items by index")
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} has no __len__: a dataset knows how many items it has")
+
+    def filter(self, fn: Callable[[Any], object]) -> Dataset:
+        """The items that ``fn`` is true for. All are looked at now; a lazy transform makes them again when they are asked for."""
+        return _SampledDataset(self, FilterSampler(fn, self))
+
+    def shard(self, num_shards: int, index: int) -> Dataset:
+        """The part numbered ``index`` of ``num_shards`` consecutive ones; the first of them take what does not divide.
+
+        Raises
+        ------
+        AssertionError
+            Unless ``0 <= index < num_shards``.
+        """
+        require(num_shards > 0, f"num_shards is {num_shards}: it is at least 1")
+        require(0 <= index < num_shards, f"index is {index}: with {num_shards} shards it is 0 to {num_shards - 1}")
+        size, rest = divmod(len(self), num_shards)
+        start = size * index + min(index, rest)
+        return _SampledDataset(self, SequentialSampler(size + (index < rest), start))
+
+    def take(self, count: int | None) -> Dataset:
+        """The first ``count`` items; all of them for None and for more than there are."""
+        if count is not None and count < 0:
+            raise ConfigError(f"count is {count}: it is at least 0, or None for all items")
+        return _SampledDataset(self, SequentialSampler(len(self) if count is None else min(count, len(self))))
+
+    def sample(self, sampler: Sampler) -> Dataset:
+        """The items that ``sampler`` names; it is gone through once, now.
+
+        Raises
+        ------
+        TypeError
+            When it is no `Sampler`.
+        """
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"sampler is of {type(sampler).__name__}: it has to be of a class made of gluon.data.Sampler")
+        return _SampledDataset(self, sampler)
+
+    def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
+        """The items after ``fn``, which gets the fields of a tuple as separate arguments.
+
+        Parameters
+        ----------
+        fn : callable
+        lazy : bool
+            When an item is asked for, each time; else all of them now, once.
+        """
+        lazily = _LazyTransformDataset(self, fn)
+        return lazily if lazy else SimpleDataset([lazily[i] for i in range(len(lazily))])
+
+    def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset:
+        """As `transform`, for the first field alone: the image, not its label."""
+        return self.transform(_First(fn), lazy)
+
+
+class SimpleDataset(Dataset):
+    """A list, an array or anything else with a length and ``[]``, with the methods of a `Dataset`."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, idx: Any) -> Any:
+        return self._data[idx]
+
+
+class ArrayDataset(Dataset):
+    """Arrays, lists or datasets side by side: item i is ``(x1[i], x2[i], ...)``, or ``x1[i]`` when there is only one.
+
+    Raises
+    ------
+    AssertionError
+        When there is none, or their lengths differ.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        require(args, "ArrayDataset of nothing: it needs one array or more")
+        lengths = [len(data) for data in args]
+        require(len(set(lengths)) == 1, f"arrays of {', '.join(map(str, lengths))} items: all need the same length")
+        self._length = lengths[0]
+        self._data = [_scalars(data) for data in args]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, idx: Any) -> Any:
+        if len(self._data) == 1:
+            return self._data[0][idx]
+        return tuple(data[idx] for data in self._data)
+
+
+class _SampledDataset(Dataset):
+    """Chosen items of another dataset."""
+
+    def __init__(self, dataset: Any, sampler: Sampler) -> None:
+        self._dataset, self._sampler = dataset, sampler
+        self._indices = list(sampler)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, idx: Any) -> Any:
+        return self._dataset[self._indices[idx]]
+
+
+class _LazyTransformDataset(Dataset):
+    """Another dataset's items after a function."""
+
+    def __init__(self, data: Any, fn: Callable[..., Any]) -> None:
+        self._data, self._fn = data, fn
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, idx: Any) -> Any:
+        item = self._data[idx]
+        return self._fn(*item) if isinstance(item, tuple) else self._fn(item)
+
+
+class _First:
+    """A function of the first field; a class, so that it can be pickled where its function can."""
+
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
+        self._fn = fn
+
+    def __call__(self, first: Any, *rest: Any) -> Any:
+        return (self._fn(first), *rest) if rest else self._fn(first)
+
+
+def _scalars(data: Any) -> Any:
+    """One-dimensional NDArrays as numpy arrays, as the original has it: their items are labels, not arrays of one number."""
+    return data.asnumpy() if hasattr(data, "asnumpy") and len(data.shape) == 1 else data

@@ -1,0 +1,21 @@
+"""What ``gluonnlp.data`` has for loading: the sharded loader, samplers by length and by part, batchify functions."""
+
+from async_loader.compat.gluonnlp.data import batchify, dataloader, sampler
+from async_loader.compat.gluonnlp.data.buckets import BucketScheme, ConstWidthBucket, ExpWidthBucket, LinearWidthBucket
+from async_loader.compat.gluonnlp.data.dataloader import ShardedDataLoader
+from async_loader.compat.gluonnlp.data.sampler import FixedBucketSampler, SortedBucketSampler, SortedSampler, SplitSampler
+
+__all__ = [
+    "BucketScheme",
+    "ConstWidthBucket",
+    "ExpWidthBucket",
+    "FixedBucketSampler",
+    "LinearWidthBucket",
+    "ShardedDataLoader",
+    "SortedBucketSampler",
+    "SortedSampler",
+    "SplitSampler",
+    "batchify",
+    "dataloader",
+    "sampler",
+]

@@ -1,0 +1,170 @@
+"""How samples become a batch: gluonnlp's batchify functions. Each is an object that can be pickled; none knows a loader.
+
+What differs: `Pad` keeps what numpy makes of lists of numbers where the original turns all into float32 after cutting
+fractions off.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.compat.gluon.data import arrays
+from async_loader.compat.gluon.data.batchify import padded, stacked
+from async_loader.compat.gluon.data.checks import require
+
+
+class Stack:
+    """Samples of one shape on top of each other, ``[batch, ...]``.
+
+    Parameters
+    ----------
+    dtype : dtype, optional
+        Of the batch; by default the samples'.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike | None = None) -> None:
+        self._dtype = dtype
+
+    def __call__(self, data: Sequence[Any]) -> Any:
+        array = stacked(data)
+        return _finished(array if self._dtype is None else array.astype(self._dtype, copy=False))
+
+
+class Pad:
+    """Samples padded along one axis to the longest, ``[batch, ...]``; with ``ret_length`` also the lengths that they had.
+
+    Parameters
+    ----------
+    axis : int
+    pad_val : number, optional
+        0, with a warning, when it is not given.
+    ret_length : bool
+        Give ``(batch, lengths)``; lengths are int32 ``[batch]``.
+    dtype : dtype, optional
+    round_to : int, optional
+        The padded axis is a multiple of it.
+
+    Raises
+    ------
+    NotImplementedError
+        For samples that are neither arrays nor lists of numbers.
+    """
+
+    def __init__(
+        self,
+        axis: int = 0,
+        pad_val: float | None = None,
+        ret_length: bool = False,
+        dtype: npt.DTypeLike | None = None,
+        round_to: int | None = None,
+    ) -> None:
+        require(isinstance(axis, int), f"axis is {axis!r}: it is an int")
+        if pad_val is None:
+            warnings.warn("pad_val is not given: Pad takes 0, which is a token of its own in most vocabularies", stacklevel=2)
+        self._axis, self._pad_val, self._ret_length = axis, 0 if pad_val is None else pad_val, ret_length
+        self._dtype, self._round_to = dtype, round_to
+
+    def __call__(self, data: Sequence[Any]) -> Any:
+        first = data[0]
+        if not isinstance(first, np.ndarray | list) and not arrays.is_array(first):
+            raise NotImplementedError(
+                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several fields, Tuple(Pad(), ...)"
+            )
+        known = [arrays.to_numpy(one) for one in data]
+        axis = self._axis % known[0].ndim
+        batch = _finished(padded(known, self._pad_val, self._dtype, self._round_to, [axis]))
+        return (batch, _finished(np.asarray([one.shape[axis] for one in known], np.int32))) if self._ret_length else batch
+
+
+class Tuple:
+    """One batchify function per field of samples that are tuples or lists; gives a tuple.
+
+    Parameters
+    ----------
+    fn : callable, or list or tuple of them
+    *args : callable
+        ``Tuple(a, b)`` is ``Tuple([a, b])``.
+    """
+
+    def __init__(self, fn: Any, *args: Callable[[list[Any]], Any]) -> None:
+        if isinstance(fn, list | tuple):
+            require(not args, "Tuple takes functions, or one list of them: Tuple(a, b) or Tuple([a, b])")
+        self._fn = tuple(fn) if isinstance(fn, list | tuple) else (fn, *args)
+        _require_callable(self._fn)
+
+    def __call__(self, data: Sequence[Any]) -> tuple[Any, ...]:
+        require(
+            len(data[0]) == len(self._fn), f"a sample has {len(data[0])} fields, Tuple {len(self._fn)} functions: one for each"
+        )
+        return tuple(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
+
+
+class NamedTuple:
+    """One batchify function per field of samples that are named tuples; gives a named tuple.
+
+    Parameters
+    ----------
+    container : named tuple class
+    fn_info : dict, or sequence of pairs (or of callables, in the order of the fields)
+        Of field names and functions.
+    """
+
+    def __init__(self, container: Any, fn_info: Any) -> None:
+        self._container = container
+        if isinstance(fn_info, Mapping):
+            known = dict(fn_info)
+        elif all(callable(one) for one in fn_info):
+            require(
+                len(fn_info) == len(container._fields),
+                f"{len(fn_info)} functions for the fields {container._fields}: one for each",
+            )
+            known = dict(zip(container._fields, fn_info, strict=True))
+        else:
+            known = dict(fn_info)
+        require(
+            set(known) == set(container._fields), f"functions for {sorted(known)}, fields are {container._fields}: one for each"
+        )
+        self._fn = [known[name] for name in container._fields]
+        _require_callable(self._fn)
+
+    def __call__(self, data: Sequence[Any]) -> Any:
+        require(isinstance(data[0], self._container), f"samples are of {type(data[0]).__name__}, not {self._container.__name__}")
+        return self._container(*(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn)))
+
+
+class Dict:
+    """One batchify function per key of samples that are dicts; gives a dict of those keys.
+
+    Parameters
+    ----------
+    fn_dict : dict of callables
+    """
+
+    def __init__(self, fn_dict: Mapping[Any, Callable[[list[Any]], Any]]) -> None:
+        require(isinstance(fn_dict, Mapping), f"fn_dict is of {type(fn_dict).__name__}: it is a dict of functions")
+        _require_callable(list(fn_dict.values()))
+        self._fn_dict = dict(fn_dict)
+
+    def __call__(self, data: Sequence[Any]) -> dict[Any, Any]:
+        return {key: fn([sample[key] for sample in data]) for key, fn in self._fn_dict.items()}
+
+
+class List:
+    """The samples as a list: for texts."""
+
+    def __call__(self, data: Sequence[Any]) -> list[Any]:
+        return list(data)
+
+
+def _require_callable(functions: Sequence[Any]) -> None:
+    for number, one in enumerate(functions):
+        require(callable(one), f"function {number} is of {type(one).__name__}: batchify functions are callable")
+
+
+def _finished(array: npt.NDArray[Any]) -> Any:
+    return arrays.finished(array, arrays.default_array_type(), False)

@@ -1,0 +1,76 @@
+"""gluonnlp's ShardedDataLoader: as gluon's loader, but a batch may be a list of shards, one for each device.
+
+What differs from the original: iterators hold their loader, a worker that dies is named at once and replaced, and after an
+error the iterator goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from async_loader.compat.gluon.data import bulk
+from async_loader.compat.gluon.data.batchify import default_batchify_fn
+from async_loader.compat.gluon.data.dataloader import Batches, Collate, DataLoader
+
+__all__ = ["ShardedDataLoader"]
+
+
+class ShardedDataLoader(DataLoader):
+    """Batches of a dataset; for a ``batch_sampler`` that yields lists of lists of indices, lists of batches.
+
+    A list or a tuple within a batch is a shard, so that indices cannot be tuples here. All shards of a batch are one task.
+
+    Parameters
+    ----------
+    dataset, batch_size, shuffle, sampler, last_batch, batch_sampler, num_workers, pin_memory, prefetch, thread_pool
+        As in gluon's loader.
+    batchify_fn : callable, optional
+        By default `default_batchify_fn`: only tuples are taken apart, a list is one array.
+    array_type : {'torch', 'numpy', 'mxnet'}, optional
+        As in gluon's loader.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        sampler: Any = None,
+        last_batch: str | None = None,
+        batch_sampler: Any = None,
+        batchify_fn: Collate | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        thread_pool: bool = False,
+        *,
+        array_type: str | None = None,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            last_batch,
+            batch_sampler,
+            batchify_fn or default_batchify_fn,
+            num_workers,
+            pin_memory,
+            prefetch=prefetch,
+            thread_pool=thread_pool,
+            timeout=None,
+            array_type=array_type,
+        )
+
+    def _work(self, gather: bulk.Gather | None) -> Batches:
+        return _Shards(self._dataset, self._finish.collate, gather)
+
+
+class _Shards(Batches):
+    """The work: one batch, or one for each shard."""
+
+    def _batch(self, indices: Sequence[Any]) -> Any:
+        if len(indices) and isinstance(indices[0], list | tuple):
+            return [super(_Shards, self)._batch(shard) for shard in indices]
+        return super()._batch(indices)
