@@ -121,10 +121,16 @@ def _positions(batch: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 
 def _stack_arrays(batch: Sequence[Any]) -> Any:
-    dtype = batch[0].dtype
+    first = batch[0]
+    shape, dtype = first.shape, first.dtype
     if dtype.kind not in "biufc":
         raise TypeError(f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings")
-    shape = batch[0].shape
-    if all(type(value) is not str and value.shape == shape and value.dtype == dtype for value in batch):
-        return torch.from_numpy(arena.stack(batch)) if shape else torch.from_numpy(np.array(batch, dtype))
-    return torch.stack([torch.as_tensor(value) for value in batch])  # promotes dtypes, and says which shapes differ
+    if len(set(map(type, batch))) > 1 or len({a.shape for a in batch}) > 1 or len({a.dtype for a in batch}) > 1:
+        return torch.stack([torch.as_tensor(value) for value in batch])  # promotes dtypes, or says which shapes differ
+    out = arena.empty((len(batch), *shape), dtype)
+    if shape:
+        # By their first axes: np.stack makes a view of every item, which costs more than copying it.
+        np.concatenate(batch, out=out.reshape(len(batch) * shape[0], *shape[1:]), casting="no")
+    else:
+        out[...] = batch
+    return torch.from_numpy(out)

@@ -6,7 +6,7 @@ import copy
 import inspect
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from async_loader.compat.fastai.fake_loader import FakeLoader
 from async_loader.compat.fastai.items import Endless, SkipItemException
 from async_loader.compat.fastai.retaining import retain_types
 from async_loader.compat.fastai.workers import Epoch, Workers
+from async_loader.pipeline.heap import keep_freed_memory
 
 
 class DataLoader(Delegating):
@@ -162,6 +163,7 @@ class DataLoader(Delegating):
         # As torch's iterators do, with and without workers: so that a seed gives the same run.
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
         number, timeout_s = self.fake_l.num_workers, self.fake_l.timeout
+        keep_freed_memory()
         if not number:
             self._idxs = idxs
             return iter(self.create_batches(self.sample()))
@@ -223,23 +225,41 @@ class DataLoader(Delegating):
         chunks = iter(self.chunkify(self._items(samps)))
         while True:
             try:
-                batch = self.do_batch(next(chunks))
+                yield self.do_batch(next(chunks))
             except StopIteration:
                 return
-            yield batch
 
     def _items(self, samps: Iterable[Any]) -> Iterator[Any]:
-        source = self._source()
-        do_item = self.do_item
+        """The items of ``samps`` that are not left out."""
+        if self.indexed and self._is_untouched("do_item", "create_item", "after_item"):
+            get = _by_number(self.dataset)
+        else:
+            get = self._prepared(self.do_item)
         for sample in samps:
-            if source is not None:
-                self.it = source  # a loop within this one has put its own there
             try:
-                item = do_item(sample)
+                item = get(sample)
             except StopIteration:
                 return
+            except SkipItemException:
+                continue
             if item is not None:
                 yield item
+
+    def _prepared(self, do_item: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """``do_item`` with an iterator over the dataset in ``it``, which is what create_item may take items from."""
+        source = self._source()
+        if source is None:
+            return do_item
+
+        def get(sample: Any) -> Any:
+            self.it = source  # a loop within this one has put its own there
+            return do_item(sample)
+
+        return get
+
+    def _is_untouched(self, *names: str) -> bool:
+        """Whether these methods are those of this class."""
+        return all(name not in vars(self) and getattr(type(self), name) is getattr(DataLoader, name) for name in names)
 
     def _source(self) -> Iterator[Any] | None:
         if self.dataset is None:
@@ -365,6 +385,10 @@ class DataLoader(Delegating):
     def device(self, device: Any) -> None:
         self._device = moving.parse(device)
         moving.move_transforms(getattr(self.after_batch, "fs", ()), device)
+
+
+def _by_number(dataset: Any) -> Callable[[Any], Any]:
+    return lambda number: dataset[number or 0]
 
 
 def _chunks(items: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
