@@ -8,7 +8,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.utils.data import IterableDataset
@@ -59,6 +59,10 @@ class DataLoader(Delegating):
         Keep the worker processes from epoch to epoch. They are replaced when an attribute of the loader has been
         changed; changes within the dataset they do not see.
     pin_memory_device : str
+    refill : {"worker", "all"}
+        Whose later items take the place of skipped ones. "worker", fastai's rule: those of the same worker, so that batches
+        depend on the number of workers. "all": batches are as without workers; items are made by the workers, batches of
+        them in the learner's process, and ``sample`` and ``create_batches`` are not called.
     **callbacks
         wif, before_iter, after_item, before_batch, after_batch, after_iter, create_batches, create_item, create_batch,
         retain, get_idxs, sample, shuffle_fn, do_batch. A function takes the method's place and gets no ``self``.
@@ -86,6 +90,7 @@ class DataLoader(Delegating):
     _workers: Workers | None = None
     _idxs: Any = ()
     _given_n: int | None = None
+    _refill = "worker"
 
     def __init__(
         self,
@@ -102,6 +107,8 @@ class DataLoader(Delegating):
         device: Any = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
+        *,
+        refill: Literal["worker", "all"] = "worker",
         **keywords: Any,
     ) -> None:
         callbacks.take(self, keywords, _ARGUMENTS)
@@ -115,9 +122,11 @@ class DataLoader(Delegating):
             indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
         if shuffle and not indexed:
             raise ValueError("an iterable dataset has no order to shuffle: leave shuffle out, or give a dataset with __getitem__")
+        if refill not in ("worker", "all") or (refill == "all" and not indexed):
+            raise ValueError(f'refill is {refill!r}: give "worker", or "all" with a dataset that can be indexed')
         self.dataset, self.bs, self.shuffle, self.drop_last, self.indexed = dataset, bs, shuffle, drop_last, indexed
         self.n = _length(dataset) if n is None else n
-        self._given_n = n
+        self._given_n, self._refill = n, refill
         self.pin_memory, self.timeout, self.device = pin_memory, timeout, device
         self.rng = random.Random(random.randint(0, 2**32 - 1))
         self.num_workers, self.offs = 1, 0
@@ -171,8 +180,22 @@ class DataLoader(Delegating):
         if self.fake_l.persistent_workers:
             if isinstance(idxs, Iterator) and self.n is not None:
                 epoch.idxs = list(idxs)
-            return self._workers_for_ever(number).batches(epoch, seed, timeout_s)
-        return Workers(self, number, epoch).batches(epoch, seed, timeout_s)
+            workers = self._workers_for_ever(number)
+        else:
+            workers = Workers(self, number, epoch)
+        if self._refill == "worker":
+            return workers.batches(epoch, seed, timeout_s)
+        return self._from_items(workers, epoch, seed, timeout_s)
+
+    def _from_items(self, workers: Workers, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
+        """Batches made here of items made there, in the order of the indices."""
+        tasks, epoch.idxs = _chunks(iter(epoch.idxs), self.bs or 1, drop_last=False), None
+        items = workers.items(tasks, epoch, seed, timeout_s)
+        try:
+            for chunk in self.chunkify(items):
+                yield self.do_batch(chunk)
+        finally:
+            items.close()
 
     def _workers_for_ever(self, number: int) -> Workers:
         if self._workers is None or not self._workers.fit(self, number):
@@ -352,6 +375,7 @@ class DataLoader(Delegating):
             **({"n": self._given_n} if same and self._given_n is not None else {}),
             **({"persistent_workers": True} if fake.persistent_workers else {}),
             **({"pin_memory_device": fake.pin_memory_device} if fake.pin_memory_device else {}),
+            **({"refill": self._refill} if self._refill != "worker" else {}),
             **callbacks.given(self),
         }
         return (cls or type(self))(**{**settings, **kwargs})

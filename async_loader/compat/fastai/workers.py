@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from async_loader.errors import Timeout, WorkerDied
+from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.pool import Pool
 from async_loader.pipeline.work import Here
 
@@ -25,8 +27,8 @@ class Epoch:
 
     Attributes
     ----------
-    idxs : iterable
-        What get_idxs gave in the learner's process, once for all workers.
+    idxs : iterable | None
+        What get_idxs gave in the learner's process, once for all workers. None: indices come as tasks.
     rng : random.Random | None
     """
 
@@ -54,7 +56,7 @@ class Streams:
         """What torch's get_worker_info shows."""
         return self.loader.fake_l
 
-    def begin(self, here: Here) -> Iterator[Any]:
+    def begin(self, here: Here) -> Iterator[Any] | Callable[[list[Any]], Any]:
         """In fastai's order: number and share, seeds, wif, and then the samples."""
         loader, epoch = self.loader.copy_for_workers(), self._only or here.state
         loader.num_workers, loader.offs = here.workers, here.worker
@@ -63,7 +65,23 @@ class Streams:
         loader._idxs = epoch.idxs
         seed_everything(here.seed)
         loader.fake_l.worker_init_fn(here.worker)
-        return iter(loader.create_batches(loader.sample()))
+        if epoch.idxs is None:
+            return functools.partial(_items, loader)
+        batches: Iterator[Any] = iter(loader.create_batches(loader.sample()))
+        return batches
+
+
+def _items(loader: Any, idxs: list[Any]) -> tuple[list[Any], bool]:
+    """The items of these indices, and whether there may be more: a callback has not stopped them."""
+    items: list[Any] = []
+    for idx in idxs:
+        try:
+            item = loader.do_item(idx)
+        except StopIteration:
+            return items, False
+        if item is not None:
+            items.append(item)
+    return items, True
 
 
 def seed_everything(seed: int) -> None:
@@ -99,17 +117,34 @@ class Workers:
 
     def batches(self, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
         """The batches of an epoch, one from each worker in turn, with errors as fastai's callers know them."""
-        limit = timeout_s if timeout_s > 0 else None
-        state = None if self._only is epoch else epoch
-        stream = self._pool.streams(state=state, seed=seed, prefetch=2 * self._pool.workers, timeout_s=limit)
+        yield from self._told(self._pool.streams(**self._terms(epoch, seed, timeout_s)), timeout_s)
+
+    def items(self, tasks: Iterable[list[Any]], epoch: Epoch, seed: int, timeout_s: float) -> Generator[Any, None, None]:
+        """The items of an epoch one by one, in the order of the indices in ``tasks``."""
+        lists = self._told(self._pool.iterate(tasks, static=True, **self._terms(epoch, seed, timeout_s)), timeout_s)
         try:
-            yield from stream
+            for items, more in lists:
+                yield from items
+                if not more:
+                    return
+        finally:
+            lists.close()
+
+    def _terms(self, epoch: Epoch, seed: int, timeout_s: float) -> dict[str, Any]:
+        state = None if self._only is epoch else epoch
+        limit = timeout_s if timeout_s > 0 else None
+        return {"state": state, "seed": seed, "prefetch": 2 * self._pool.workers, "timeout_s": limit}
+
+    def _told(self, iteration: Iteration, timeout_s: float) -> Generator[Any, None, None]:
+        """The same, with errors as fastai's callers know them, and the end of workers that were for this epoch alone."""
+        try:
+            yield from iteration
         except Timeout as error:
             raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds: {error}") from error
         except WorkerDied as error:
             raise RuntimeError(f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}") from error
         finally:
-            stream.close()
+            iteration.close()
             if self._only is not None:
                 self.close()
 
