@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 from functools import partial
@@ -46,7 +47,7 @@ def test_items_are_batches_without_a_batch_size():
     assert list(DataLoader(LETTERS, indexed=False)) == LETTERS
     arrays = list(DataLoader([np.zeros(2), (1, np.ones(1)), torch.ones(2)]))
     assert [torch.is_tensor(arrays[0]), torch.is_tensor(arrays[1][1])] == [True, True]
-    assert list(DataLoader([np.zeros(2)], create_batch=lambda b: b))[0].dtype == np.float64
+    assert next(iter(DataLoader([np.zeros(2)], create_batch=lambda b: b))).dtype == np.float64
 
 
 def test_batches_of_a_size_and_what_is_left_over():
@@ -146,7 +147,9 @@ def test_the_order_of_calls():
         bs=2,
         shuffle=True,
         **{name: spy(name) for name in ("before_iter", "after_item", "before_batch", "after_batch", "after_iter", "wif")},
-        **{"shuffle_fn": spy("shuffle_fn"), "retain": spy("retain"), "create_batch": spy("create_batch", torch.tensor)},
+        shuffle_fn=spy("shuffle_fn"),
+        retain=spy("retain"),
+        create_batch=spy("create_batch", torch.tensor),
         create_item=spy("create_item"),
     )
     list(loader)
@@ -304,9 +307,10 @@ def test_the_fake_loader_says_how_many_workers_there_are():
     assert isinstance(fake, FakeLoader)
     assert (fake.dataset is fake, fake.d is loader, fake.default is loader) == (True, True, True)
     assert fake.multiprocessing_context is not None
-    with pytest.raises(KeyError), fake.no_multiproc() as same:
+    with contextlib.suppress(KeyError), fake.no_multiproc() as same:
         assert same is loader
         assert (fake.num_workers, fake.multiprocessing_context) == (0, None)
+        assert lists(loader) == [[0, 1], [2, 3]]
         raise KeyError
     assert fake.num_workers == 3
 
@@ -354,7 +358,7 @@ def test_types_are_kept():
 
 
 def test_a_mismatch_is_explained():
-    with pytest.raises(RuntimeError, match="field 1 .*item 1 has shape"):
+    with pytest.raises(RuntimeError, match=r"field 1 .*item 1 has shape"):
         list(DataLoader([(1, torch.zeros(2)), (1, torch.zeros(3))], bs=2))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ class FakeLoader:
     Attributes
     ----------
     d, default : DataLoader
+        Not kept alive by this: a loader that is dropped takes its persistent workers with it at once.
     dataset : FakeLoader
         Itself.
     num_workers : int
@@ -32,12 +34,28 @@ class FakeLoader:
         persistent_workers: bool = False,
         pin_memory_device: str = "",
     ) -> None:
-        self.dataset, self.default, self.d = self, d, d
+        self._loader = weakref.ref(d)
         self.pin_memory = pin_memory
         self.num_workers = num_workers
         self.timeout = timeout
         self.persistent_workers = persistent_workers
         self.pin_memory_device = pin_memory_device
+
+    @property
+    def d(self) -> Any:
+        return self._loader()
+
+    default = d
+
+    @property
+    def dataset(self) -> FakeLoader:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_loader": self.d}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _loader=weakref.ref(state["_loader"]))
 
     def of(self, d: Any) -> FakeLoader:
         """The same settings for another loader."""

@@ -42,7 +42,7 @@ class Streams:
     Parameters
     ----------
     loader : DataLoader
-        A copy that belongs to the workers.
+        A copy that belongs to the workers; each epoch uses one of its own, for there may be loops within loops.
     epoch : Epoch | None
         The only one there will be. Forked workers inherit it, so it may hold what cannot be pickled.
     """
@@ -58,7 +58,8 @@ class Streams:
 
     def begin(self, here: Here) -> Iterator[Any] | Callable[[list[Any]], Any]:
         """In fastai's order: number and share, seeds, wif, and then the samples."""
-        loader, epoch = self.loader.copy_for_workers(), self._only or here.state
+        loader, epoch = self.loader, self._only or here.state
+        self.loader = loader.copy_for_workers()
         loader.num_workers, loader.offs = here.workers, here.worker
         if epoch.rng is not None:
             loader.rng = epoch.rng
