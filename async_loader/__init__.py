@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 __all__ = [
     "END",
     "AsyncDataLoader",
+    "DataLoader",
     "Field",
     "Fifo",
     "Lifo",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from async_loader.epochs.loader import DataLoader
     from async_loader.loader import AsyncDataLoader
     from async_loader.replay.buffer import ReplayBuffer
     from async_loader.replay.limiter import MinSize, Queue, RateLimiter, Stack
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         "AsyncDataLoader": "async_loader.loader",
+        "DataLoader": "async_loader.epochs.loader",
         "ReplayBuffer": "async_loader.replay.buffer",
         "Transitions": "async_loader.replay.views",
         "Field": "async_loader.schema",

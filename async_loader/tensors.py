@@ -107,11 +107,34 @@ def reduced(obj: Any) -> Any:
     if not isinstance(obj, torch.Tensor):
         return _reduced_storage(obj, torch)
     if type(obj) in (torch.Tensor, torch.nn.Parameter):
-        return (from_parts, to_parts(obj)) if obj.layout is torch.strided and not obj.is_quantized else NotImplemented
+        if obj.layout is torch.strided:
+            return NotImplemented if obj.is_quantized else (from_parts, to_parts(obj))
+        return _reduced_sparse(obj, torch)
     if type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__ or obj.layout is not torch.strided or obj.is_quantized:
         return NotImplemented  # it knows better; its storage goes out of band all the same
     with torch._C.DisableTorchFunctionSubclass():
         return from_subclass, (type(obj), *to_parts(obj.as_subclass(torch.Tensor)), vars(obj))
+
+
+def _reduced_sparse(obj: Any, torch: Any) -> Any:
+    """Torch's own keeps every sparse tensor that was ever rebuilt, for a check that only ``torch.load`` makes."""
+    size = tuple(obj.shape)
+    if obj.layout is torch.sparse_coo:
+        return _sparse, (torch.sparse_coo, (obj._indices(), obj._values()), size, obj.is_coalesced())
+    if obj.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return _sparse, (obj.layout, (obj.crow_indices(), obj.col_indices(), obj.values()), size, None)
+    if obj.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return _sparse, (obj.layout, (obj.ccol_indices(), obj.row_indices(), obj.values()), size, None)
+    return NotImplemented
+
+
+def _sparse(layout: Any, parts: Any, size: Any, coalesced: bool | None) -> Any:
+    import torch as untyped
+
+    torch: Any = untyped
+    if layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(*parts, size, is_coalesced=coalesced, check_invariants=False)
+    return torch.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=False)
 
 
 def from_subclass(kind: Any, array: Any, dtype: str, attributes: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ FLOORS = [
     {"tree", "naming", "schema", "lifecycle", "stats", "tensors", "source", "layout"},
     {"shm"},
     {"sources", "replay", "pipeline"},
-    {"loader"},
+    {"loader", "epochs"},
     {"compat", "feeder"},
     {"observe"},
     {"scale"},
@@ -31,7 +31,7 @@ SAME_FLOOR = FLOORS[1]
 """The nouns may build on each other, in this order: none imports one further right."""
 ORDER = ["naming", "lifecycle", "stats", "tree", "tensors", "schema", "source", "layout"]
 
-_DELIVERY = {"pipeline.collate", "pipeline.streamer", "pipeline.device", "pipeline.arena", "pipeline.work"}
+_DELIVERY = {"pipeline.collate", "pipeline.streamer", "pipeline.device", "pipeline.arena", "pipeline.work", "epochs"}
 _START = {"pipeline.pipeline", "pipeline.pool", "pipeline.handle"}
 """They import it between forking workers and starting threads, never half-way."""
 TORCH = {"tensors", *_DELIVERY, *_START, "demo", "compat", "testing", "doctor"}

@@ -26,7 +26,7 @@ from async_loader.pipeline.batch import Drained, Failure
 from async_loader.pipeline.channel import Record
 from async_loader.pipeline.failures import from_report, guarded
 from async_loader.pipeline.handle import Handle, unguarded
-from async_loader.pipeline.job_queue import Job, JobQueue, Part
+from async_loader.pipeline.job_queue import Job, JobQueue, Part, Shift
 from async_loader.pipeline.worker import Orders
 from async_loader.source import Reader
 from async_loader.stats import Meter
@@ -192,6 +192,10 @@ class Crew:
                 return
 
     def _send(self, handle: Handle, part: Part) -> None:
+        shift = part.shift
+        if shift is not None and shift.stream and handle.number in shift.lost:
+            self._answer_for_the_dead(part, shift)
+            return
         try:
             if self._reader is not None and not handle.has_reader:
                 handle.send_reader(self._reader)
@@ -206,6 +210,16 @@ class Crew:
         except (AsyncLoaderError, OSError) as error:  # no memory for the payload, too many descriptors: this batch's failure
             handle.assigned.pop(id(part), None)
             self._fail(part, error)
+
+    def _answer_for_the_dead(self, part: Part, shift: Shift) -> None:
+        """A new worker would begin the stream of the one that died anew."""
+        number = part.worker or 0
+        error, shift.lost[number] = shift.lost[number], None
+        if error is not None:
+            self._fail(part, error, urgent=True)
+        else:
+            part.job.over = True
+            part.job.ready.put(part.job.seq, Drained(number))
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -299,13 +313,6 @@ class Crew:
         job.results.clear()
         job.ready.put(job.seq, Failure(error, urgent))
 
-    def _drain_streams(self, number: int, unbegun: Sequence[Part]) -> None:
-        """What a dead worker's streams were still to give will not come: they ended with it."""
-        for part in (*unbegun, *self.jobs.take_streams(number)):
-            if not part.job.over:
-                part.job.over = True
-                part.job.ready.put(part.job.seq, Drained(number))
-
     # -- births and deaths -------------------------------------------------------------------------------------------
 
     def _hire(self, number: int) -> None:
@@ -337,20 +344,24 @@ class Crew:
                 continue
         self._unwatch(handle.channel.fileno())
         self._unwatch(handle.death_fd)
+        shifts = list(handle.shifts.values())
         exitcode = handle.reap()
         if self._end.is_set():
             return
         held, *unbegun = handle.assigned.values() or [None]
         for part in reversed(unbegun):
-            if part is not None and not _of_stream(part):
+            if part is not None:
                 self.jobs.put_back(part)
-        self._drain_streams(handle.number, [part for part in unbegun if part is not None and _of_stream(part)])
         handle.assigned.clear()
         if not handle.born:
             self._check_birth(handle, exitcode)
         elif held is not None:
             text = f"{handle} {how(exitcode)} while it was at work on {_what(held)}; it has been replaced"
             self._fail(held, WorkerDied(text, handle.pid, exitcode), urgent=True)
+        for shift in shifts:
+            text = f"{handle} {how(exitcode)} and the rest of its stream is lost; it has been replaced"
+            told = held is not None and held.shift is shift
+            shift.lost.setdefault(handle.number, None if told else WorkerDied(text, handle.pid, exitcode))
         if held is not None and not held.job.over:
             self.jobs.put_back(held)
         log.warning("%s %s; starting another", str(handle), how(exitcode))  # a kept record must not keep the handle
@@ -385,10 +396,6 @@ class Crew:
         if self._parent_fd >= 0:
             os.close(self._parent_fd)
             self._parent_fd = -1
-
-
-def _of_stream(part: Part) -> bool:
-    return part.shift is not None and part.shift.stream
 
 
 def _what(part: Part) -> str:

@@ -101,7 +101,7 @@ class Handle:
         self._process: Any = None
         self._rings: OrderedDict[int, SlotRing] = OrderedDict()
         self._layouts: OrderedDict[int, BatchLayout] = OrderedDict()
-        self._shifts: set[int] = set()
+        self.shifts: dict[int, Shift] = {}
         self.channel, self._theirs = Channel.pair()
 
     def __str__(self) -> str:
@@ -204,10 +204,10 @@ class Handle:
         return number
 
     def _tell_shift(self, shift: Shift, oldest: int) -> int:
-        if shift.number not in self._shifts:
+        if shift.number not in self.shifts:
             assert shift.payload is not None
-            self.channel.send(("shift", shift.number, shift.seed), shift.payload.head, shift.payload.fds)
-            self._shifts = {number for number in self._shifts if number >= oldest} | {shift.number}
+            self.channel.send(("shift", shift.number, shift.seed, shift.first), shift.payload.head, shift.payload.fds)
+            self.shifts = {n: known for n, known in self.shifts.items() if n >= oldest} | {shift.number: shift}
         return shift.number
 
     def kill(self) -> None:
@@ -244,6 +244,7 @@ class Handle:
     def close(self) -> None:
         """Close the descriptors and let go of the rings; leave the process alone."""
         self._rings.clear()
+        self.shifts.clear()
         self.channel.close()
         self._theirs.close()
         if self.death_fd >= 0:

@@ -19,6 +19,7 @@ from async_loader.pipeline.job_queue import Job, Shift
 from async_loader.pipeline.packing import Parcel
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.work import END, Shifts
+from async_loader.shm.slots import SlotRing
 
 
 class Office(Protocol):
@@ -29,6 +30,10 @@ class Office(Protocol):
 
     def submit(self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Job:
         """Have a task done; the outcome goes to ``ready``. Raises CannotSend, OutOfMemory."""
+
+    @property
+    def ring(self) -> SlotRing | None:
+        """The slots in use."""
 
     def diagnosis(self) -> str:
         """Whom everyone waits for, in words."""
@@ -44,12 +49,14 @@ class Iteration(Iterator[Any]):
     yielded : int
         Batches that `next` has returned.
     closed : bool
+    exhausted : bool
+        It gave all there was.
     """
 
     def __init__(self, number: int, on_close: Callable[[], None]) -> None:
         self.number = number
         self.yielded = 0
-        self.closed = False
+        self.closed = self.exhausted = False
         self._on_close = on_close
 
     def __iter__(self) -> Iteration:
@@ -72,6 +79,11 @@ class Iteration(Iterator[Any]):
             What the task raised, or the iterable that the tasks come from. After the former the next call goes on.
         """
         raise NotImplementedError
+
+    @property
+    def ring(self) -> SlotRing | None:
+        """The slots in which its batches lie, where they do."""
+        return None
 
     def close(self) -> None:
         """Cancel what is under way; idempotent. The pool goes on."""
@@ -99,8 +111,8 @@ class Inline(Iteration):
         super().__init__(shift.number, on_close)
         self._tasks, self._shifts, self._check = tasks, shifts, check
         self._stream = shift.stream
-        self._seq = itertools.count()
-        shifts.tell(shift.number, shift.seed, lambda: shift.state)
+        self._seq = itertools.count(shift.first)
+        shifts.tell(shift.number, shift.seed, shift.first, lambda: shift.state)
 
     def __next__(self) -> Any:
         if self.closed:
@@ -111,6 +123,10 @@ class Inline(Iteration):
         except Closed:
             self.close()
             raise StopIteration from None
+        except StopIteration:
+            self.exhausted = True
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise
@@ -124,6 +140,7 @@ class Inline(Iteration):
                 raise
             raise named from error
         if batch is END:
+            self.exhausted = True
             self.close()
             raise StopIteration
         self.yielded += 1
@@ -209,6 +226,7 @@ class Team(Iteration):
             self._office.check()
             self.feed()
             if self._settled == self._seq:
+                self.exhausted = True
                 self.close()
                 raise StopIteration
             item = self.queue.pop()
@@ -219,6 +237,10 @@ class Team(Iteration):
             batch = self._settle(item)
             if batch is not END:
                 return batch
+
+    @property
+    def ring(self) -> SlotRing | None:
+        return self._office.ring
 
     def _wait(self, deadline: Deadline) -> Any:
         try:
@@ -263,10 +285,10 @@ def dealt(tasks: Iterable[Any], workers: int) -> Iterator[tuple[Any, int]]:
 class Rota:
     """Whose stream is to give the next batch: one after the other, of those that have any left."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, turn: int = 0) -> None:
         self._workers = workers
         self._active = set(range(workers))
-        self._at = -1
+        self._at = turn - 1
 
     def drained(self, worker: int) -> None:
         self._active.discard(worker)

@@ -59,8 +59,12 @@ class Shift:
         Numbers of the pool's iterations that are not over; shared by all of them.
     stream : bool
         Its tasks are "the next from worker k".
+    first : int
+        Added to the number of a task for its seed.
     payload : Encoded | None
         The state, on its way to processes.
+    lost : dict
+        Workers whose streams ended with them, and the error that says so until somebody was told.
     """
 
     number: int
@@ -68,7 +72,9 @@ class Shift:
     state: Any
     live: set[int]
     stream: bool
+    first: int = 0
     payload: Encoded | None = None
+    lost: dict[int, BaseException | None] = field(default_factory=dict)
 
     @property
     def oldest(self) -> int:
@@ -140,15 +146,6 @@ class JobQueue:
                 if not part.job.over:
                     return part
         return None
-
-    def take_streams(self, worker: int) -> list[Part]:
-        """All parts that only this worker's streams could have answered."""
-        line = self._own.get(worker, deque())
-        lost = [part for part in line if part.shift is not None and part.shift.stream]
-        kept = [part for part in line if part not in lost]
-        line.clear()
-        line.extend(kept)
-        return lost
 
     def clear(self) -> None:
         self._common.clear()

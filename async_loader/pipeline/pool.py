@@ -36,6 +36,7 @@ from async_loader.pipeline.threads import Threads
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.work import Kind, Seeding, Shifts, WorkOrders
 from async_loader.pipeline.worker import Orders
+from async_loader.shm.slots import SlotRing
 
 log = logging.getLogger("async_loader")
 
@@ -160,6 +161,7 @@ class Pool:
         in_order: bool = True,
         timeout_s: float | None = None,
         static: bool = False,
+        first: int = 0,
     ) -> Iteration:
         """One pass over ``tasks``.
 
@@ -180,8 +182,10 @@ class Pool:
         static : bool
             Task n goes to worker process n modulo their number, not to whoever is free: slower, but what a worker's global
             generators give is the same in every run.
+        first : int
+            Number of the first task, where seeds are made of it: for a pass that goes on where another one was left.
         """
-        shift = self._shift(state, seed, stream=False)
+        shift = self._shift(state, seed, stream=False, first=first)
         if self.kind == "inline":
             return self._inline(shift, iter(tasks))
         addressed: Any = unaddressed(tasks)
@@ -197,24 +201,28 @@ class Pool:
         prefetch: int | None = None,
         in_order: bool = True,
         timeout_s: float | None = None,
+        turn: int = 0,
     ) -> Iteration:
         """One pass over what the workers' own iterators give: `Work.begin` returns one in each.
 
         Their batches are taken in turn; a worker that has no more is left out. Threads share one dataset, and so one of
-        them alone has a stream. Parameters as in `iterate`.
+        them alone has a stream. Parameters as in `iterate`, and
+
+        turn : int
+            The worker to begin with.
         """
-        shift = self._shift(state, seed, stream=True)
+        shift = self._shift(state, seed, stream=True, first=0)
         if self.kind == "inline":
             return self._inline(shift, itertools.repeat(None))
-        rota = Rota(self.workers if self.kind == "processes" else 1)
+        rota = Rota(self.workers if self.kind == "processes" else 1, turn)
         return self._team(shift, rota, prefetch, in_order, timeout_s, rota.drained)
 
-    def _shift(self, state: Any, seed: int | None, *, stream: bool) -> Shift:
+    def _shift(self, state: Any, seed: int | None, *, stream: bool, first: int) -> Shift:
         self.start()
         assert self._core is not None
         number = next(self._numbers)
         base = (self._seed + number * 0x9E3779B97F4A7C15) % (1 << 62) if seed is None else seed
-        shift = Shift(number, base, state, self._core.live, stream)
+        shift = Shift(number, base, state, self._core.live, stream, first)
         if self.kind == "processes":
             shift.payload = codec.encode(state)
         self._core.live.add(number)
@@ -322,6 +330,10 @@ class _Core:
             raise Broken(*self.broken.args) from self.broken.__cause__
         if self._life.state is not State.RUNNING:
             raise Closed("the pool is closed")
+
+    @property
+    def ring(self) -> SlotRing | None:
+        return self.places.ring
 
     def submit(self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Job:
         crew = self.team

@@ -195,7 +195,7 @@ class Streamer:
         """All of it in one transfer; the arrays are views of one block."""
         layout = place.layout
         if place.ring is not None:
-            self._meet(place.ring)
+            self.meet(place.ring)
         block = self._backend.upload(place.root, layout.nbytes)
         values = self._backend.arrays(block, layout.regions)
         for number, region in enumerate(layout.regions):
@@ -240,7 +240,7 @@ class Streamer:
 
     # -- rings -------------------------------------------------------------------------------------------------------
 
-    def _meet(self, ring: SlotRing) -> None:
+    def meet(self, ring: SlotRing) -> None:
         """Page-lock a ring that is new, and give the pages of an old one back when nobody uses it any more."""
         if id(ring) in self._rings:
             return

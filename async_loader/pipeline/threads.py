@@ -95,7 +95,7 @@ class Threads:
         assert shift is not None
         shifts.forget_before(shift.oldest)
         if not shifts.knows(shift.number):
-            shifts.tell(shift.number, shift.seed, lambda: shift.state)
+            shifts.tell(shift.number, shift.seed, shift.first, lambda: shift.state)
         try:
             batch = shifts.do(shift.number, part.job.seq, part.task, stream=shift.stream)
         except BaseException as error:  # data for the consumer: it is raised there

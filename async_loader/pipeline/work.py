@@ -84,6 +84,7 @@ class _Shift:
     """One iteration in one worker."""
 
     seed: int
+    first: int
     state: Callable[[], Any]
     do: Any = None
     ended: bool = False
@@ -109,9 +110,9 @@ class Shifts:
         self._known: dict[int, _Shift] = {}
         self._first = True
 
-    def tell(self, iteration: int, seed: int, state: Callable[[], Any]) -> None:
+    def tell(self, iteration: int, seed: int, first: int, state: Callable[[], Any]) -> None:
         """There is an iteration; ``state`` is asked for when it begins here."""
-        self._known[iteration] = _Shift(seed, state)
+        self._known[iteration] = _Shift(seed, first, state)
 
     def knows(self, iteration: int) -> bool:
         return iteration in self._known
@@ -133,7 +134,7 @@ class Shifts:
         if shift.do is None:
             self._begin(iteration, shift, stream)
         if self._kind == "processes" and self._orders.seeding == "task":
-            seeding.seed_globals((shift.seed, seq))
+            seeding.seed_globals((shift.seed, shift.first + seq))
         if not stream:
             return shift.do(task)
         return self._next(shift)

@@ -211,9 +211,9 @@ class Worker:
         self._reader = codec.decode(record.payload, fds=record.fds)
 
     def _on_shift(self, record: Record) -> None:
-        _, number, seed = record.message
+        _, number, seed, first = record.message
         assert self._shifts is not None
-        self._shifts.tell(number, seed, functools.cache(lambda: codec.decode(record.payload, fds=record.fds)))
+        self._shifts.tell(number, seed, first, functools.cache(lambda: codec.decode(record.payload, fds=record.fds)))
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from async_loader.errors import Broken
 from async_loader.replay.addresses import address_of
-from async_loader.replay.blocks import Blocks
 from async_loader.replay.samplers import Reading
 from async_loader.replay.storage import COLUMN_BYTES, Storage
 from async_loader.replay.views import Recipe
 from async_loader.schema import Schema
+from async_loader.shm.blocks import Blocks
 from async_loader.source import Seed, Window
 
 Ids = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from async_loader import ReplayBuffer
-from async_loader.replay.blocks import Blocks
+from async_loader.shm.blocks import Blocks
 
 SHAPE, DTYPE = (256, 84, 84), np.dtype(np.uint8)
 

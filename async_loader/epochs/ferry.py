@@ -1,0 +1,148 @@
+"""Batches of an iteration on their way to a device: a streamer thread takes them, a few ahead. Makes no batch.
+
+Iteration ──▶ _Landing (tickets) ──▶ Streamer ──▶ CudaQueue ──▶ Ferry ──▶ the consumer
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from async_loader.errors import Closed, Timeout
+from async_loader.lifecycle import Deadline
+from async_loader.pipeline import live
+from async_loader.pipeline.batch import Failure, Loose
+from async_loader.pipeline.cuda_queue import CudaQueue
+from async_loader.pipeline.device import DeviceBackend
+from async_loader.pipeline.failures import guarded
+from async_loader.pipeline.iteration import Iteration
+from async_loader.pipeline.iterator import own_threads
+from async_loader.pipeline.streamer import Streamer
+from async_loader.source import END
+
+AHEAD = 2
+"""Batches on the device, or on their way there, beyond the one that the consumer has."""
+
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class Ferry(Iterator[Any]):
+    """The batches of an iteration, on a device. Arrays and CPU tensors in dicts, lists, tuples and namedtuples are copied
+    there; everything else stays what it is.
+
+    Attributes
+    ----------
+    exhausted : bool
+    """
+
+    def __init__(self, iteration: Iteration, backend: DeviceBackend) -> None:
+        self._crossing = _Crossing(iteration, backend)
+        live.add(self._crossing)
+        self._crossing.start()
+
+    @property
+    def exhausted(self) -> bool:
+        return self._crossing.iteration.exhausted
+
+    def __next__(self) -> Any:
+        """The next batch. Raises what the iteration does, and Broken when the device fails."""
+        return self._crossing.next()
+
+    def close(self) -> None:
+        """Cancel what is under way; idempotent."""
+        self._crossing.close(_CLOSE_TIMEOUT_S)
+
+    def __del__(self) -> None:
+        crossing = getattr(self, "_crossing", None)
+        if crossing is not None:
+            crossing.abandon()
+
+
+class _Landing:
+    """The streamer's end: one batch for each ticket that the consumer gave."""
+
+    def __init__(self, iteration: Iteration) -> None:
+        self.iteration = iteration
+        self.tickets = threading.Semaphore(AHEAD)
+        self.closed = False
+        self.streamer: Streamer | None = None
+
+    def get(self, deadline: Deadline) -> Any:
+        left = deadline.left()
+        if not self.tickets.acquire(timeout=left):
+            raise Timeout("the consumer has not asked for more")
+        if self.closed:
+            raise Closed("the iteration is closed")
+        ring = self.iteration.ring
+        if ring is not None and self.streamer is not None:
+            self.streamer.meet(ring)
+        try:
+            return Loose((next(self.iteration),))
+        except StopIteration:
+            return END
+        except BaseException as error:  # data for the consumer: it is raised there
+            return Failure(guarded(error))
+
+
+class _Crossing:
+    """Threads hold this, never the ferry, so that a dropped one can be noticed."""
+
+    def __init__(self, iteration: Iteration, backend: DeviceBackend) -> None:
+        self.iteration = iteration
+        self._pid = os.getpid()
+        self._landing = _Landing(iteration)
+        self._queue = CudaQueue()
+        self._streamer = self._landing.streamer = Streamer(self._landing, self._queue, backend)
+
+    def start(self) -> None:
+        self._streamer.start()
+        own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
+
+    def next(self) -> Any:
+        try:
+            item = self._queue.pop()
+            if item is None:
+                item = self._queue.get(Deadline(None))
+        except Closed:
+            raise StopIteration from None
+        if item is END:
+            raise StopIteration
+        self._landing.tickets.release()
+        if isinstance(item, Failure):
+            raise item.error
+        (batch,) = self._streamer.receive(item)
+        return batch
+
+    def abandon(self) -> None:
+        """Tell everyone to end, wait for nobody."""
+        self._landing.closed = True
+        self._landing.tickets.release()
+        self._queue.close()
+        self.iteration.close()
+
+    def close(self, timeout_s: float) -> bool:
+        if os.getpid() != self._pid:
+            return True
+        self.abandon()
+        return self._streamer.join(timeout_s)
+
+    def retire_lent(self) -> None:
+        """The slots are the pool's, which is told itself."""
+
+    def after_fork_in_child(self) -> None:
+        """Nothing here is open in a child."""
+
+
+def moved(batch: Any, device: Any) -> Any:
+    """The batch with its tensors on a device, copied in this thread."""
+    import torch
+
+    from async_loader import tensors, tree
+
+    def move(value: Any) -> Any:
+        value = tensors.as_tensor(value)
+        return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+
+    return tree.transform(batch, move)

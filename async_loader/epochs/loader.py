@@ -1,0 +1,373 @@
+"""DataLoader: checks its arguments, and puts an order, a work and a pool together. Does no work of its own."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import numpy as np
+
+from async_loader.epochs import collation
+from async_loader.epochs.columns import Columns, Items, NoColumns, columns_of, is_columns
+from async_loader.epochs.epoch import Epoch, pinned
+from async_loader.epochs.ferry import Ferry, moved
+from async_loader.epochs.order import Batches, LastBatch, Own, Sampled, Streams, check_last
+from async_loader.epochs.works import GatherWork, MapWork, StreamWork, Told, epoch_of
+from async_loader.errors import ConfigError
+from async_loader.naming import describe
+from async_loader.pipeline.arguments import callable_or_none, one_of, seconds_or_none, whole
+from async_loader.pipeline.pool import CLOSE_TIMEOUT_S, Pool
+from async_loader.pipeline.work import Kind
+
+_AHEAD_FROM = 1 << 20
+"""Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
+
+_STATE_VERSION = 1
+
+
+class DataLoader:
+    """Batches of a dataset, epoch by epoch, with the next ones made ahead by workers that live as long as the loader.
+
+    Parameters
+    ----------
+    dataset : object
+        With ``__getitem__`` and ``__len__`` (map-style): a list, an array, a tensor, any such object; with ``__getitems__`` it
+        is asked for a whole batch at once. A dict or a tuple of arrays, tensors or lists of one length: columns, an
+        item is a dict or a tuple with one entry of each. With ``__iter__`` alone (iterable): each worker process iterates
+        over its copy, and finds its share by ``torch.utils.data.get_worker_info()``.
+    batch_size : int | None
+        ``None``: items as they are, as tensors.
+    shuffle : bool
+        Anew in each epoch, by a generator of its own: the order depends on ``seed`` and the epoch's number alone.
+    sampler : iterable of indices | None
+    batch_sampler : iterable of lists of indices | None
+        A list of lists is a batch in shards: what comes is a list of batches.
+    last_batch : {"keep", "drop", "roll_over"}
+        What is done with fewer than ``batch_size`` items at the end: "roll_over" begins the next epoch with them.
+    num_workers : int
+        0: the work is done by `next`.
+    workers : {"processes", "threads", "inline"}
+        What they are.
+    prefetch : int | None
+        Batches under way at most, over all workers. Default 2 * num_workers.
+    in_order : bool
+        Deliver in the order of the batches; otherwise what is finished first.
+    timeout : float | None
+        Seconds after which `next` raises Timeout; it may be called again. None: never.
+    collate_fn : callable | None
+        A list of items to a batch. Default: as ``torch.utils.data.default_collate``.
+    worker_init_fn : callable | None
+        Called with its number in each worker before its first batch.
+    context : str | multiprocessing context | None
+        "fork", "spawn", "forkserver"; default as in torch, that is, of this Python.
+    seed : int | None
+        Same seed, same order; and the same values of the global random generators in worker processes, which are seeded
+        for each batch, whoever makes it.
+    device : str | torch.device | list of them
+        An accelerator: batches then arrive there. With a list, each shard of a batch goes to its own.
+    pin_memory : bool
+        Page-locked tensors.
+    compiled : bool | None
+        Whether batches are gathered in bulk, without Python for each item; possible for arrays with the default collation.
+        None: where it can be had. True: or ConfigError, with the reason for each part. False: never.
+
+    Raises
+    ------
+    ConfigError
+        For arguments that cannot work, before anything starts.
+
+    Notes
+    -----
+    Several iterations may be under way at once, also one inside the other; they share the workers. An error of a dataset is
+    raised by `next` with its own type and the worker's traceback, and the next call goes on with the next batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        *,
+        shuffle: bool = False,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        last_batch: LastBatch = "keep",
+        num_workers: int = 0,
+        workers: Kind = "processes",
+        prefetch: int | None = None,
+        in_order: bool = True,
+        timeout: float | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        context: str | BaseContext | None = None,
+        seed: int | None = None,
+        device: Any = "cpu",
+        pin_memory: bool = False,
+        compiled: bool | None = None,
+    ) -> None:
+        _check_order(batch_size, shuffle, sampler, batch_sampler, last_batch)
+        for name, value, allowed in (
+            ("workers", workers, ("processes", "threads", "inline")),
+            ("in_order", in_order, (True, False)),
+            ("pin_memory", pin_memory, (True, False)),
+            ("compiled", compiled, (None, True, False)),
+        ):
+            one_of(name, value, allowed)
+        self.dataset = dataset
+        self.batch_size = None if batch_size is None or batch_sampler is not None else whole("batch_size", batch_size, 1)
+        self.num_workers = whole("num_workers", num_workers, 0)
+        self.seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
+        self.in_order = in_order
+        self.device = device
+        self._backend, self._finish = _delivery(device, pin_memory)
+        self.batch_sampler = batch_sampler
+        self._timeout_s = seconds_or_none("timeout", timeout)
+        self._drop = last_batch == "drop"
+        self._batched = self.batch_size is not None or batch_sampler is not None
+        self._dataset_epoch: int | None = None
+        self._epoch = 0
+        self._start: dict[str, Any] | None = None
+        self._latest: Epoch | None = None
+        items = Items(dataset) if is_columns(dataset) else dataset
+        if not hasattr(items, "__getitem__") and not hasattr(items, "__iter__"):
+            raise ConfigError(f"the dataset is a {type(dataset).__name__}: give an object with __getitem__ or __iter__")
+        self.iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
+        self._collate = callable_or_none("collate_fn", collate_fn)
+        self.batches = self._batches(items, shuffle, sampler, batch_sampler, last_batch)
+        self._columns = self._find_columns(compiled)
+        collate = self._collate or (collation.default_collate if self._batched else _converted)
+        init = callable_or_none("worker_init_fn", worker_init_fn)
+        work: Any = MapWork(items, collate, init, batched=self._batched)
+        if self.iterable:
+            work = StreamWork(items, collate, self.batch_size, init, drop=self._drop)
+        count, kind = self.num_workers, workers
+        if self._columns is not None:
+            work = GatherWork(self._columns, work, checked=self.batches.in_range)
+            nbytes = self._columns.item_bytes * (self.batch_size or 1)
+            count, kind = (1, "threads") if self.num_workers and nbytes >= _AHEAD_FROM else (0, "inline")
+        ahead = prefetch if prefetch is None else whole("prefetch", prefetch, 1)
+        self._pool = Pool(work, count, kind=kind, context=context, prefetch=ahead, seed=self.seed, seeding="task")
+
+    # -- what the arguments mean -------------------------------------------------------------------------------------
+
+    def _batches(self, items: Any, shuffle: bool, sampler: Any, batch_sampler: Any, last: LastBatch) -> Batches:
+        if self.iterable:
+            _check_iterable(shuffle, sampler, batch_sampler, last)
+            return Streams(items, self.batch_size, drop=self._drop)
+        if batch_sampler is not None:
+            return Sampled(batch_sampler, None, last)
+        if sampler is not None:
+            return Sampled(sampler, self.batch_size, last)
+        n = _length(items)
+        return Own(n, self.batch_size, last, self.seed, shuffle=shuffle)
+
+    def _find_columns(self, compiled: bool | None) -> Columns | None:
+        """What to gather in bulk; ``None``: item by item."""
+        if compiled is False:
+            return None
+        reasons, columns = [], None
+        try:
+            columns = columns_of(self.dataset)
+        except NoColumns as reason:
+            reasons.append(f"dataset: {reason}")
+        if self._collate is not None:
+            reasons.append("collate_fn: it is not the default one")
+        if not self._batched:
+            reasons.append("batch_size: it is None, there is nothing to gather")
+        if reasons and compiled:
+            raise ConfigError(f"compiled is True and cannot be had ({'; '.join(reasons)}): leave it out, or change these")
+        return None if reasons else columns
+
+    # -- epochs ------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Batches in the next epoch.
+
+        Raises
+        ------
+        TypeError
+            When the dataset or the sampler has no length.
+        """
+        return len(self.batches)
+
+    def __iter__(self) -> Epoch:
+        """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
+        start, self._start = dict(self._start or {}), None
+        number, yielded = self._epoch, start.get("yielded", 0)
+        self._epoch = number + 1
+        if "batches" in start:
+            self.batches.load(start["batches"])
+        start["streams"] = {int(worker): tuple(where) for worker, where in start.get("streams", {}).items()}
+        told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
+        state = Told(told, start["streams"])
+        seed = _mixed(self.seed, number)
+        if self.iterable:
+            iteration = self._pool.streams(
+                state=state, seed=seed, in_order=self.in_order, timeout_s=self._timeout_s, turn=start.get("turn", 0)
+            )
+        else:
+            tasks = self.batches.epoch(number, yielded)
+            iteration = self._pool.iterate(
+                tasks, state=state, seed=seed, in_order=self.in_order, timeout_s=self._timeout_s, first=yielded
+            )
+        batches: Any = iteration if self._backend is None else Ferry(iteration, self._backend)
+        self._latest = Epoch(batches, self.batches, number, yielded, self._finish, start)
+        return self._latest
+
+    def set_epoch(self, epoch: int) -> None:
+        """The number of the next epoch: for the order, and for the sampler's and the dataset's ``set_epoch`` where they have one.
+
+        The dataset's copies in worker processes are told when that epoch begins. One whose own ``set_epoch`` was called here
+        instead is followed as well, if it keeps the number under ``epoch`` or ``_epoch``.
+        """
+        self._epoch = whole("epoch", epoch, 0)
+        self.batches.set_epoch(self._epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self._epoch)
+            self._dataset_epoch = self._epoch
+
+    @property
+    def epoch(self) -> int:
+        """The number of the next epoch."""
+        return self._epoch
+
+    # -- going on elsewhere ------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest epoch is, counted in batches that it has given; those made ahead do not count. JSON can hold it
+        when the states of the dataset and the sampler, if they have any, are such.
+        """
+        state = {"version": _STATE_VERSION, "seed": self.seed, "epoch": self._epoch, "yielded": 0, "batches": None}
+        if self._start is not None:
+            state.update(self._start)
+        elif self._latest is None or self._latest.finished:
+            state["batches"] = self.batches.state(finished=True)
+        else:
+            state.update(self._latest.state())
+        if self.iterable:
+            state["workers"] = max(1, self._pool.workers)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on where this state was taken, in this process or another.
+
+        Raises
+        ------
+        ConfigError
+            The state is of another kind of loader, or of an iterable dataset with another number of workers.
+        """
+        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
+            raise ConfigError(f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: {_brief(state)}")
+        workers = max(1, self._pool.workers)
+        if self.iterable != ("workers" in state):
+            raise ConfigError("the state is of a loader of another kind: one has an iterable dataset, the other has not")
+        if state.get("workers", workers) != workers:
+            raise ConfigError(
+                f"the state is of {state['workers']} workers, this loader has {workers}: "
+                "streams cannot be dealt out anew, use the same num_workers"
+            )
+        self.seed = state["seed"]
+        self.batches.seed(self.seed)
+        self._epoch = state["epoch"]
+        self._start = dict(state)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """End the workers; idempotent. A loader that is dropped does so by itself."""
+        self._pool.close(timeout)
+
+    def __enter__(self) -> DataLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        how = "gathered in bulk" if self._columns is not None else f"num_workers={self.num_workers}"
+        return f"<DataLoader of {describe(self.dataset)}, batch_size={self.batch_size}, {how}>"
+
+
+def _check_order(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, last: Any) -> None:
+    one_of("shuffle", shuffle, (True, False))
+    one_of("last_batch", last, ("keep", "drop", "roll_over"))
+    if batch_sampler is not None:
+        given = [
+            name
+            for name, is_given in (
+                ("batch_size", batch_size != 1),
+                ("shuffle", shuffle),
+                ("sampler", sampler is not None),
+                ("last_batch", last != "keep"),
+            )
+            if is_given
+        ]
+        if given:
+            raise ConfigError(f"batch_sampler decides what {', '.join(given)} would: leave them out")
+    elif sampler is not None and shuffle:
+        raise ConfigError("sampler decides the order: leave shuffle out")
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if value is not None and not hasattr(value, "__iter__"):
+            raise ConfigError(f"{name} is {type(value).__name__}: give something that can be iterated over, once for each epoch")
+    check_last(last, batch_size)
+
+
+def _check_iterable(shuffle: bool, sampler: Any, batch_sampler: Any, last: str) -> None:
+    given = [
+        n for n, v in (("shuffle", shuffle), ("sampler", sampler), ("batch_sampler", batch_sampler)) if v not in (None, False)
+    ]
+    if given:
+        raise ConfigError(f"the dataset is iterable and decides its order itself: leave {given[0]} out")
+    if last == "roll_over":
+        raise ConfigError("the dataset is iterable and each worker has its own: last_batch can be 'keep' or 'drop'")
+
+
+def _delivery(device: Any, pin_memory: bool) -> tuple[Any, Callable[[Any], Any] | None]:
+    """What streams batches to a device, and what is done to each in the consumer's thread."""
+    if isinstance(device, list | tuple):
+        return None, partial(_spread, devices=list(device))
+    if str(device) == "cpu":
+        return None, pinned if pin_memory else None
+    from async_loader.pipeline.device import backend_for
+
+    return backend_for(device), None
+
+
+def _spread(batch: Any, devices: list[Any]) -> Any:
+    """Each shard to its own device."""
+    if not isinstance(batch, list) or len(batch) != len(devices):
+        shards = len(batch) if isinstance(batch, list) else 1
+        raise ConfigError(f"a batch has {shards} shards and there are {len(devices)} devices: give one for each shard")
+    return [moved(shard, device) for shard, device in zip(batch, devices, strict=True)]
+
+
+def _length(items: Any) -> int:
+    try:
+        return len(items)
+    except TypeError:
+        text = f"the dataset ({type(items).__name__}) has no length: give a sampler or a batch_sampler"
+        raise ConfigError(text) from None
+
+
+def _is_torch_iterable(items: Any) -> bool:
+    """Torch's IterableDataset has a `__getitem__` of its own, which raises."""
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    return torch_data is not None and isinstance(items, torch_data.IterableDataset)
+
+
+def _converted(item: Any) -> Any:
+    from torch.utils.data import _utils
+
+    convert: Any = _utils.collate.default_convert
+    return convert(item)
+
+
+def _mixed(seed: int, epoch: int) -> int:
+    return int(np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0] >> np.uint64(2))
+
+
+def _brief(state: Any) -> str:
+    return f"version {state.get('version')}" if isinstance(state, dict) else type(state).__name__

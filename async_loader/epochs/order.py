@@ -1,0 +1,242 @@
+"""In which order the items of a dataset come, and how they are cut into batches. Reads no item."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import ConfigError
+
+LastBatch = Literal["keep", "drop", "roll_over"]
+
+
+def shuffled(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """A permutation that depends on ``seed`` and ``epoch`` alone."""
+    return np.random.default_rng((seed, epoch)).permutation(n)
+
+
+class Batches:
+    """What makes the tasks of an epoch, one a batch.
+
+    Attributes
+    ----------
+    in_range : bool
+        The tasks are arrays of indices that need not be checked.
+    snapshots : deque
+        For each batch that was drawn and is not delivered yet, the state in which the sampler was behind it.
+    """
+
+    in_range = False
+
+    def __init__(self) -> None:
+        self.snapshots: deque[Any] = deque()
+
+    def __len__(self) -> int:
+        raise TypeError("the number of batches is not known")
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        """The tasks of epoch ``number`` from batch ``start`` on."""
+        raise NotImplementedError
+
+    def set_epoch(self, number: int) -> None:
+        """Told on to samplers that want to know."""
+
+    def delivered(self) -> None:
+        """One batch more has reached the consumer."""
+        if self.snapshots:
+            self.snapshots.popleft()
+
+    def seed(self, seed: int) -> None:
+        """The seed that orders of our own are made from."""
+
+    def state(self, *, finished: bool) -> Any:
+        """What `load` needs beside the number of batches that were delivered.
+
+        Parameters
+        ----------
+        finished : bool
+            All of them were: what is next is the next epoch.
+        """
+        raise NotImplementedError
+
+    def load(self, state: Any) -> None:
+        """Go on from there at the next `epoch`. See `state`."""
+
+
+class Own(Batches):
+    """The order is ours: all items, in their order or shuffled, cut into arrays without a step of Python for each.
+
+    Parameters
+    ----------
+    n : int
+        Items.
+    batch_size : int | None
+        ``None``: one item, not a batch of one.
+    """
+
+    in_range = True
+
+    def __init__(self, n: int, batch_size: int | None, last: LastBatch, seed: int, *, shuffle: bool) -> None:
+        super().__init__()
+        self._n, self._size, self._last, self._seed, self._shuffle = n, batch_size, last, seed, shuffle
+        self._entered = self._carried = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        if self._size is None:
+            return self._n
+        n = self._n + len(self._carried)
+        return -(-n // self._size) if self._last == "keep" else n // self._size
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        index = shuffled(self._n, self._seed, number) if self._shuffle else np.arange(self._n)
+        size = self._size
+        if size is None:
+            return iter(index[start:].tolist())
+        if self._last == "roll_over":
+            index = np.concatenate((self._carried, index))
+        stop = len(index) if self._last == "keep" else len(index) - len(index) % size
+        if self._last == "roll_over":
+            self._entered, self._carried = self._carried, index[stop:]
+        return (index[at : at + size] for at in range(start * size, stop, size))
+
+    def state(self, *, finished: bool) -> Any:
+        return (self._carried if finished else self._entered).tolist() if self._last == "roll_over" else None
+
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+
+    def load(self, state: Any) -> None:
+        if state is not None:
+            self._carried = np.asarray(state, np.int64)
+
+
+class Streams(Batches):
+    """An iterable dataset orders itself; what there is to know is its length, where it has one."""
+
+    def __init__(self, dataset: Any, batch_size: int | None, *, drop: bool) -> None:
+        super().__init__()
+        self._dataset, self._size, self._drop = dataset, batch_size, drop
+
+    def __len__(self) -> int:
+        n = len(self._dataset)
+        if self._size is None:
+            return n
+        return n // self._size if self._drop else -(-n // self._size)
+
+    def state(self, *, finished: bool) -> Any:
+        return None
+
+
+class Sampled(Batches):
+    """A sampler of the user's gives the items' indices, or a batch sampler whole batches.
+
+    Parameters
+    ----------
+    sampler : iterable
+    batch_size : int | None
+        ``None``: what the sampler gives is a task as it is.
+    """
+
+    def __init__(self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch) -> None:
+        super().__init__()
+        self._sampler, self._size, self._last = sampler, batch_size, last
+        self._carried: list[Any] = []
+        self._entered: list[Any] = []
+        self._before: Any = None
+        self._loaded: Any = None
+
+    def __len__(self) -> int:
+        n = len(self._sampler)  # type: ignore[arg-type]
+        if self._size is None:
+            return n
+        n += len(self._carried)
+        return -(-n // self._size) if self._last == "keep" else n // self._size
+
+    def set_epoch(self, number: int) -> None:
+        for one in (self._sampler, getattr(self._sampler, "sampler", None)):
+            tell = getattr(one, "set_epoch", None)
+            if tell is not None:
+                tell(number)
+
+    @property
+    def _stateful(self) -> bool:
+        return hasattr(self._sampler, "state_dict") and hasattr(self._sampler, "load_state_dict")
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        self.snapshots.clear()
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None and loaded["sampler"] is not None and self._stateful:
+            self._sampler.load_state_dict(loaded["sampler"])  # type: ignore[attr-defined]
+            start = 0
+        else:
+            self._restore(loaded)
+        self._before, self._entered = self._generator_state(), list(self._carried)
+        tasks = self._tasks()
+        for _ in range(start):
+            next(tasks, None)
+        self._note()
+        return self._noting(tasks)
+
+    def _noting(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        for task in tasks:
+            if self._stateful:
+                self._entered = []  # its state is behind what was carried
+            self._note()
+            yield task
+
+    def _note(self) -> None:
+        own = copy.deepcopy(self._sampler.state_dict()) if self._stateful else None  # type: ignore[attr-defined]
+        self.snapshots.append({"sampler": own, "generator": self._before, "carried": self._entered})
+
+    def state(self, *, finished: bool) -> Any:
+        if finished or not self.snapshots:
+            return {"sampler": None, "generator": self._generator_state(), "carried": list(self._carried)}
+        return self.snapshots[0]
+
+    def _tasks(self) -> Iterator[Any]:
+        if self._size is None:
+            yield from self._sampler
+            return
+        batch, self._carried = self._carried, []
+        for index in self._sampler:
+            batch.append(index)
+            if len(batch) == self._size:
+                yield batch
+                batch = []
+        if batch and self._last == "roll_over":
+            self._carried = batch
+        elif batch and self._last == "keep":
+            yield batch
+
+    def _generator(self) -> Any:
+        """The generator of one of torch's random samplers, which decides what comes."""
+        inner = getattr(self._sampler, "sampler", self._sampler)
+        return getattr(inner, "generator", None)
+
+    def _generator_state(self) -> Any:
+        generator = self._generator()
+        return generator.get_state().tolist() if hasattr(generator, "get_state") else None
+
+    def _restore(self, loaded: Any) -> None:
+        if loaded is None:
+            return
+        self._carried = list(loaded["carried"])
+        generator = self._generator()
+        if loaded["generator"] is not None and hasattr(generator, "set_state"):
+            import torch
+
+            generator.set_state(torch.tensor(loaded["generator"], dtype=torch.uint8))
+
+    def load(self, state: Any) -> None:
+        self._loaded = state
+
+
+def check_last(last: str, batch_size: int | None) -> None:
+    """Raise ConfigError when nothing could be left over."""
+    if batch_size is None and last != "keep":
+        raise ConfigError(f"last_batch is {last!r} and batch_size is None: there are no batches, leave last_batch out")
