@@ -12,9 +12,11 @@ import itertools
 import logging
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -262,8 +264,8 @@ class Script:
         path = folder / "script.py"
         path.write_text(_PRELUDE.format(folder=here) + textwrap.dedent(body))
         self.said: dict[str, list[str]] = {}
-        self.tmp = folder / "t"  # short: a socket's path, which the fork server makes in it, has 108 characters at most
-        self.tmp.mkdir()
+        # Not below `folder`: a socket's path, which the fork server makes in it, has 108 characters at most.
+        self.tmp = Path(tempfile.mkdtemp(prefix="al-"))
         self.process: Any = self._fresh(path, args) if fresh else self._forked(path, args)
         self._buffer = b""
         self._lines = []
@@ -292,6 +294,7 @@ class Script:
         self.process.wait(SLACK_S)
         self.process.stdout.close()
         self.process.stderr.close()
+        shutil.rmtree(self.tmp, ignore_errors=True)
 
     def read(self, word: str) -> list[str]:
         """The next line that begins with ``word``, without it; others are kept."""
