@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from async_loader.compat.fastai import DataLoader, stop
+from async_loader.compat.fastai.items import Permutation
 
 
 class Image(torch.Tensor):
@@ -171,6 +172,25 @@ def test_types_are_kept_on_the_way():
     batch = next(iter(DataLoader([(image, 1, "x", {"a": np.ones(1)})] * 2, bs=2, num_workers=1)))
     assert (type(batch), type(batch[0]), batch[2]) == (tuple, Image, ("x", "x"))
     assert batch[3]["a"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_shuffled_epoch_is_the_same_with_workers_and_without(persistent):
+    def epochs(number, **keywords):
+        random.seed(5)
+        loader = DataLoader(range(300), bs=7, shuffle=True, num_workers=number, **keywords)
+        found = [lists(loader), loader.one_batch().tolist(), lists(loader), loader.rng.random()]
+        if loader._workers is not None:
+            end(loader)
+        return found
+
+    assert epochs(2, persistent_workers=persistent) == epochs(0)
+
+
+def test_a_permutation_drawn_one_by_one_is_that_of_a_sample():
+    for n in (0, 1, 5, 64, 1000):
+        rng = random.Random(n)
+        assert list(Permutation(rng, n)) == list(Permutation(rng, n)) == rng.sample(range(n), n)
 
 
 # -- workers that stay ---------------------------------------------------------------------------------------------------

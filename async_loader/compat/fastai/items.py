@@ -1,8 +1,10 @@
-"""What callbacks raise to pass over an item, or to end a stream of items. And index streams that may be endless."""
+"""What callbacks raise to pass over an item, or to end a stream of items. And indices that are made as they are needed."""
 
 from __future__ import annotations
 
+import copy
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
@@ -31,3 +33,25 @@ class Endless:
 
     def __iter__(self) -> Iterator[int | None]:
         return itertools.count() if self.counted else itertools.repeat(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Permutation:
+    """What ``rng.sample(range(n), n)`` gives, drawn one by one: who needs the first ones need not wait for all. Picklable.
+
+    Parameters
+    ----------
+    rng : random.Random
+        In the state before the draw; it is not changed.
+    """
+
+    rng: random.Random
+    n: int
+
+    def __iter__(self) -> Iterator[int]:
+        below = copy.copy(self.rng)._randbelow  # type: ignore[attr-defined]
+        pool = list(range(self.n))
+        for left in range(self.n, 0, -1):
+            j = below(left)
+            yield pool[j]
+            pool[j] = pool[left - 1]

@@ -6,7 +6,7 @@ import copy
 import inspect
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import MethodType
 from typing import Any, ClassVar, Literal
 
@@ -14,17 +14,14 @@ import torch
 from torch.utils.data import IterableDataset
 
 from async_loader.compat.fastai import callbacks, moving
-from async_loader.compat.fastai.collating import fa_collate, fa_convert
-from async_loader.compat.fastai.delegating import Delegating
-from async_loader.compat.fastai.explaining import collate_error
 from async_loader.compat.fastai.fake_loader import FakeLoader
-from async_loader.compat.fastai.items import Endless, SkipItemException
-from async_loader.compat.fastai.retaining import retain_types
+from async_loader.compat.fastai.items import Endless, Permutation
+from async_loader.compat.fastai.making import Making, chunks
 from async_loader.compat.fastai.workers import Epoch, Workers
 from async_loader.pipeline.heap import keep_freed_memory
 
 
-class DataLoader(Delegating):
+class DataLoader(Making):
     """Batches of a dataset, with a callback at every step of their making.
 
     In the learner's process, for each epoch: randomize, before_iter, get_idxs (shuffle_fn). Then in each worker, or here
@@ -88,7 +85,6 @@ class DataLoader(Delegating):
     _noop_methods: ClassVar[list[str]] = list(callbacks.NOTHING_BY_DEFAULT)
     _methods: ClassVar[list[str]] = list(callbacks.NAMES)
     _workers: Workers | None = None
-    _idxs: Any = ()
     _given_n: int | None = None
     _refill = "worker"
 
@@ -153,8 +149,7 @@ class DataLoader(Delegating):
         """
         self.randomize()
         self.before_iter()
-        idxs = self.get_idxs()
-        batches = self._batches(idxs)
+        batches = self._batches()
         try:
             for batch in batches:
                 if self.pin_memory:
@@ -168,15 +163,39 @@ class DataLoader(Delegating):
         self.after_iter()
         vars(self).pop("it", None)
 
-    def _batches(self, idxs: Any) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Any]:
+        number, timeout_s = self.fake_l.num_workers, self.fake_l.timeout
+        later = number > 0 and self._may_shuffle_later()
+        idxs = Permutation(copy.copy(self.rng), self.n or 0) if later else self.get_idxs()
         # As torch's iterators do, with and without workers: so that a seed gives the same run.
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        number, timeout_s = self.fake_l.num_workers, self.fake_l.timeout
         keep_freed_memory()
-        if not number:
-            self._idxs = idxs
-            return iter(self.create_batches(self.sample()))
-        epoch = Epoch(idxs, vars(self).get("rng"))
+        if later:
+            return self._shuffled_later(self._from_workers(idxs, None, seed, number, timeout_s))
+        if number:
+            return self._from_workers(idxs, vars(self).get("rng"), seed, number, timeout_s)
+        self._idxs = idxs
+        return iter(self.create_batches(self.sample()))
+
+    def _may_shuffle_later(self) -> bool:
+        """Whether nobody can tell that workers draw the order by themselves, and this process only after the first batch."""
+        plain = type(self) is DataLoader and type(self.rng) is random.Random and self._refill == "worker"
+        callbacks_ = callbacks.given(self)
+        alone = not any(isinstance(function, MethodType) for function in callbacks_.values())
+        return (
+            self.shuffle and self.n is not None and plain and alone and callbacks_.keys().isdisjoint(("get_idxs", "shuffle_fn"))
+        )
+
+    def _shuffled_later(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same; between the first batch and the second this process draws the order, too."""
+        try:
+            yield from itertools.islice(batches, 1)
+        finally:
+            self.get_idxs()  # for what it does to rng
+        yield from batches
+
+    def _from_workers(self, idxs: Any, rng: Any, seed: int, number: int, timeout_s: float) -> Iterator[Any]:
+        epoch = Epoch(idxs, rng)
         if self.fake_l.persistent_workers:
             if isinstance(idxs, Iterator) and self.n is not None:
                 epoch.idxs = list(idxs)
@@ -189,7 +208,7 @@ class DataLoader(Delegating):
 
     def _from_items(self, workers: Workers, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
         """Batches made here of items made there, in the order of the indices."""
-        tasks, epoch.idxs = _chunks(iter(epoch.idxs), self.bs or 1, drop_last=False), None
+        tasks, epoch.idxs = chunks(iter(epoch.idxs), self.bs or 1, drop_last=False), None
         items = workers.items(tasks, epoch, seed, timeout_s)
         try:
             for chunk in self.chunkify(items):
@@ -230,128 +249,6 @@ class DataLoader(Delegating):
 
     def shuffle_fn(self, idxs: Sequence[Any]) -> Iterable[Any]:
         return self.rng.sample(idxs, len(idxs))
-
-    # -- where the batches are made ----------------------------------------------------------------------------------
-
-    def sample(self) -> Iterator[Any]:
-        """This worker's share of the indices: whole chunks, in turn with the other workers."""
-        idxs, size = self._idxs, self.bs or 1
-        if self.num_workers == 1:
-            return iter(idxs)
-        if isinstance(idxs, list):
-            starts = range(self.offs * size, len(idxs), self.num_workers * size)
-            return itertools.chain.from_iterable(idxs[start : start + size] for start in starts)
-        return (idx for i, idx in enumerate(idxs) if i // size % self.num_workers == self.offs)
-
-    def create_batches(self, samps: Iterable[Any]) -> Iterator[Any]:
-        """Batches of the items of ``samps``. StopIteration in any callback is the end of them."""
-        chunks = iter(self.chunkify(self._items(samps)))
-        while True:
-            try:
-                yield self.do_batch(next(chunks))
-            except StopIteration:
-                return
-
-    def _items(self, samps: Iterable[Any]) -> Iterator[Any]:
-        """The items of ``samps`` that are not left out."""
-        if self.indexed and self._is_untouched("do_item", "create_item", "after_item"):
-            get = _by_number(self.dataset)
-        else:
-            get = self._prepared(self.do_item)
-        for sample in samps:
-            try:
-                item = get(sample)
-            except StopIteration:
-                return
-            except SkipItemException:
-                continue
-            if item is not None:
-                yield item
-
-    def _prepared(self, do_item: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """``do_item`` with an iterator over the dataset in ``it``, which is what create_item may take items from."""
-        source = self._source()
-        if source is None:
-            return do_item
-
-        def get(sample: Any) -> Any:
-            self.it = source  # a loop within this one has put its own there
-            return do_item(sample)
-
-        return get
-
-    def _is_untouched(self, *names: str) -> bool:
-        """Whether these methods are those of this class."""
-        return all(name not in vars(self) and getattr(type(self), name) is getattr(DataLoader, name) for name in names)
-
-    def _source(self) -> Iterator[Any] | None:
-        if self.dataset is None:
-            return None
-        try:
-            source: Iterator[Any] = iter(self.dataset)
-        except TypeError:
-            if self.indexed:
-                return None
-            raise
-        return source
-
-    def do_item(self, s: Any) -> Any:
-        """One item, or None where it is to be left out."""
-        try:
-            return self.after_item(self.create_item(s))
-        except SkipItemException:
-            return None
-
-    def create_item(self, s: Any) -> Any:
-        if self.indexed:
-            return self.dataset[s or 0]
-        if s is not None:
-            raise IndexError(f"item {s} of an iterable dataset was asked for, which gives items in turn only: ask for None")
-        return next(self.it)
-
-    @property
-    def prebatched(self) -> bool:
-        """Whether items are batches already."""
-        return self.bs is None
-
-    def chunkify(self, b: Iterable[Any]) -> Iterable[Any]:
-        return b if self.bs is None else _chunks(iter(b), self.bs, self.drop_last)
-
-    def do_batch(self, b: Any) -> Any:
-        return self.retain(self.create_batch(self.before_batch(b)), b)
-
-    def create_batch(self, b: Any) -> Any:
-        if self.prebatched:
-            return fa_convert(b)
-        try:
-            return fa_collate(b)
-        except Exception as error:
-            collate_error(error, b)
-
-    def retain(self, res: Any, b: Any) -> Any:
-        """``res`` as the type that the first item of ``b`` had."""
-        return retain_types(res, b[0] if isinstance(b, list | tuple) and len(b) else b)
-
-    # -- callbacks that do nothing -----------------------------------------------------------------------------------
-
-    def wif(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """In each worker, before its first sample."""
-        return x
-
-    def before_iter(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-    def after_item(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-    def before_batch(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-    def after_batch(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-    def after_iter(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -409,16 +306,6 @@ class DataLoader(Delegating):
     def device(self, device: Any) -> None:
         self._device = moving.parse(device)
         moving.move_transforms(getattr(self.after_batch, "fs", ()), device)
-
-
-def _by_number(dataset: Any) -> Callable[[Any], Any]:
-    return lambda number: dataset[number or 0]
-
-
-def _chunks(items: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
-    while chunk := list(itertools.islice(items, size)):
-        if len(chunk) == size or not drop_last:
-            yield chunk
 
 
 def _nothing() -> None:
