@@ -140,10 +140,14 @@ class Sampled(Batches):
     sampler : iterable
     batch_size : int | None
         ``None``: what the sampler gives is a task as it is.
+    track : bool
+        Keep the sampler's state for each batch.
     """
 
-    def __init__(self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch) -> None:
+    def __init__(self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch, *, track: bool = True) -> None:
         super().__init__()
+        self._track = track
+        self._iterator: Any = None
         self._sampler, self._size, self._last = sampler, batch_size, last
         self._carried: list[Any] = []
         self._entered: list[Any] = []
@@ -164,16 +168,22 @@ class Sampled(Batches):
                 tell(number)
 
     @property
-    def _stateful(self) -> bool:
-        return hasattr(self._sampler, "state_dict") and hasattr(self._sampler, "load_state_dict")
+    def _stated(self) -> Any:
+        """What has a state: the sampler's iterator, the sampler, the sampler within a batch sampler; ``None``: none of them."""
+        for one in (self._iterator, self._sampler, getattr(self._sampler, "sampler", None)):
+            if hasattr(one, "state_dict") and hasattr(one, "load_state_dict"):
+                return one
+        return None
 
     def epoch(self, number: int, start: int) -> Iterator[Any]:
         self.snapshots.clear()
+        self._iterator = None
         loaded, self._loaded = self._loaded, None
-        if loaded is not None and loaded["sampler"] is not None and self._stateful:
-            self._sampler.load_state_dict(loaded["sampler"])  # type: ignore[attr-defined]
-            start = 0
-        else:
+        if not self._track and loaded is None:
+            return self._tasks()
+        if loaded is not None and loaded["sampler"] is not None:
+            start = self._load_sampler(loaded["sampler"], start)
+        elif loaded is not None:
             self._restore(loaded)
         self._before, self._entered = self._generator_state(), list(self._carried)
         tasks = self._tasks()
@@ -182,15 +192,28 @@ class Sampled(Batches):
         self._note()
         return self._noting(tasks)
 
+    def _load_sampler(self, state: Any, start: int) -> int:
+        """How many batches are still to be passed over."""
+        if self._size is None:
+            self._iterator = iter(self._sampler)
+        stated = self._stated
+        if stated is not self._iterator:
+            self._iterator = None  # made anew, from the state that is loaded now
+        if stated is None:
+            return start
+        stated.load_state_dict(state)
+        return 0
+
     def _noting(self, tasks: Iterator[Any]) -> Iterator[Any]:
         for task in tasks:
-            if self._stateful:
+            if self._stated is not None:
                 self._entered = []  # its state is behind what was carried
             self._note()
             yield task
 
     def _note(self) -> None:
-        own = copy.deepcopy(self._sampler.state_dict()) if self._stateful else None  # type: ignore[attr-defined]
+        stated = self._stated
+        own = None if stated is None else copy.deepcopy(stated.state_dict())
         self.snapshots.append({"sampler": own, "generator": self._before, "carried": self._entered})
 
     def state(self, *, finished: bool) -> Any:
@@ -200,7 +223,9 @@ class Sampled(Batches):
 
     def _tasks(self) -> Iterator[Any]:
         if self._size is None:
-            yield from self._sampler
+            if self._iterator is None:
+                self._iterator = iter(self._sampler)
+            yield from self._iterator
             return
         batch, self._carried = self._carried, []
         for index in self._sampler:
@@ -234,6 +259,12 @@ class Sampled(Batches):
 
     def load(self, state: Any) -> None:
         self._loaded = state
+
+    def restore_generator(self) -> None:
+        """Do so now, where it is drawn from before the order is."""
+        if self._loaded is not None:
+            self._restore(self._loaded)
+            self._loaded = {**self._loaded, "generator": None}
 
 
 def check_last(last: str, batch_size: int | None) -> None:

@@ -61,12 +61,20 @@ class MapWork:
     collate : callable
         Makes a batch of a list of items; of an item, without batches.
     batched : bool
+    shards : bool
+        Whether a list among the indices is a shard; else it is an index like any other.
     """
 
     def __init__(
-        self, dataset: Any, collate: Callable[[Any], Any], init: Callable[[int], Any] | None = None, *, batched: bool = True
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        init: Callable[[int], Any] | None = None,
+        *,
+        batched: bool = True,
+        shards: bool = True,
     ) -> None:
-        self.dataset, self._collate, self._init, self._batched = dataset, collate, init, batched
+        self.dataset, self._collate, self._init, self._batched, self.shards = dataset, collate, init, batched, shards
 
     def begin(self, here: Here) -> Callable[[Any], Any]:
         _settle_in(self.dataset, self._init, here)
@@ -75,7 +83,7 @@ class MapWork:
     def do(self, task: Any) -> Any:
         """The batch of these indices, or a list with one batch for each shard of them."""
         indices: Sequence[Any] = task if isinstance(task, list) else task.tolist() if hasattr(task, "tolist") else list(task)
-        if indices and isinstance(indices[0], list):
+        if self.shards and indices and isinstance(indices[0], list):
             return [self._collate(self._fetch(shard)) for shard in indices]
         return self._collate(self._fetch(indices))
 
@@ -86,6 +94,27 @@ class MapWork:
 
     def _one(self, task: Any) -> Any:
         return self._collate(self.dataset[task])
+
+
+class StatefulMapWork:
+    """As `MapWork`, for a dataset with a state: each worker's is sent along with its batches."""
+
+    def __init__(self, work: MapWork) -> None:
+        self.dataset, self._work = work.dataset, work
+
+    def begin(self, here: Here) -> Callable[[Any], Streamed]:
+        do = self._work.begin(here)
+        told = here.state if isinstance(here.state, Told) else Told()
+        given, state = (told.resume or {}).get(here.worker, (0, None))
+        if state is not None:
+            self.dataset.load_state_dict(state)
+
+        def tracked(task: Any) -> Streamed:
+            nonlocal given
+            batch, given = do(task), given + 1
+            return Streamed(batch, Where(here.worker, given, copy.deepcopy(self.dataset.state_dict())))
+
+        return tracked
 
 
 class GatherWork:
@@ -109,7 +138,7 @@ class GatherWork:
         return self.columns.gather(task, checked=True)
 
     def _careful(self, task: Any) -> Any:
-        if isinstance(task, list) and task and isinstance(task[0], list):
+        if self._by_item.shards and isinstance(task, list) and task and isinstance(task[0], list):
             return [self._careful(shard) for shard in task]
         index = as_index(task)
         if index is None or not len(index):

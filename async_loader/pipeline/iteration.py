@@ -277,9 +277,9 @@ def unaddressed(tasks: Iterable[Any]) -> Iterator[tuple[Any, None]]:
     return ((task, None) for task in tasks)
 
 
-def dealt(tasks: Iterable[Any], workers: int) -> Iterator[tuple[Any, int]]:
+def dealt(tasks: Iterable[Any], workers: int, first: int = 0) -> Iterator[tuple[Any, int]]:
     """Task n for worker n modulo the number of workers."""
-    return ((task, n % workers) for n, task in enumerate(tasks))
+    return ((task, n % workers) for n, task in enumerate(tasks, first))
 
 
 class Rota:

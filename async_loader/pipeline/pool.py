@@ -183,14 +183,15 @@ class Pool:
             Task n goes to worker process n modulo their number, not to whoever is free: slower, but what a worker's global
             generators give is the same in every run.
         first : int
-            Number of the first task, where seeds are made of it: for a pass that goes on where another one was left.
+            Number of the first task, where seeds and workers follow from it: for a pass that goes on where another one was
+            left.
         """
         shift = self._shift(state, seed, stream=False, first=first)
         if self.kind == "inline":
             return self._inline(shift, iter(tasks))
         addressed: Any = unaddressed(tasks)
         if static and self.kind == "processes":
-            addressed = dealt(tasks, self.workers)
+            addressed = dealt(tasks, self.workers, first)
         return self._team(shift, addressed, prefetch, in_order, timeout_s, _nobody)
 
     def streams(

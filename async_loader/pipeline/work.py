@@ -87,6 +87,7 @@ class _Shift:
     first: int
     state: Callable[[], Any]
     do: Any = None
+    asked: int = 0
     ended: bool = False
 
 
@@ -133,13 +134,17 @@ class Shifts:
             return END
         if shift.do is None:
             self._begin(iteration, shift, stream)
-        if self._kind == "processes" and self._orders.seeding == "task":
+        seeds = self._kind == "processes" and self._orders.seeding == "task"
+        if stream:
+            return self._next(shift, seeds=seeds)
+        if seeds:
             seeding.seed_globals((shift.seed, shift.first + seq))
-        if not stream:
-            return shift.do(task)
-        return self._next(shift)
+        return shift.do(task)
 
-    def _next(self, shift: _Shift) -> Any:
+    def _next(self, shift: _Shift, *, seeds: bool) -> Any:
+        if seeds:  # the number of the task would depend on when the other streams end
+            seeding.seed_globals((shift.seed, self._number, shift.asked))
+        shift.asked += 1
         batch = next(shift.do, END)
         if batch is END:
             shift.ended, shift.do = True, None

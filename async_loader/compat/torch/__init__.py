@@ -1,0 +1,10 @@
+"""torch's DataLoader, and the stateful one of torchdata, over this pipeline.
+
+from async_loader.compat.torch import DataLoader          # instead of torch.utils.data
+from async_loader.compat.torch import StatefulDataLoader  # instead of torchdata.stateful_dataloader
+"""
+
+from async_loader.compat.torch.loader import DataLoader
+from async_loader.compat.torch.stateful import StatefulDataLoader
+
+__all__ = ["DataLoader", "StatefulDataLoader"]

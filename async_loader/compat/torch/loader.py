@@ -1,0 +1,209 @@
+"""torch's DataLoader: its arguments, checks and attributes are torch's own, by inheritance; what iterates is our pool.
+
+Quirks that are kept, each with a test: ``iter`` draws the base seed from the global generator (or from ``generator``), also
+without workers; without an order of their own items come as torch's samplers draw them; without `persistent_workers` every
+pass has new worker processes; with them they are seeded once; ``timeout`` without workers is an AssertionError; a worker
+that dies and a time limit that passes are RuntimeErrors.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import data as torch_data
+from torch.utils.data import _utils
+
+from async_loader.compat.torch.order import Drawn
+from async_loader.epochs import collation
+from async_loader.epochs.columns import Columns, NoColumns, columns_of
+from async_loader.epochs.epoch import Epoch, pinned
+from async_loader.epochs.order import Batches, Streams
+from async_loader.epochs.works import GatherWork, MapWork, StreamWork, Told, epoch_of
+from async_loader.errors import Timeout, WorkerDied
+from async_loader.pipeline.pool import Pool
+
+_AHEAD_FROM = 1 << 20
+"""Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
+
+
+class DataLoader(torch_data.DataLoader[Any]):
+    """``torch.utils.data.DataLoader`` with the same arguments, errors, order and random numbers.
+
+    See ``docs/guides/torch.md`` for what is better and what differs. Datasets of datapipes are left to torch.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As torch does: the checks are torch's own.
+    """
+
+    def __iter__(self) -> Any:
+        """A pass over the dataset. Several may be under way at once, also with persistent workers."""
+        if isinstance(self.dataset, torch_data.IterDataPipe | torch_data.MapDataPipe):
+            return super().__iter__()
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Any:
+        if isinstance(self.dataset, torch_data.IterDataPipe | torch_data.MapDataPipe):
+            return super()._get_iterator()
+        if self.num_workers == 0 and self.timeout != 0:
+            raise AssertionError(f"timeout is {self.timeout:g} and there are no workers to wait for: leave it out")
+        return self._begin({})
+
+    def _begin(self, start: dict[str, Any]) -> Pass:
+        batches = self._batches()
+        if "batches" in start:
+            batches.load(start["batches"])
+        seed = start.get("base_seed")
+        if self.__dict__.get("_pool") is not None:
+            seed = self.__dict__["_seed"]  # its workers were seeded once
+        elif seed is None:
+            if isinstance(batches, Drawn):
+                batches.restore_generator()
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        if self.pin_memory and not torch.accelerator.is_available():
+            warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=3)
+        return Pass(self, self._team(batches, seed), batches, seed, start)
+
+    # -- what the arguments mean to us -------------------------------------------------------------------------------
+
+    @property
+    def _iterable(self) -> bool:
+        return isinstance(self.dataset, torch_data.IterableDataset)
+
+    def _batches(self) -> Batches:
+        if self._iterable:
+            return Streams(self.dataset, self.batch_size, drop=self.drop_last)
+        return Drawn(self._index_sampler, self.dataset, track=self._tracks)
+
+    _tracks = False
+    """Whether the states of samplers are kept for each batch."""
+
+    def _team(self, batches: Batches, seed: int) -> Pool:
+        """The workers: those of this loader when they persist, others for each pass."""
+        kept: Pool | None = self.__dict__.get("_pool")
+        if kept is not None and not kept.closed:
+            return kept
+        columns = self._columns()
+        work, count, kind = self._work(columns, batches), self.num_workers, "processes"
+        if columns is not None:
+            ahead = count and columns.item_bytes * (self.batch_size or 1) >= _AHEAD_FROM
+            count, kind = (1, "threads") if ahead else (0, "inline")
+        prefetch = None if not self.num_workers else max(1, (self.prefetch_factor or 0) * self.num_workers)
+        seeding: Any = "birth" if self.persistent_workers else "iteration"
+        context = self.multiprocessing_context if self.num_workers else None
+        pool = Pool(work, count, kind=kind, context=context, prefetch=prefetch, seeding=seeding)  # type: ignore[arg-type]
+        if self._persists:
+            self.__dict__.update(_pool=pool, _seed=seed)
+        return pool
+
+    @property
+    def _persists(self) -> bool:
+        return bool(self.persistent_workers)
+
+    def _columns(self) -> Columns | None:
+        """What to gather in bulk. Dicts and tuples are datasets like any other for torch: their items are their values."""
+        plain = self._auto_collation and self.collate_fn is _utils.collate.default_collate and self.worker_init_fn is None
+        if not plain or isinstance(self.dataset, dict | tuple):
+            return None
+        try:
+            return columns_of(self.dataset)
+        except (NoColumns, IndexError):
+            return None
+
+    def _work(self, columns: Columns | None, batches: Batches) -> Any:
+        collate: Callable[[Any], Any] = self.collate_fn
+        if collate is _utils.collate.default_collate:
+            collate = collation.default_collate
+        if self._iterable:
+            return StreamWork(self.dataset, collate, self.batch_size, self.worker_init_fn, drop=self.drop_last)
+        work = MapWork(self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False)
+        return work if columns is None else GatherWork(columns, work, checked=batches.in_range)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End persistent workers; a loader that is dropped does so by itself. The next pass starts new ones."""
+        pool = self.__dict__.pop("_pool", None)
+        if pool is not None:
+            pool.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The loader without its workers."""
+        return {name: value for name, value in self.__dict__.items() if name != "_pool"}
+
+
+class Pass(Iterator[Any]):
+    """One pass over the dataset, as `iter` returns it."""
+
+    def __init__(self, loader: DataLoader, pool: Pool, batches: Batches, seed: int, start: dict[str, Any]) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._pool = None if loader._persists else pool
+        self.base_seed = seed
+        self._workers = loader.num_workers
+        self._timeout = loader.timeout
+        self._dataset = loader.dataset if loader._iterable else None
+        self._len_called: int | None = loader._IterableDataset_len_called
+        self.first = yielded = start.get("yielded", 0)
+        streams = {int(worker): tuple(where) for worker, where in start.get("streams", {}).items()}
+        start = {**start, "streams": streams}
+        state = Told(epoch_of(loader.dataset), streams)
+        limit: Any = {"timeout_s": float(loader.timeout) if loader.timeout else None, "in_order": loader.in_order}
+        if loader._iterable:
+            iteration = pool.streams(state=state, seed=seed, turn=start.get("turn", 0), **limit)
+        else:
+            tasks = batches.epoch(0, yielded)
+            iteration = pool.iterate(tasks, state=state, seed=seed, static=loader.in_order, first=yielded, **limit)
+        pin = pinned if loader.pin_memory and torch.accelerator.is_available() else None
+        self.epoch = Epoch(iteration, batches, 0, yielded, pin, start)
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __len__(self) -> int:
+        """Batches in all, where that is known; for an iterable dataset what torch says."""
+        return len(self._loader) if self._dataset is None else sys.maxsize
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self.epoch)
+        except StopIteration:
+            self._end()
+            raise
+        except WorkerDied as error:
+            raise RuntimeError(f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}") from error
+        except Timeout as error:
+            raise RuntimeError(f"DataLoader timed out after {self._timeout:g} seconds: {error}") from error
+        if self._len_called is not None and self.epoch.yielded > self._len_called:
+            self._warn_of_length()
+        return batch
+
+    def _warn_of_length(self) -> None:
+        text = (
+            f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, and {self.epoch.yielded} have come"
+        )
+        if self._workers:
+            text += ": does its __iter__ give each worker a share of its own (torch.utils.data.get_worker_info)?"
+        warnings.warn(text, stacklevel=3)
+
+    def order_state(self, *, finished: bool) -> Any:
+        """See `async_loader.epochs.order.Batches.state`."""
+        return self._batches.state(finished=finished)
+
+    def _end(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def close(self) -> None:
+        """Cancel what is under way, and end the workers where they are this pass's own."""
+        self.epoch.close()
+        self._end()
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError("an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__)

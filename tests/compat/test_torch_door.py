@@ -1,0 +1,581 @@
+"""compat.torch: what torch's DataLoader and torchdata's stateful one do, ours do; and what theirs do wrong, ours do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import data as theirs
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
+
+from async_loader.compat.torch import DataLoader, StatefulDataLoader
+from async_loader.compat.torch.order import Drawn
+
+
+@pytest.fixture(autouse=True)
+def _few_cores():
+    """torch warns of more workers than there are cores, which depends on the machine."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
+class Noisy(theirs.Dataset):
+    """Items have random numbers of the global generators."""
+
+    def __init__(self, n=11):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        return i, torch.rand(2), np.random.rand()
+
+
+class Plain(theirs.Dataset):
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, i):
+        if i == 5:
+            raise OSError(5, "two arguments")
+        return i
+
+
+class Info(theirs.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        info = get_worker_info()
+        return info.id, info.num_workers, info.seed, isinstance(info.dataset, Info), torch.initial_seed()
+
+
+class Stream(IterableDataset):
+    def __init__(self, n=9, length=None):
+        self.n, self.length = n, length
+
+    def __iter__(self):
+        info = get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(start, self.n, step))
+
+    def __len__(self):
+        if self.length is None:
+            raise TypeError("no length")
+        return self.length
+
+
+class Deadly(Plain):
+    def __getitem__(self, i):
+        if i == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return i
+
+
+class Slow(Plain):
+    def __getitem__(self, i):
+        time.sleep(60)
+
+
+def plain(batches):
+    def numbers(batch):
+        if isinstance(batch, list | tuple):
+            return tuple(map(numbers, batch))
+        return batch.tolist() if hasattr(batch, "tolist") else batch
+
+    return [numbers(batch) for batch in batches]
+
+
+OPTIONS = [
+    {},
+    {"shuffle": True},
+    {"shuffle": True, "drop_last": True},
+    {"batch_sampler": [[3, 1], [2]], "batch_size": 1},
+    {"sampler": [5, -1, 2]},
+    {"batch_size": None, "shuffle": True},
+    {"batch_size": None, "sampler": BatchSampler(RandomSampler(range(11)), 4, False), "dataset": TensorDataset(torch.arange(11))},
+]
+
+
+WORKERS = [{"shuffle": True, "num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, *WORKERS], ids=str)
+def test_order_and_random_numbers_are_those_of_torch(options):
+    def passes(kind):
+        torch.manual_seed(3)
+        np.random.seed(3)
+        loader = kind(**{"dataset": Noisy(), "batch_size": 4, **options})
+        got = [plain(loader) for _ in range(2)]
+        return got, torch.rand(1).item(), np.random.rand()
+
+    assert passes(DataLoader) == passes(theirs.DataLoader)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 20])
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("random", [False, True])
+def test_batches_of_indices_are_cut_as_torchs_samplers_cut_them(size, drop, random):
+    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
+    samplers = [
+        BatchSampler(RandomSampler(range(10), generator=g) if random else SequentialSampler(range(10)), size, drop)
+        for g in generators
+    ]
+    drawn = Drawn(samplers[0], None, track=False)
+    assert drawn._cut
+    for _ in range(2):
+        assert [b.tolist() for b in drawn.epoch(0, 0)] == list(samplers[1])
+    assert torch.equal(generators[0].get_state(), generators[1].get_state())
+
+
+class Other(RandomSampler):
+    def __iter__(self):
+        return iter([4, 2])
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Other(range(10)),
+        RandomSampler(range(10), replacement=True, num_samples=45),
+        RandomSampler(range(10), num_samples=23),
+        RandomSampler(range(10), num_samples=3),
+    ],
+    ids=["subclass", "replacement", "more", "fewer"],
+)
+def test_samplers_that_are_not_torchs_usual_ones_are_asked(sampler):
+    sampler.generator = torch.Generator().manual_seed(1)
+    expected = list(BatchSampler(sampler, 4, False))
+    sampler.generator = torch.Generator().manual_seed(1)
+    assert [list(b) for b in Drawn(BatchSampler(sampler, 4, False), None, track=False).epoch(0, 0)] == expected
+
+
+def test_arrays_are_gathered_in_bulk_with_the_same_batches():
+    dataset = TensorDataset(torch.arange(30).reshape(10, 3), torch.arange(10).to(torch.bfloat16))
+    for one in (dataset, Subset(dataset, [1, 2, 9, 4, 0]), np.arange(20).reshape(10, 2), torch.arange(10)):
+        got = []
+        for kind in (DataLoader, theirs.DataLoader):
+            torch.manual_seed(2)
+            got.append(list(kind(one, batch_size=4, shuffle=True)))
+        assert str(got[0]) == str(got[1])
+        assert DataLoader(one, batch_size=4)._columns() is not None
+    for one in ({0: 1, 1: 2}, (np.zeros(3), np.zeros(3))):  # items are values: no columns for torch
+        assert DataLoader(one, batch_size=1)._columns() is None
+        assert str(list(DataLoader(one, batch_size=2))) == str(list(theirs.DataLoader(one, batch_size=2)))
+
+
+def test_a_list_of_indices_within_a_batch_is_an_index():
+    data = {(0, 1): 5, (2, 3): 6}
+    assert plain(DataLoader(data, batch_sampler=[[(0, 1), (2, 3)]])) == [[5, 6]]
+    rows = np.arange(6)
+    assert plain(DataLoader(rows, batch_sampler=[[[0, 1], [2, 3]]])) == [[[0, 1], [2, 3]]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"prefetch_factor": 2},
+        {"prefetch_factor": -1, "num_workers": 1},
+        {"persistent_workers": True},
+        {"sampler": [1], "shuffle": True},
+        {"batch_sampler": [[1]], "batch_size": 2},
+        {"batch_sampler": [[1]], "drop_last": True},
+        {"batch_size": None, "drop_last": True},
+        {"batch_size": 0},
+        {"multiprocessing_context": "fork"},
+        {"multiprocessing_context": "clone", "num_workers": 1},
+        {"multiprocessing_context": 3, "num_workers": 1},
+        {"dataset": Stream(), "shuffle": True},
+        {"dataset": Stream(), "sampler": [1]},
+        {"dataset": Stream(), "batch_sampler": [[1]]},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_mistakes_are_those_of_torch(options):
+    errors = []
+    for kind in (DataLoader, theirs.DataLoader):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            kind(**{"dataset": Plain(), **options})
+        errors.append((type(caught.value), str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+def test_attributes_are_frozen_as_torch_freezes_them():
+    loader = DataLoader(Plain(), batch_size=2)
+    assert isinstance(loader, theirs.DataLoader)
+    for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"):
+        with pytest.raises(ValueError, match=f"{name} attribute should not be set"):
+            setattr(loader, name, 1)
+    loader.collate_fn = list
+    assert next(iter(loader)) == [0, 1]
+
+
+def test_lengths():
+    assert len(DataLoader(Plain(), batch_size=2)) == len(iter(DataLoader(Plain(), batch_size=2))) == 4
+    assert len(DataLoader(Plain(), batch_size=2, drop_last=True)) == 3
+    assert len(DataLoader(Plain(), batch_size=None)) == 7
+    assert len(DataLoader(Stream(9, 9), batch_size=2)) == 5
+    with pytest.raises(TypeError):
+        len(DataLoader(Stream(9), batch_size=2))
+
+
+def test_more_than_the_length_of_an_iterable_dataset_is_a_warning():
+    loader = DataLoader(Stream(4, 3), batch_size=None)
+    assert len(list(loader)) == 4  # nobody asked
+    assert len(loader) == 3
+    with pytest.warns(UserWarning, match=r"Length of IterableDataset .* is 3 by its __len__, and 4 have come"):
+        list(loader)
+
+
+def test_iterable_datasets_are_shared_as_with_torch():
+    for options in ({}, {"num_workers": 2}, {"num_workers": 2, "drop_last": True}):
+        assert plain(DataLoader(Stream(), batch_size=2, **options)) == plain(theirs.DataLoader(Stream(), batch_size=2, **options))
+
+
+def test_workers_are_who_torch_says():
+    torch.manual_seed(4)
+    ours = list(DataLoader(Info(), batch_size=None, num_workers=2, worker_init_fn=_check_info))
+    torch.manual_seed(4)
+    assert ours == list(theirs.DataLoader(Info(), batch_size=None, num_workers=2))
+
+
+def _check_info(worker):
+    assert get_worker_info().id == worker
+    assert torch.initial_seed() == get_worker_info().seed
+
+
+def _refuse(worker):
+    raise LookupError(f"worker {worker} has no licence")
+
+
+def test_an_init_fn_that_fails_is_the_error_of_the_batch():
+    with pytest.raises(LookupError, match="has no licence"):
+        list(DataLoader(Plain(), batch_size=2, num_workers=1, worker_init_fn=_refuse))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_keeps_its_type_and_the_pass_goes_on(workers):
+    got, errors = [], []
+    passing = iter(DataLoader(Plain(), batch_size=2, num_workers=workers))
+    for _ in range(4):
+        try:
+            got.append(next(passing).tolist())
+        except OSError as error:
+            errors.append(error)
+    assert got == [[0, 1], [2, 3], [6]]
+    assert errors[0].args == (5, "two arguments")
+    if workers:
+        assert "__getitem__" in str(errors[0].__cause__)
+    with pytest.raises(StopIteration):
+        next(passing)
+
+
+def test_a_worker_that_dies_is_a_runtime_error_and_the_others_go_on():
+    passing, got = iter(DataLoader(Deadly(), batch_size=1, num_workers=2)), []
+    with pytest.raises(RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly: .*SIGKILL.*batch 3"):
+        got.extend(batch.item() for batch in passing)
+    got.extend(batch.item() for batch in passing)
+    assert sorted(got) == [0, 1, 2, 4, 5, 6]
+
+
+def test_time_limits():
+    with pytest.raises(AssertionError, match="timeout is 5"):
+        iter(DataLoader(Plain(), timeout=5))
+    passing = iter(DataLoader(Slow(), num_workers=1, timeout=0.1))
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.1 seconds: .*worker 0"):
+        next(passing)
+    passing.close()
+
+
+def test_persistent_workers_persist_and_passes_may_be_nested():
+    loader = DataLoader(Noisy(4), batch_size=2, num_workers=2, persistent_workers=True)
+    list(loader)
+    pids = loader._pool.pids
+    assert [len(list(loader)) for _ in loader] == [2, 2]  # torch's outer loop ends after the first inner one
+    assert loader._pool.pids == pids
+    loader.close()
+    assert len(list(loader)) == 2
+    loader.close()
+
+
+class Told(Plain):
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, i):
+        return self.epoch
+
+
+def test_persistent_workers_follow_set_epoch():
+    dataset = Told()
+    loader = DataLoader(dataset, batch_size=7, num_workers=1, persistent_workers=True)
+    for epoch in (0, 3):
+        dataset.set_epoch(epoch)
+        assert plain(loader) == [[epoch] * 7]
+    loader.close()
+
+
+def test_a_loader_can_be_pickled_and_a_pass_cannot():
+    loader = pickle.loads(pickle.dumps(DataLoader(Plain(), batch_size=3, sampler=[1, 2])))
+    assert plain(loader) == [[1, 2]]
+    with pytest.raises(NotImplementedError):
+        pickle.dumps(iter(loader))
+
+
+def test_results_come_as_they_are_ready_without_in_order():
+    loader = DataLoader(Noisy(), batch_size=1, num_workers=2, in_order=False)
+    assert sorted(b[0].item() for b in loader) == list(range(11))
+
+
+def test_pinning_without_an_accelerator_is_a_warning():
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    with pytest.warns(UserWarning, match="nothing is pinned"):
+        assert len(list(DataLoader(Plain(), sampler=[1], pin_memory=True))) == 1
+
+
+def test_datapipes_are_left_to_torch():
+    pipe = theirs.datapipes.iter.IterableWrapper(range(5))
+    assert plain(DataLoader(pipe, batch_size=2)) == [[0, 1], [2, 3], [4]]
+
+
+def test_a_pass_that_is_dropped_leaves_nothing():
+    for batch in DataLoader(Noisy(), batch_size=2, num_workers=2):
+        assert len(batch) == 3
+        break
+    assert threading.active_count() >= 1  # the fixture looks for the rest
+
+
+# -- the stateful one ----------------------------------------------------------------------------------------------------
+
+
+class StatefulStream(IterableDataset):
+    """Two numbers of state, in a dataset whose iterator is a generator."""
+
+    def __init__(self, n=12):
+        self.n, self.at = n, 0
+
+    def __iter__(self):
+        info = get_worker_info()
+        step = 1 if info is None else info.num_workers
+        if self.at == 0:
+            self.at = 0 if info is None else info.id
+        while self.at < self.n:
+            self.at += step
+            yield self.at - step
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class StatefulSampler(theirs.Sampler):
+    def __init__(self):
+        self.at = 0
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        while self.at < 10:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class IteratorOfState:
+    def __init__(self):
+        self.at = 0
+
+    def __next__(self):
+        self.at += 1
+        if self.at > 8:
+            raise StopIteration
+        return self.at - 1
+
+    def __iter__(self):
+        return self
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class SamplerOfIterators:
+    def __iter__(self):
+        return IteratorOfState()
+
+    def __len__(self):
+        return 8
+
+
+class Counter(theirs.Dataset):
+    """A map-style dataset with a state: how often it was asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        self.asked += 1
+        return i, self.asked
+
+    def state_dict(self):
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state):
+        self.asked = state["asked"]
+
+
+MAKERS = {
+    "in order": lambda: {"dataset": Plain(), "sampler": range(5)},
+    "shuffled": lambda: {"dataset": torch.arange(11), "shuffle": True},
+    "with a generator": lambda: {"dataset": torch.arange(11), "shuffle": True, "generator": torch.Generator().manual_seed(1)},
+    "a sampler with a state": lambda: {"dataset": torch.arange(10), "sampler": StatefulSampler()},
+    "an iterator with a state": lambda: {"dataset": torch.arange(10), "sampler": SamplerOfIterators(), "batch_size": None},
+    "a stream": lambda: {"dataset": Stream(11)},
+    "a stream with a state": lambda: {"dataset": StatefulStream()},
+    "a dataset with a state": lambda: {"dataset": Counter()},
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_it_goes_on_where_another_was(name, at):
+    for workers in (0, 2) if at == 1 else (0,):
+        one, two = (StatefulDataLoader(**{"batch_size": 2, "num_workers": workers, **MAKERS[name]()}) for _ in range(2))
+        passing = iter(one)
+        for _ in range(at):
+            next(passing, None)
+        state = json.loads(json.dumps(one.state_dict()))
+        rest = plain(passing)
+        two.load_state_dict(state)
+        assert two.state_dict() == state
+        assert plain(two) == rest
+        if name in ("with a generator", "a sampler with a state", "a stream", "in order"):
+            assert plain(two) == plain(one)
+
+
+def test_batches_made_ahead_do_not_count():
+    loader = StatefulDataLoader(Noisy(), batch_size=2, num_workers=2, prefetch_factor=4)
+    passing = iter(loader)
+    next(passing)
+    assert loader.state_dict()["yielded"] == 1
+
+
+def test_the_end_of_a_pass_is_the_beginning_of_the_next():
+    one, two = (StatefulDataLoader(torch.arange(6), 2, True, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    list(one)
+    two.load_state_dict(one.state_dict())
+    assert plain(two) == plain(one)
+
+
+def test_a_state_before_the_first_pass_is_of_that_pass():
+    one, two = (StatefulDataLoader(torch.arange(20), 5, shuffle=True) for _ in range(2))
+    two.load_state_dict(one.state_dict())
+    assert plain(one) == plain(two)
+
+
+def test_the_number_of_workers_must_match():
+    state = StatefulDataLoader(Plain(), num_workers=0).state_dict()
+    with pytest.raises(AssertionError, match="0 workers, this loader has 2: num_workers must match"):
+        StatefulDataLoader(Plain(), num_workers=2).load_state_dict(state)
+    with pytest.raises(ValueError, match="no state_dict"):
+        StatefulDataLoader(Plain()).load_state_dict({})
+    with pytest.raises(ValueError, match="snapshot_every_n_steps is 0"):
+        StatefulDataLoader(Plain(), snapshot_every_n_steps=0)
+
+
+def test_persistent_workers_go_on_too():
+    one, two = (StatefulDataLoader(StatefulStream(), 2, num_workers=2, persistent_workers=True) for _ in range(2))
+    passing = iter(one)
+    for _ in range(3):
+        next(passing)
+    two.load_state_dict(one.state_dict())
+    assert plain(two) == plain(passing)
+    assert len(plain(two)) == len(plain(one)) == 6  # the passes after it are whole ones
+    one.close()
+    two.close()
+
+
+# -- a script in torch's own style, with one line changed ------------------------------------------------------------------
+
+
+SCRIPT = """
+import torch
+from torch import nn
+{line}
+from torch.utils.data import TensorDataset, random_split
+
+def main():
+    torch.manual_seed(0)
+    images, labels = torch.rand(400, 1, 8, 8), torch.randint(0, 10, (400,))
+    images[torch.arange(400), 0, labels % 8, labels // 2] += 3.0
+    train, test = random_split(TensorDataset(images, labels), [320, 80])
+    train_loader = DataLoader(train, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True, pin_memory=False)
+    test_loader = DataLoader(test, batch_size=80)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for epoch in range(3):
+        model.train()
+        for step, (x, y) in enumerate(train_loader):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        assert step + 1 == len(train_loader) == 10
+        model.eval()
+        with torch.no_grad():
+            x, y = next(iter(test_loader))
+            accuracy = (model(x).argmax(1) == y).float().mean().item()
+    return loss.item(), accuracy
+
+if __name__ == "__main__":
+    RESULT = main()
+"""
+
+
+def test_a_training_script_gives_the_same_numbers_with_one_line_changed():
+    results = []
+    for line in ("from torch.utils.data import DataLoader", "from async_loader.compat.torch import DataLoader"):
+        names = {"__name__": "__main__"}
+        exec(compile(SCRIPT.format(line=line), "script", "exec"), names)
+        results.append(names["RESULT"])
+    assert results[0] == results[1]
+    assert results[0][1] > 0.8
