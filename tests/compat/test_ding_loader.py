@@ -14,7 +14,7 @@ import torch
 
 from async_loader import END
 from async_loader.compat.ding import AsyncDataLoader, default_collate
-from async_loader.errors import SchemaError, WorkerDied
+from async_loader.errors import CannotSend, SchemaError, WorkerDied
 
 Pair = namedtuple("Pair", "a b")
 
@@ -223,6 +223,14 @@ def test_a_source_that_gives_nothing_of_use_is_told_so(made, said):
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_job_that_cannot_be_sent_is_named():
+    lock = threading.Lock()
+    loader = AsyncDataLoader(lambda n: [lambda: lock] * n, 4, "cpu", num_workers=2)
+    with pytest.raises(CannotSend, match="job 0 of the batch, <lambda>"):
+        next(loader)
+    loader.close()
 
 
 def test_a_killed_worker_is_named_and_replaced():

@@ -82,7 +82,9 @@ def for_device(value: Any) -> Any:
     TypeError
         For objects that are neither containers nor tensors, arrays, numbers, strings or None.
     """
-    if isinstance(value, torch.Tensor | bool | int | float | str | bytes | None):
+    if isinstance(value, torch.Tensor):
+        return value if value.device.type == "cpu" else Kept(value)
+    if isinstance(value, bool | int | float | str | bytes | None):
         return value
     if isinstance(value, np.ndarray):
         return Kept(value.copy())
@@ -108,7 +110,7 @@ def arrived(batch: Any, device: str) -> Any:
 def _lists(value: Any, device: str) -> Any:
     if isinstance(value, Kept):
         inner = value.value
-        return inner.to(device) if is_tree_tensor(inner) or isinstance(inner, torch.nn.Module) else inner
+        return inner.to(device) if is_tree_tensor(inner) or isinstance(inner, torch.nn.Module | torch.Tensor) else inner
     if isinstance(value, Mapping):
         return {key: _lists(item, device) for key, item in value.items()}
     if isinstance(value, list | tuple):
