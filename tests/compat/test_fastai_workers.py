@@ -193,6 +193,21 @@ def test_a_permutation_drawn_one_by_one_is_that_of_a_sample():
         assert list(Permutation(rng, n)) == list(Permutation(rng, n)) == rng.sample(range(n), n)
 
 
+def test_a_callback_may_keep_batches():
+    class Mixing(DataLoader):
+        """Adds to every batch the one before it, which it has kept."""
+
+        def do_batch(self, b):
+            batch = super().do_batch(b)
+            mixed = batch + getattr(self, "last", torch.zeros_like(batch))
+            self.last = batch
+            return mixed
+
+    arrays = [np.full(20_000, float(i)) for i in range(12)]
+    loader = Mixing(arrays, bs=1, num_workers=1)
+    assert [batch.unique().tolist() for batch in loader] == [[0.0], *([2.0 * i - 1] for i in range(1, 12))]
+
+
 # -- workers that stay ---------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,8 @@ import torch
 from async_loader import tree
 from async_loader.pipeline import arena
 
-Collate = Callable[[list[Any]], Any]
+Empty = Callable[[Sequence[int], Any], Any]
+"""``(shape, dtype)`` to an uninitialised array."""
 
 
 def fa_collate(batch: Sequence[Any]) -> Any:
@@ -34,19 +35,28 @@ def fa_collate(batch: Sequence[Any]) -> Any:
     RuntimeError
         For shapes, and for sequences, that differ. The original cuts sequences to the shortest.
     """
+    return _collate(batch, np.empty)
+
+
+def collate_in_slot(batch: Sequence[Any]) -> Any:
+    """`fa_collate` into memory that is this batch's alone, and a later one's afterwards: for what is handed on at once."""
+    return _collate(batch, arena.empty)
+
+
+def _collate(batch: Sequence[Any], empty: Empty) -> Any:
     first = batch[0]
     if _is_sequence(first):
-        return _like(first, [fa_collate(column) for column in _positions(batch)])
-    return torch_collate(batch)
+        return _like(first, [_collate(column, empty) for column in _positions(batch)])
+    return _torch_collate(batch, empty)
 
 
-def torch_collate(batch: Sequence[Any]) -> Any:
+def _torch_collate(batch: Sequence[Any], empty: Empty) -> Any:
     """The rules within mappings, and for what is no sequence."""
     first = batch[0]
     if isinstance(first, torch.Tensor):
-        return arena.stack_tensors(batch)
+        return torch.stack(list(batch)) if empty is np.empty else arena.stack_tensors(batch)
     if isinstance(first, np.ndarray | np.generic) and not isinstance(first, str | bytes):
-        return _stack_arrays(batch)
+        return _stack_arrays(batch, empty)
     if isinstance(first, float):
         return torch.tensor(batch, dtype=torch.float64)
     if isinstance(first, int):
@@ -54,9 +64,9 @@ def torch_collate(batch: Sequence[Any]) -> Any:
     if isinstance(first, str | bytes):
         return batch
     if isinstance(first, Mapping):
-        return _mapping(first, {key: torch_collate([sample[key] for sample in batch]) for key in first})
+        return _mapping(first, {key: _torch_collate([sample[key] for sample in batch], empty) for key in first})
     if _is_sequence(first):
-        columns = [torch_collate(column) for column in _positions(batch)]
+        columns = [_torch_collate(column, empty) for column in _positions(batch)]
         return columns if type(first) is tuple else _like(first, columns)
     raise TypeError(
         f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers, strings, mappings or "
@@ -120,14 +130,14 @@ def _positions(batch: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
         raise RuntimeError(f"the samples of one batch have lengths {lengths}: give all of them the same fields") from None
 
 
-def _stack_arrays(batch: Sequence[Any]) -> Any:
+def _stack_arrays(batch: Sequence[Any], empty: Empty) -> Any:
     first = batch[0]
     shape, dtype = first.shape, first.dtype
     if dtype.kind not in "biufc":
         raise TypeError(f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings")
     if len(set(map(type, batch))) > 1 or len({a.shape for a in batch}) > 1 or len({a.dtype for a in batch}) > 1:
         return torch.stack([torch.as_tensor(value) for value in batch])  # promotes dtypes, or says which shapes differ
-    out = arena.empty((len(batch), *shape), dtype)
+    out = empty((len(batch), *shape), dtype)
     if shape:
         # By their first axes: np.stack makes a view of every item, which costs more than copying it.
         np.concatenate(batch, out=out.reshape(len(batch) * shape[0], *shape[1:]), casting="no")

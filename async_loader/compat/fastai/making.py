@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from async_loader.compat.fastai.collating import fa_collate, fa_convert
+from async_loader.compat.fastai.collating import collate_in_slot, fa_collate, fa_convert
 from async_loader.compat.fastai.delegating import Delegating
 from async_loader.compat.fastai.explaining import collate_error
 from async_loader.compat.fastai.items import SkipItemException
@@ -36,10 +36,12 @@ class Making(Delegating):
 
     def create_batches(self, samps: Iterable[Any]) -> Iterator[Any]:
         """Batches of the items of ``samps``. StopIteration in any callback is the end of them."""
+        alone = self._is_untouched("create_batches", "do_batch", "create_batch", "retain")
+        do_batch = self._do_batch_in_slot if alone else self.do_batch
         chunks = iter(self.chunkify(self._items(samps)))
         while True:
             try:
-                yield self.do_batch(next(chunks))
+                yield do_batch(next(chunks))
             except StopIteration:
                 return
 
@@ -111,11 +113,18 @@ class Making(Delegating):
     def do_batch(self, b: Any) -> Any:
         return self.retain(self.create_batch(self.before_batch(b)), b)
 
+    def _do_batch_in_slot(self, b: Any) -> Any:
+        """The same, where no callback sees the batch before it is handed on, and so none can keep it."""
+        return self.retain(self._collated(self.before_batch(b), collate_in_slot), b)
+
     def create_batch(self, b: Any) -> Any:
+        return self._collated(b, fa_collate)
+
+    def _collated(self, b: Any, collate: Callable[[Any], Any]) -> Any:
         if self.prebatched:
             return fa_convert(b)
         try:
-            return fa_collate(b)
+            return collate(b)
         except Exception as error:
             collate_error(error, b)
 
