@@ -195,17 +195,16 @@ def test_a_permutation_drawn_one_by_one_is_that_of_a_sample():
 
 def test_a_callback_may_keep_batches():
     class Mixing(DataLoader):
-        """Adds to every batch the one before it, which it has kept."""
+        """Adds to every batch one that it has kept, of those that are made in slots already."""
 
         def do_batch(self, b):
             batch = super().do_batch(b)
-            mixed = batch + getattr(self, "last", torch.zeros_like(batch))
-            self.last = batch
-            return mixed
+            self.kept = [*getattr(self, "kept", []), batch]
+            return batch + self.kept[-1 if len(self.kept) < 8 else 7]
 
-    arrays = [np.full(20_000, float(i)) for i in range(12)]
+    arrays = [np.full(20_000, i + 0.5) for i in range(30)]
     loader = Mixing(arrays, bs=1, num_workers=1)
-    assert [batch.unique().tolist() for batch in loader] == [[0.0], *([2.0 * i - 1] for i in range(1, 12))]
+    assert [batch.unique().tolist() for batch in loader] == [[i + 0.5 + min(i, 7) + 0.5] for i in range(30)]
 
 
 # -- workers that stay ---------------------------------------------------------------------------------------------------
