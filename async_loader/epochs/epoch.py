@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,6 +71,16 @@ class Epoch(Iterator[Any]):
             found["streams"] = {str(worker): list(where) for worker, where in self._streams.items()}
             found["turn"] = self._turn
         return found
+
+
+def can_pin() -> bool:
+    """Whether there is anything to pin memory for; warns where there is not."""
+    import torch
+
+    if torch.accelerator.is_available():
+        return True
+    warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=4)
+    return False
 
 
 def pinned(batch: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Batches of an iteration on their way to a device: a streamer thread takes them, a few ahead. Makes no batch.
+"""Batches of an iteration on their way to a device, or to page-locked memory: a streamer thread takes them, a few ahead.
+Makes no batch.
 
 Iteration ──▶ _Landing (tickets) ──▶ Streamer ──▶ CudaQueue ──▶ Ferry ──▶ the consumer
 """
@@ -7,15 +8,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from async_loader import tensors, tree
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline import live
 from async_loader.pipeline.batch import Failure, Loose
 from async_loader.pipeline.cuda_queue import CudaQueue
-from async_loader.pipeline.device import DeviceBackend
+from async_loader.pipeline.device import DeviceBackend, block_views
 from async_loader.pipeline.failures import guarded
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.iterator import own_threads
@@ -32,13 +35,24 @@ class Ferry(Iterator[Any]):
     """The batches of an iteration, on a device. Arrays and CPU tensors in dicts, lists, tuples and namedtuples are copied
     there; everything else stays what it is.
 
+    Parameters
+    ----------
+    iteration : Iteration
+        Without a time limit of its own: nobody waits for the batches that are made ahead.
+    backend : DeviceBackend | callable
+        A callable is called with each batch in the streamer's thread, and what it returns is the batch.
+    timeout_s : float | None
+        For each `next`.
+
     Attributes
     ----------
     exhausted : bool
     """
 
-    def __init__(self, iteration: Iteration, backend: DeviceBackend) -> None:
-        self._crossing = _Crossing(iteration, backend)
+    def __init__(
+        self, iteration: Iteration, backend: DeviceBackend | Callable[[Any], Any], timeout_s: float | None = None
+    ) -> None:
+        self._crossing = _Crossing(iteration, backend, timeout_s)
         live.add(self._crossing)
         self._crossing.start()
 
@@ -63,8 +77,9 @@ class Ferry(Iterator[Any]):
 class _Landing:
     """The streamer's end: one batch for each ticket that the consumer gave."""
 
-    def __init__(self, iteration: Iteration) -> None:
+    def __init__(self, iteration: Iteration, prepare: Callable[[Any], Any]) -> None:
         self.iteration = iteration
+        self._prepare = prepare
         self.tickets = threading.Semaphore(AHEAD)
         self.closed = False
         self.streamer: Streamer | None = None
@@ -79,7 +94,7 @@ class _Landing:
         if ring is not None and self.streamer is not None:
             self.streamer.meet(ring)
         try:
-            return Loose((next(self.iteration),))
+            return Loose((self._prepare(next(self.iteration)),))
         except StopIteration:
             return END
         except BaseException as error:  # data for the consumer: it is raised there
@@ -89,10 +104,14 @@ class _Landing:
 class _Crossing:
     """Threads hold this, never the ferry, so that a dropped one can be noticed."""
 
-    def __init__(self, iteration: Iteration, backend: DeviceBackend) -> None:
+    def __init__(self, iteration: Iteration, backend: DeviceBackend | Callable[[Any], Any], timeout_s: float | None) -> None:
         self.iteration = iteration
         self._pid = os.getpid()
-        self._landing = _Landing(iteration)
+        self._timeout_s = timeout_s
+        prepare: Callable[[Any], Any] = _as_it_is
+        if not isinstance(backend, DeviceBackend):
+            prepare, backend = _Prepared(backend), _Host()
+        self._landing = _Landing(iteration, prepare)
         self._queue = CudaQueue()
         self._streamer = self._landing.streamer = Streamer(self._landing, self._queue, backend)
 
@@ -104,16 +123,18 @@ class _Crossing:
         try:
             item = self._queue.pop()
             if item is None:
-                item = self._queue.get(Deadline(None))
+                item = self._queue.get(Deadline(self._timeout_s))
         except Closed:
             raise StopIteration from None
+        except Timeout:
+            raise Timeout(f"no batch within {self._timeout_s:g} s: {self.iteration.waiting_for()}") from None
         if item is END:
             raise StopIteration
         self._landing.tickets.release()
         if isinstance(item, Failure):
             raise item.error
         (batch,) = self._streamer.receive(item)
-        return batch
+        return batch.batch if type(batch) is _Opaque else batch
 
     def abandon(self) -> None:
         """Tell everyone to end, wait for nobody."""
@@ -135,11 +156,60 @@ class _Crossing:
         """Nothing here is open in a child."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Opaque:
+    """A batch that the streamer is to leave as it is."""
+
+    batch: Any
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    prepare: Callable[[Any], Any]
+
+    def __call__(self, batch: Any) -> _Opaque:
+        return _Opaque(self.prepare(batch))
+
+
+class _Host:
+    """No device: there is nothing to copy to, and nothing to wait for. See `DeviceBackend`."""
+
+    def open(self) -> None: ...
+
+    def register(self, memory: Any, unit: int) -> bool:
+        return False
+
+    def unregister(self, memory: Any) -> None: ...
+
+    def upload(self, root: Any, nbytes: int) -> Any:
+        return root[:nbytes].copy()
+
+    def upload_leaf(self, tensor: Any) -> Any:
+        return tensor
+
+    def arrays(self, block: Any, regions: Any) -> list[Any]:
+        return block_views(tensors.to_tensor(block), regions)
+
+    def record(self) -> Any:
+        return self  # what is copied nowhere has arrived
+
+    def done(self, event: Any) -> bool:
+        return True
+
+    def synchronize(self, event: Any) -> None: ...
+
+    def wait(self, event: Any) -> None: ...
+
+    def protect(self, block: Any) -> None: ...
+
+
 def moved(batch: Any, device: Any) -> Any:
     """The batch with its tensors on a device, copied in this thread."""
     import torch
-
-    from async_loader import tensors, tree
 
     def move(value: Any) -> Any:
         value = tensors.as_tensor(value)

@@ -13,7 +13,7 @@ import numpy as np
 
 from async_loader.epochs import collation
 from async_loader.epochs.columns import Columns, Items, NoColumns, columns_of, is_columns
-from async_loader.epochs.epoch import Epoch, pinned
+from async_loader.epochs.epoch import Epoch, can_pin, pinned
 from async_loader.epochs.ferry import Ferry, moved
 from async_loader.epochs.order import Batches, LastBatch, Own, Sampled, Streams, check_last
 from async_loader.epochs.works import GatherWork, MapWork, StreamWork, Told, epoch_of
@@ -122,7 +122,7 @@ class DataLoader:
         self.seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
         self.in_order = in_order
         self.device = device
-        self._backend, self._finish = _delivery(device, pin_memory)
+        self._backend, self._finish = _delivery(device, pin_memory, ahead=self.num_workers > 0)
         self.batch_sampler = batch_sampler
         self._timeout_s = seconds_or_none("timeout", timeout)
         self._drop = last_batch == "drop"
@@ -203,17 +203,17 @@ class DataLoader:
         start["streams"] = {int(worker): tuple(where) for worker, where in start.get("streams", {}).items()}
         told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
         state = Told(told, start["streams"])
+        # With a streamer in between it is there that the consumer waits.
+        limit = self._timeout_s if self._backend is None else None
         seed = _mixed(self.seed, number)
         if self.iterable:
             iteration = self._pool.streams(
-                state=state, seed=seed, in_order=self.in_order, timeout_s=self._timeout_s, turn=start.get("turn", 0)
+                state=state, seed=seed, in_order=self.in_order, timeout_s=limit, turn=start.get("turn", 0)
             )
         else:
             tasks = self.batches.epoch(number, yielded)
-            iteration = self._pool.iterate(
-                tasks, state=state, seed=seed, in_order=self.in_order, timeout_s=self._timeout_s, first=yielded
-            )
-        batches: Any = iteration if self._backend is None else Ferry(iteration, self._backend)
+            iteration = self._pool.iterate(tasks, state=state, seed=seed, in_order=self.in_order, timeout_s=limit, first=yielded)
+        batches: Any = iteration if self._backend is None else Ferry(iteration, self._backend, self._timeout_s)
         self._latest = Epoch(batches, self.batches, number, yielded, self._finish, start)
         return self._latest
 
@@ -325,12 +325,14 @@ def _check_iterable(shuffle: bool, sampler: Any, batch_sampler: Any, last: str) 
         raise ConfigError("the dataset is iterable and each worker has its own: last_batch can be 'keep' or 'drop'")
 
 
-def _delivery(device: Any, pin_memory: bool) -> tuple[Any, Callable[[Any], Any] | None]:
-    """What streams batches to a device, and what is done to each in the consumer's thread."""
+def _delivery(device: Any, pin_memory: bool, *, ahead: bool) -> tuple[Any, Callable[[Any], Any] | None]:
+    """What a streamer does to batches ahead of time, and what is done to each in the consumer's thread."""
     if isinstance(device, list | tuple):
         return None, partial(_spread, devices=list(device))
     if str(device) == "cpu":
-        return None, pinned if pin_memory else None
+        if not pin_memory or not can_pin():
+            return None, None
+        return (pinned, None) if ahead else (None, pinned)
     from async_loader.pipeline.device import backend_for
 
     return backend_for(device), None

@@ -358,7 +358,7 @@ class Crew:
         elif held is not None:
             text = f"{handle} {how(exitcode)} while it was at work on {_what(held)}; it has been replaced"
             self._fail(held, WorkerDied(text, handle.pid, exitcode), urgent=True)
-        for shift in shifts:
+        for shift in shifts if handle.born else ():  # before its birth no stream had begun
             text = f"{handle} {how(exitcode)} and the rest of its stream is lost; it has been replaced"
             told = held is not None and held.shift is shift
             shift.lost.setdefault(handle.number, None if told else WorkerDied(text, handle.pid, exitcode))

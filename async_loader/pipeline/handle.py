@@ -95,7 +95,7 @@ class Handle:
         self.death_fd = -1
         self.assigned: dict[int, Part] = {}
         self._context = context
-        self._orders = orders
+        self._orders: Orders | None = orders
         self._end = end
         self._parent_fd = parent_fd
         self._process: Any = None
@@ -118,6 +118,7 @@ class Handle:
                 inherited.append(os.dup(fd))
             with _ctrl_c_held_back(self._context.get_start_method()):
                 self._launch((*map(_Inherited, inherited), self._orders if by_fork else None))
+                self._orders = None  # see NOTE [what leads back to the pool] in pool.py
         finally:
             self._theirs.close()
             for fd in inherited:

@@ -85,6 +85,10 @@ class Iteration(Iterator[Any]):
         """The slots in which its batches lie, where they do."""
         return None
 
+    def waiting_for(self) -> str:
+        """Who is at work on what, in words."""
+        return "the consumer does the work itself"
+
     def close(self) -> None:
         """Cancel what is under way; idempotent. The pool goes on."""
         if not self.closed:
@@ -242,11 +246,14 @@ class Team(Iteration):
     def ring(self) -> SlotRing | None:
         return self._office.ring
 
+    def waiting_for(self) -> str:
+        return self._office.diagnosis()
+
     def _wait(self, deadline: Deadline) -> Any:
         try:
             return self.queue.get(deadline)
         except Timeout:
-            raise Timeout(f"no batch within {self._timeout_s:g} s: {self._office.diagnosis()}") from None
+            raise Timeout(f"no batch within {self._timeout_s:g} s: {self.waiting_for()}") from None
 
     def _settle(self, item: Any) -> Any:
         """An outcome has come: the batch in it, END for none."""

@@ -5,6 +5,11 @@
                  └── TrainQueue, one for each iteration ◀── Packing ◀── answers
 
 The front doors stand on this: they turn their arguments into a `Work` and into tasks, and their errors out of ours.
+
+# NOTE [what leads back to the pool]
+A work often leads to its loader: a transform that is a method of whatever keeps the loader, or a function of the same
+module. So nothing that lives as long as threads do (they themselves, the crew, the finalizer) holds the work, or the
+pool could never be dropped: the pool does, and they find it through weak references. Iterations hold the pool.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from async_loader.pipeline.iterator import own_threads
 from async_loader.pipeline.job_queue import Job, Part, Shift
 from async_loader.pipeline.packing import Packing
 from async_loader.pipeline.places import Places
-from async_loader.pipeline.threads import Threads
+from async_loader.pipeline.threads import Desks, Threads
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.work import Kind, Seeding, Shifts, WorkOrders
 from async_loader.pipeline.worker import Orders
@@ -104,6 +109,7 @@ class Pool:
         self._numbers = itertools.count()
         self._core: _Core | None = None
         self._dropped: Any = None
+        self._desks: Desks | None = None
         self._closed = False
 
     @property
@@ -148,8 +154,10 @@ class Pool:
             refuse_start_in_child()
             check_descriptors(self.workers)
         core = self._core = _Core(self._orders, self.workers, self.kind, self._context, max(1, self.prefetch))
-        self._dropped = weakref.finalize(self, core.abandon)
-        self._dropped.atexit = False
+        self._desks, core.desks = core.desks, None
+        if self.kind != "inline":  # there nothing has to be ended
+            self._dropped = weakref.finalize(self, core.abandon)
+            self._dropped.atexit = False
         live.add(core)
         core.start()
 
@@ -295,27 +303,30 @@ class _Core:
         self.team: Crew | Threads | None = None
         self.shifts: Shifts | None = None
         self.places = Places(prefetch, SPARE_SLOTS, None, packed=False, always_slots=True)
-        self._work = orders.work
+        self.desks: Desks | None = None
+        self._what = describe(orders.work)
         self._life = Life()
         self._closing = threading.RLock()
         self._end = None if kind == "inline" else EndFlag()
         if self._end is None:
             self.shifts = Shifts(orders, 0, "inline")
         elif kind == "processes":
-            self.team = Crew(workers, context, self._end, Packing(self.places), lambda n: Orders(n, 0, work=orders), self.break_)
+            known = weakref.ref(orders)
+            self.team = Crew(workers, context, self._end, Packing(self.places), lambda n: Orders(n, 0, work=known()), self.break_)
         else:
-            self.team = Threads(workers, orders, self._end)
+            self.desks = Desks(workers, orders)
+            self.team = Threads(workers, weakref.ref(self.desks), self._end)
 
     @property
     def usable(self) -> bool:
         return self.pid == os.getpid() and self._life.state is State.RUNNING
 
     def start(self) -> None:
-        """As NOTE [start order] has it."""
+        """Other than NOTE [start order] has it, torch comes first: each forked worker would import it for itself."""
         try:
             if self.team is not None:
+                importlib.import_module("torch.utils.data")
                 self.team.hire()
-                importlib.import_module("torch")
                 self.team.start()
                 own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
             self._life.to(State.RUNNING)
@@ -378,7 +389,7 @@ class _Core:
             if late and first:
                 log.warning(
                     "closed, but a worker thread is still at work on %s and was left behind: it ends with the process",
-                    describe(self._work),
+                    self._what,
                 )
             if not late:
                 if self.team is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from async_loader.lifecycle import Deadline, EndFlag, join
 from async_loader.pipeline.batch import Drained, Failure, Loose
@@ -12,27 +12,33 @@ from async_loader.pipeline.job_queue import JobQueue, Part
 from async_loader.pipeline.work import END, Shifts, WorkOrders
 
 
+class Desks(list[Shifts]):
+    """What each thread remembers of its work; held by the pool alone."""
+
+    def __init__(self, size: int, orders: WorkOrders) -> None:
+        super().__init__(Shifts(orders, n, "threads") for n in range(size))
+
+
 class Threads:
     """``size`` threads that share one work.
 
     Parameters
     ----------
-    orders : WorkOrders
+    desks : weak reference to Desks
+        See NOTE [what leads back to the pool] in pool.py.
     end : EndFlag
         Ends them, each when the task that it is at work on is done.
     """
 
-    def __init__(self, size: int, orders: WorkOrders, end: EndFlag) -> None:
+    def __init__(self, size: int, desks: Callable[[], Desks | None], end: EndFlag) -> None:
         self.jobs = JobQueue()
+        self._desks = desks
         self._end = end
         self._changed = threading.Condition()
         self._at_work: dict[int, Part] = {}
         end.on_set(self.wake)
         self._threads = [
-            threading.Thread(
-                target=self._run, args=(n, Shifts(orders, n, "threads")), name=f"async-loader-thread-{n}", daemon=True
-            )
-            for n in range(size)
+            threading.Thread(target=self._run, args=(n,), name=f"async-loader-thread-{n}", daemon=True) for n in range(size)
         ]
 
     def hire(self) -> None:
@@ -68,15 +74,15 @@ class Threads:
         held = sorted((part.job.seq, number) for number, part in list(self._at_work.items()))
         return None if not held else f"thread {held[0][1]} is at work on batch {held[0][0]}"
 
-    def _run(self, number: int, shifts: Shifts) -> None:
-        while (part := self._take(number)) is not None:
+    def _run(self, number: int) -> None:
+        while (part := self._take(number)) is not None and (desks := self._desks()) is not None:
             self._at_work[number] = part
-            outcome = self._do(part, number, shifts)
+            outcome = self._do(part, number, desks[number])
             del self._at_work[number]
             if not part.job.over:
                 part.job.over = True
                 part.job.ready.put(part.job.seq, outcome)
-            del part, outcome  # nothing is held while it waits
+            del part, outcome, desks  # nothing is held while it waits
 
     def _take(self, number: int) -> Part | None:
         part: Part | None = None

@@ -70,7 +70,7 @@ class Work(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class WorkOrders:
     """What a worker of a pool is told at its birth."""
 

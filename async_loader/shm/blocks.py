@@ -22,10 +22,16 @@ class Blocks:
     """Makes arrays.
 
     Thread rule: any. Memory: what is in use, and two blocks of each size that is.
+
+    Parameters
+    ----------
+    sizes : int
+        How many sizes are remembered: those that came first are forgotten first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: int = 64) -> None:
         self._free: dict[int, deque[mmap.mmap]] = {}
+        self._sizes = sizes
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An uninitialised array that begins on a cache line.
@@ -37,7 +43,12 @@ class Blocks:
         if nbytes < _FROM:
             raw = np.empty(nbytes + 64, np.uint8)
             return np.ndarray(shape, dtype, raw, -raw.ctypes.data % 64)
-        free = self._free.setdefault(nbytes, deque(maxlen=_SPARE))
+        free = self._free.get(nbytes)
+        if free is None:
+            while len(self._free) >= self._sizes:
+                with contextlib.suppress(KeyError, RuntimeError):  # another thread did
+                    del self._free[next(iter(self._free))]
+            free = self._free.setdefault(nbytes, deque(maxlen=_SPARE))
         try:
             block = free.pop()
         except IndexError:

@@ -414,6 +414,44 @@ def test_errors_and_streams_reach_the_consumer_of_a_device():
         assert [batch.cpu().tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
 
 
+def test_a_ferry_prepares_batches_ahead_in_a_thread_of_its_own(workers):
+    names = []
+
+    def prepare(batch):
+        names.append(threading.current_thread().name)
+        return {"prepared": batch}
+
+    with DataLoader(Squares(), 4, **workers) as loader:
+        loader._backend = prepare
+        assert [batch["prepared"]["y"].tolist() for batch in loader] == [[0, 1, 4, 9], [16, 25, 36, 49], [64, 81]]
+    assert set(names) == {"async-loader-streamer"}
+
+
+def test_a_time_limit_is_for_who_waits_also_with_a_ferry():
+    event = threading.Event()
+
+    class Slow(Squares):
+        def __getitem__(self, i):
+            event.wait(60)
+            return i
+
+    with DataLoader(Slow(2), 2, num_workers=1, workers="threads", timeout=0.05, device=FakeBackend()) as loader:
+        epoch = iter(loader)
+        with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
+            next(epoch)
+        event.set()
+        epoch._iteration._crossing._timeout_s = None
+        assert next(epoch).cpu().tolist() == [0, 1]
+
+
+def test_pinning_without_an_accelerator_is_a_warning_and_nothing_else():
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    with pytest.warns(UserWarning, match="nothing is pinned"):
+        loader = DataLoader(Squares(), 4, pin_memory=True)
+    assert len(drawn(loader)) == 3
+
+
 def test_shards_go_to_their_devices():
     shards = [[[0, 1], [2]]]
     ((one, two),) = DataLoader(np.arange(4), batch_sampler=shards, device=["cpu", "meta"])

@@ -83,3 +83,11 @@ def test_a_forked_child_writes_into_pages_of_its_own():
         os._exit(0)
     os.waitpid(pid, 0)
     assert (array == 7).all()
+
+
+def test_sizes_that_came_first_are_forgotten_first():
+    blocks = Blocks(sizes=2)
+    for n in (600_000, 700_000, 800_000, 900_000):
+        blocks.array((n,), DTYPE)
+    assert list(blocks._free) == [800_000, 900_000]
+    assert len(blocks.array((600_000,), DTYPE)) == 600_000

@@ -20,7 +20,8 @@ from torch.utils.data import _utils
 from async_loader.compat.torch.order import Drawn
 from async_loader.epochs import collation
 from async_loader.epochs.columns import Columns, NoColumns, columns_of
-from async_loader.epochs.epoch import Epoch, pinned
+from async_loader.epochs.epoch import Epoch, can_pin, pinned
+from async_loader.epochs.ferry import Ferry
 from async_loader.epochs.order import Batches, Streams
 from async_loader.epochs.works import GatherWork, MapWork, StreamWork, Told, epoch_of
 from async_loader.errors import Timeout, WorkerDied
@@ -65,8 +66,6 @@ class DataLoader(torch_data.DataLoader[Any]):
             if isinstance(batches, Drawn):
                 batches.restore_generator()
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-        if self.pin_memory and not torch.accelerator.is_available():
-            warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=3)
         return Pass(self, self._team(batches, seed), batches, seed, start)
 
     # -- what the arguments mean to us -------------------------------------------------------------------------------
@@ -153,14 +152,17 @@ class Pass(Iterator[Any]):
         streams = {int(worker): tuple(where) for worker, where in start.get("streams", {}).items()}
         start = {**start, "streams": streams}
         state = Told(epoch_of(loader.dataset), streams)
-        limit: Any = {"timeout_s": float(loader.timeout) if loader.timeout else None, "in_order": loader.in_order}
+        pin = loader.pin_memory and can_pin()
+        ahead = pin and self._workers > 0  # as in torch, with workers there is a thread that pins
+        timeout_s = float(loader.timeout) if loader.timeout else None
+        limit: Any = {"timeout_s": None if ahead else timeout_s, "in_order": loader.in_order}
         if loader._iterable:
             iteration = pool.streams(state=state, seed=seed, turn=start.get("turn", 0), **limit)
         else:
             tasks = batches.epoch(0, yielded)
             iteration = pool.iterate(tasks, state=state, seed=seed, static=loader.in_order, first=yielded, **limit)
-        pin = pinned if loader.pin_memory and torch.accelerator.is_available() else None
-        self.epoch = Epoch(iteration, batches, 0, yielded, pin, start)
+        given = Ferry(iteration, pinned, timeout_s) if ahead else iteration
+        self.epoch = Epoch(given, batches, 0, yielded, pinned if pin and not ahead else None, start)
 
     def __iter__(self) -> Pass:
         return self
