@@ -9,8 +9,12 @@ import time
 import warnings
 from collections import Counter
 
+import hypothesis
 import psutil
 import pytest
+
+hypothesis.settings.register_profile("shared machine", deadline=None)  # how long an example takes says nothing there
+hypothesis.settings.load_profile("shared machine")
 
 PATIENCE_S = 15.0
 _PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")

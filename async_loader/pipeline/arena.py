@@ -1,4 +1,5 @@
-"""Memory for the batch that is being made: within its slot, in a worker process that was given one; fresh memory elsewhere.
+"""Memory for the batch that is being made: within its slot, in a worker process that was given one; elsewhere such as an
+earlier batch has left, when it is large (new pages cost more than what is written into them).
 
 What a door makes here need not be copied afterwards. Does not know what a batch is.
 """
@@ -15,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors
+from async_loader.shm.blocks import Blocks
 
 _ALIGN = 64
 _current = threading.local()
+_blocks = Blocks()
 
 
 class Arena:
@@ -68,8 +71,10 @@ def empty(shape: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
     """
     arena: Arena | None = getattr(_current, "arena", None)
     kind = np.dtype(dtype)
-    if arena is None or kind.hasobject:
+    if kind.hasobject:
         return np.empty(shape, kind)
+    if arena is None:
+        return _blocks.array(tuple(shape), kind)
     offset = arena.take(math.prod(shape) * kind.itemsize)
     return np.empty(shape, kind) if offset is None else np.ndarray(tuple(shape), kind, arena.root, offset)
 
@@ -83,7 +88,7 @@ def stack(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         As numpy does, when shapes differ.
     """
     first = arrays[0]
-    if getattr(_current, "arena", None) is None or any(a.shape != first.shape or a.dtype != first.dtype for a in arrays):
+    if any(a.shape != first.shape or a.dtype != first.dtype for a in arrays):
         return np.stack(arrays)
     out = empty((len(arrays), *first.shape), first.dtype)
     if first.ndim:
@@ -100,7 +105,7 @@ def stack_tensors(items: Sequence[Any]) -> Any:
 
     first = items[0]
     kind = tensors.numpy_dtype(first.dtype)
-    if getattr(_current, "arena", None) is None or kind is None or type(first) is not torch.Tensor or not _plain(items, first):
+    if kind is None or type(first) is not torch.Tensor or not _plain(items, first):
         return torch.stack(list(items))
     return torch.stack(list(items), out=torch.from_numpy(empty((len(items), *first.shape), kind)))
 

@@ -123,9 +123,9 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the worker processes; empty where there are none."""
+        """Of the worker processes that there are now: one that is just being replaced has none yet."""
         crew = self._core.team if self._core is not None else None
-        return [handle.pid for handle in crew.handles] if isinstance(crew, Crew) else []
+        return [handle.pid for handle in list(crew.handles) if handle.pid] if isinstance(crew, Crew) else []
 
     def start(self) -> None:
         """Start the workers now; idempotent.

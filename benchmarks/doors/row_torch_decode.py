@@ -1,8 +1,7 @@
 """The torch door: work in every item."""
 
 from benchmarks.doors.sides import NO_WORKERS, PROCESSES, row
-from benchmarks.doors.workloads import DECODE
-
 from benchmarks.doors.torch import OURS, THEIRS
+from benchmarks.doors.workloads import DECODE
 
 ROW = row("torch", "torch", DECODE, OURS, THEIRS, settings=(NO_WORKERS, PROCESSES), more=((PROCESSES, 2),))

@@ -101,5 +101,7 @@ class Workload:
 
 
 ARRAYS = Workload("arrays", "28x28 uint8 arrays, 20,000, batch 256", 256, IMAGES, Images, lambda i: arrays()[0][i])
+ITEMS = Workload("items", "28x28 uint8 arrays item by item, 20,000, batch 256", 256, IMAGES, Images, lambda i: arrays()[0][i])
+"""The same images from a dataset of the user's own, of which nobody knows that it is arrays."""
 DECODE = Workload("decode", "zlib frame 4x84x84, batch 64", 64, DECODES, Decoding, decoded)
 STALLED = Workload("stalled", "the same, 1 item in 50 takes 100x", 64, DECODES, Stalling, decoded)

@@ -14,9 +14,10 @@ from async_loader.errors import WorkerDied
 from async_loader.pipeline.pool import Pool
 
 
-def kill(pid):
-    with contextlib.suppress(ProcessLookupError):  # it was killed before, and reaped just now
-        os.kill(pid, signal.SIGKILL)
+def kill_one(pool, rng):
+    if pids := pool.pids:  # none while all of them are being replaced
+        with contextlib.suppress(ProcessLookupError):  # it was killed before, and reaped just now
+            os.kill(rng.choice(pids), signal.SIGKILL)
 
 
 class Filled:
@@ -77,7 +78,7 @@ def test_whatever_happens_batches_are_whole_and_in_order(seed, caplog):
             elif what < 0.13 and readers:
                 readers.pop(rng.randrange(len(readers)))
             elif what < 0.15:
-                kill(rng.choice(pool.pids))
+                kill_one(pool, rng)
             elif readers:
                 reader = rng.choice(readers)
                 reader.step()
@@ -97,7 +98,7 @@ def test_a_killed_worker_never_shortens_a_pass_over_streams_without_a_word(seed,
             victim_at = rng.choice([0, 0, 5, 30, None])
             while True:
                 if victim_at is not None and len(got) == victim_at:
-                    kill(rng.choice(pool.pids))
+                    kill_one(pool, rng)
                     victim_at = None
                 try:
                     got.append(next(iteration))

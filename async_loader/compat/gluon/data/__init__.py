@@ -6,6 +6,7 @@ from async_loader.compat.gluon.data.batchify import default_batchify_fn, default
 from async_loader.compat.gluon.data.dataloader import DataLoader, DataLoaderV1
 from async_loader.compat.gluon.data.dataset import ArrayDataset, Dataset, SimpleDataset
 from async_loader.compat.gluon.data.queues import ConnectionWrapper, Queue, SimpleQueue
+from async_loader.compat.gluon.data.records import RecordFileDataset
 from async_loader.compat.gluon.data.sampler import (
     BatchSampler,
     FilterSampler,
@@ -26,6 +27,7 @@ __all__ = [
     "IntervalSampler",
     "Queue",
     "RandomSampler",
+    "RecordFileDataset",
     "Sampler",
     "SequentialSampler",
     "SimpleDataset",

@@ -19,10 +19,14 @@ from async_loader.compat.gluon.data.checks import require
 from async_loader.compat.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from async_loader.errors import ConfigError, Timeout
 from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.work import Kind
 
 __all__ = ["DataLoader", "DataLoaderV1", "LoaderTimeout", "default_batchify_fn", "default_mp_batchify_fn"]
 
 Collate = Callable[[list[Any]], Any]
+
+_AHEAD_FROM = 1 << 20
+"""Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
 
 
 class LoaderTimeout(Timeout, multiprocessing.TimeoutError):
@@ -49,7 +53,8 @@ class DataLoader:
     batchify_fn : callable, optional
         From a list of samples to a batch; by default `batchify.Stack`: a list of arrays, one per field.
     num_workers : int
-        0, or less: batches are made when they are asked for. They are started here and live as long as the loader.
+        0, or less: batches are made when they are asked for. They are started here and live as long as the loader. Batches
+        that are made in bulk need none.
     pin_memory : bool
         Copy into page-locked memory. Tuples become lists.
     pin_device_id : int
@@ -111,12 +116,20 @@ class DataLoader:
         self._finish = Finish(batchify_fn, array_type, pin_memory)
         gather = self._gather(batchify_fn, try_nopython)
         self._blocks = Blocks(self._batch_sampler, whole=gather is not None)
-        work = self._work(gather)
-        self._pool = Pool(work, self._num_workers, kind="threads" if thread_pool else "processes", prefetch=self._prefetch)
+        work = self._work(gather, gather is not None and self._blocks.within(len(dataset)))
+        workers, kind = self._who(gather, batch_size)
+        self._pool = Pool(work, workers, kind=kind, prefetch=self._prefetch)
         self._pool.start()
 
-    def _work(self, gather: bulk.Gather | None) -> Any:
-        return Batches(self._dataset, self._finish.collate, gather)
+    def _work(self, gather: bulk.Gather | None, checked: bool) -> Batches:
+        return Batches(self._dataset, self._finish.collate, gather, checked)
+
+    def _who(self, gather: bulk.Gather | None, batch_size: int | None) -> tuple[int, Kind]:
+        """Workers are for items that take work: a gather is done sooner than it is sent, and a large one by one thread, ahead."""
+        if gather is None:
+            return self._num_workers, "threads" if self._thread_pool else "processes"
+        ahead = self._num_workers and gather.item_bytes * (batch_size or 1) >= _AHEAD_FROM
+        return (1, "threads") if ahead else (0, "inline")
 
     def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> bulk.Gather | None:
         """The bulk path, when it is allowed and can be had; RuntimeError when it is demanded and cannot."""
@@ -237,12 +250,19 @@ class Blocks(Iterable[Any]):
             return iter(sampler)
         return sampler.blocks() or iter(sampler)
 
+    def within(self, length: int) -> bool:
+        """Whether all indices are known to be of a dataset of so many items."""
+        own = type(self._sampler) is BatchSampler and self._sampler._sampler
+        if type(own) is SequentialSampler:
+            return own._start >= 0 and own._start + len(own) <= length
+        return type(own) is RandomSampler and len(own) <= length
+
 
 class Batches:
     """The work of a loader's workers: from indices to a batch."""
 
-    def __init__(self, dataset: Any, collate: Collate, gather: bulk.Gather | None) -> None:
-        self.dataset, self._collate, self._gather = dataset, collate, gather
+    def __init__(self, dataset: Any, collate: Collate, gather: bulk.Gather | None, checked: bool) -> None:
+        self.dataset, self._collate, self._gather, self._checked = dataset, collate, gather, checked
 
     def begin(self, here: Any) -> Callable[[Any], Any]:
         """See `Work.begin`."""
@@ -250,7 +270,7 @@ class Batches:
 
     def _batch(self, indices: Sequence[Any]) -> Any:
         if self._gather is not None:
-            batch = self._gather(indices)
+            batch = self._gather(indices, checked=self._checked)
             if batch is not None:
                 return batch
         dataset = self.dataset

@@ -63,8 +63,8 @@ class ShardedDataLoader(DataLoader):
             array_type=array_type,
         )
 
-    def _work(self, gather: bulk.Gather | None) -> Batches:
-        return _Shards(self._dataset, self._finish.collate, gather)
+    def _work(self, gather: bulk.Gather | None, checked: bool) -> Batches:
+        return _Shards(self._dataset, self._finish.collate, gather, checked)
 
 
 class _Shards(Batches):

@@ -1,0 +1,466 @@
+"""gluon's DataLoader as its scripts know it: arguments, order, containers, quirks; and what no longer goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import multiprocessing
+import os
+import signal
+import threading
+import weakref
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_loader.compat import gluon
+from async_loader.compat.gluon.data import batchify, dataloader
+from async_loader.compat.gluon.data.dataloader import LoaderTimeout
+from async_loader.errors import WorkerDied
+
+ArrayDataset, DataLoader, SimpleDataset = gluon.data.ArrayDataset, gluon.data.DataLoader, gluon.data.SimpleDataset
+
+KINDS = {
+    "in bulk": {"num_workers": 2},  # where the dataset is arrays; else these are processes
+    "inline": {"try_nopython": False},
+    "processes": {"num_workers": 2, "try_nopython": False},
+    "threads": {"num_workers": 2, "thread_pool": True, "try_nopython": False},
+}
+every_kind = pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()])
+
+
+def lists(batches):
+    """Batches as nested Python lists."""
+    return [lists(batch) if isinstance(batch, list) else batch.tolist() for batch in batches]
+
+
+class Failing:
+    """Items are their index, but 3 is an error."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        if i == 3:
+            raise KeyError("boom")
+        return i
+
+
+# -- arguments ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_arguments_are_the_originals_in_the_originals_order():
+    names = list(inspect.signature(DataLoader).parameters)
+    assert names == [
+        "dataset", "batch_size", "shuffle", "sampler", "last_batch", "batch_sampler", "batchify_fn", "num_workers",
+        "pin_memory", "pin_device_id", "prefetch", "thread_pool", "timeout", "try_nopython", "array_type",
+    ]  # fmt: skip
+    assert inspect.signature(DataLoader).parameters["timeout"].default == 120
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "neither batch_size nor batch_sampler"),
+        ({"batch_size": 2, "sampler": range(3), "shuffle": True}, "sampler decides"),
+        ({"batch_sampler": [[0]], "batch_size": 2}, "batch_sampler decides"),
+        ({"batch_sampler": [[0]], "shuffle": True}, "batch_sampler decides"),
+        ({"batch_sampler": [[0]], "sampler": range(3)}, "batch_sampler decides"),
+        ({"batch_sampler": [[0]], "last_batch": "keep"}, "batch_sampler decides"),
+        ({"batch_size": 2, "last_batch": "drop"}, "last_batch is 'drop'"),
+        ({"batch_size": 2, "array_type": "jax"}, "array_type is 'jax'"),
+    ],
+)
+def test_arguments_that_exclude_each_other_are_value_errors(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        DataLoader(range(3), **arguments)
+
+
+def test_a_timeout_is_positive():
+    with pytest.raises(AssertionError, match="timeout is 0"):
+        DataLoader(range(3), 1, timeout=0)
+
+
+def test_fewer_than_no_workers_are_none():
+    loader = DataLoader(range(3), 2, num_workers=-4)
+    assert loader._num_workers == 0
+    assert loader._worker_pool is None
+    assert lists(loader) == [[0, 1], [2]]
+
+
+def test_the_attributes_that_scripts_look_at():
+    dataset, fn = SimpleDataset(range(4)), batchify.AsList()
+    loader = DataLoader(dataset, 2, batchify_fn=fn, num_workers=1, thread_pool=True, timeout=7, pin_device_id=3)
+    assert loader._dataset is dataset
+    assert loader._batchify_fn is fn
+    assert list(loader._batch_sampler) == [[0, 1], [2, 3]]
+    assert loader._worker_pool is not None
+    assert (loader._num_workers, loader._prefetch, loader._thread_pool, loader._timeout) == (1, 2, True, 7)
+    assert (loader._pin_memory, loader._pin_device_id) == (False, 3)
+
+
+def test_prefetch_is_a_total_and_may_be_nothing():
+    assert DataLoader(range(3), 1)._prefetch == 0
+    assert DataLoader(range(3), 1, prefetch=-3)._prefetch == 0
+    loader = DataLoader(range(9), 1, num_workers=3, thread_pool=True)
+    assert loader._prefetch == 6
+    read = []
+
+    def batches():
+        for i in range(9):
+            read.append(i)
+            yield [i]
+
+    class Batches:
+        __iter__ = staticmethod(batches)
+        __len__ = staticmethod(lambda: 9)
+
+    for prefetch, ahead in ((4, 4), (0, 1)):
+        read.clear()
+        loader = DataLoader(range(9), batch_sampler=Batches(), num_workers=2, thread_pool=True, prefetch=prefetch)
+        batches_of_it = iter(loader)
+        assert len(read) == ahead  # the sampler is read that far when the epoch begins
+        assert lists(batches_of_it) == [[i] for i in range(9)]
+
+
+# -- what comes out -------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_fields_and_rows_in_order_and_the_last_batch_as_it_is(kind):
+    x, y = np.random.default_rng(0).random((1025, 2)), np.arange(1025)
+    for field, loader in (
+        (None, DataLoader(SimpleDataset(x), 1024, **kind)),
+        (0, DataLoader(ArrayDataset(x, y), 1024, **kind)),
+    ):
+        batches = list(loader)
+        assert all(type(batch) is (torch.Tensor if field is None else list) for batch in batches)
+        xs = batches if field is None else [batch[0] for batch in batches]
+        assert [one.shape for one in xs] == [(1024, 2), (1, 2)]
+        assert torch.cat(xs).equal(torch.from_numpy(x))
+        assert xs[0].dtype == torch.float64
+        assert len(loader) == 2
+    assert torch.cat([batch[1] for batch in batches]).equal(torch.from_numpy(y))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_samples_that_are_lists_are_fields(workers):
+    loader = DataLoader([[i, [i + 0.5, -i]] for i in range(5)], 2, num_workers=workers)
+    assert lists(loader) == [[[0, 1], [[0.5, 1.5], [0, -1]]], [[2, 3], [[2.5, 3.5], [-2, -3]]], [[4], [[4.5], [-4]]]]
+
+
+@every_kind
+def test_transforms_run_where_the_work_is(kind):
+    x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20)
+    dataset = ArrayDataset(x, y).transform_first(lambda one: one * 2).filter(lambda sample: sample[1] % 3 > 0)
+    batches = list(DataLoader(dataset, 8, **kind))
+    kept = y[y % 3 > 0]
+    assert torch.cat([batch[0] for batch in batches]).equal(torch.from_numpy(x[kept] * 2))
+    assert torch.cat([batch[1] for batch in batches]).tolist() == kept.tolist()
+
+
+@every_kind
+@pytest.mark.parametrize(("last_batch", "counts"), [("keep", [4, 4]), ("discard", [3, 3]), ("rollover", [3, 3, 4])])
+def test_last_batch_and_len_epoch_by_epoch(kind, last_batch, counts):
+    loader = DataLoader(np.arange(10), 3, last_batch=last_batch, **kind)
+    seen = []
+    for count in counts:
+        assert len(loader) == count
+        epoch = lists(loader)
+        assert len(epoch) == count
+        seen += list(chain.from_iterable(epoch))
+    if last_batch == "rollover":
+        assert seen == [i % 10 for i in range(30)]
+
+
+@every_kind
+def test_shuffling_follows_numpys_seed_and_differs_by_epoch(kind):
+    loader = DataLoader(ArrayDataset(np.arange(50), np.arange(50) * 2), 7, shuffle=True, **kind)
+
+    def epoch(seed):
+        np.random.seed(seed)
+        batches = list(loader)
+        assert all(batch[1].equal(batch[0] * 2) for batch in batches)
+        return torch.cat([batch[0] for batch in batches]).tolist()
+
+    assert epoch(1) == epoch(1) != epoch(2)
+    assert sorted(epoch(3)) == list(range(50))
+
+
+@every_kind
+def test_a_batchify_fn_gives_what_it_likes(kind):
+    texts = [(np.arange(i + 1), f"text {i}") for i in range(5)]
+    grouped = list(DataLoader(texts, 2, batchify_fn=batchify.Group(batchify.Pad(val=-1), batchify.AsList()), **kind))
+    assert type(grouped[0]) is tuple
+    assert grouped[0][0].tolist() == [[0, -1], [0, 1]]
+    assert grouped[2][1] == ["text 4"]
+    ragged = list(DataLoader(texts, 2, batchify_fn=lambda data: [one[0] for one in data], **kind))
+    assert type(ragged[0][0]) is np.ndarray  # as it was made; only the default's are turned into tensors
+    assert [one.tolist() for one in ragged[0]] == [[0], [0, 1]]
+    shared = list(DataLoader(SimpleDataset([one[0][:1] for one in texts]), 2, batchify_fn=gluon.default_mp_batchify_fn, **kind))
+    assert lists(shared) == [[[0], [0]], [[0], [0]], [[0]]]
+
+
+@every_kind
+def test_arrays_of_numpys_kind_when_they_are_asked_for(kind):
+    images, labels = next(iter(DataLoader(ArrayDataset(np.ones((4, 2)), np.arange(4)), 4, array_type="numpy", **kind)))
+    assert type(images) is type(labels) is np.ndarray
+    padded = next(iter(DataLoader([[1], [2, 3]], 2, batchify_fn=batchify.Pad(), array_type="numpy", **kind)))
+    assert padded.tolist() == [[1, 0], [2, 3]]
+    assert type(padded) is np.ndarray
+
+
+def test_a_tuple_in_a_batch_is_an_index():
+    loader = DataLoader({(0, 1): 5, (1, 1): 6}, batch_sampler=[[(1, 1), (0, 1)]])
+    assert lists(loader) == [[6, 5]]
+
+
+def test_own_samplers_say_what_comes():
+    assert lists(DataLoader(np.arange(9), 2, sampler=gluon.data.IntervalSampler(9, 4))) == [[0, 4], [8, 1], [5, 2], [6, 3], [7]]
+    assert lists(DataLoader(np.arange(9), batch_sampler=[[8, -1], [0]])) == [[8, 8], [0]]
+
+
+def test_pinned_batches_become_lists(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    texts = [([1], "a"), ([2], "b")]
+    batch = next(iter(DataLoader(texts, 2, batchify_fn=batchify.Group(batchify.Stack(), batchify.AsList()), pin_memory=True)))
+    assert type(batch) is list
+    assert batch[1] == ["a", "b"]
+    assert len(pinned) == 1
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_pinning_without_an_accelerator_is_a_warning():
+    with pytest.warns(UserWarning, match="no accelerator"):
+        assert lists(DataLoader(range(2), 2, pin_memory=True)) == [[0, 1]]
+
+
+# -- in bulk --------------------------------------------------------------------------------------------------------------
+
+fields = st.lists(
+    st.tuples(st.sampled_from(["u1", "i2", "i8", "f4", "f8", "?"]), st.lists(st.integers(0, 3), max_size=2)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(fields, st.integers(1, 20), st.integers(1, 6), st.booleans(), st.data())
+def test_the_bulk_loader_gives_exactly_what_the_python_loader_gives(kinds, length, batch_size, sampled, data):
+    rng = np.random.default_rng(length)
+    arrays = [(rng.random((length, *shape)) * 100).astype(dtype) for dtype, shape in kinds]
+    arrays = [one[:, ::-1] if one.ndim > 1 and data.draw(st.booleans()) else one for one in arrays]
+    dataset = ArrayDataset(*(torch.from_numpy(one.copy()) if data.draw(st.booleans()) else one for one in arrays))
+    if sampled:
+        dataset = dataset.take(max(1, length - 2)).shard(2, 0)
+    batches = []
+    for try_nopython in (None, False):
+        np.random.seed(length)
+        loader = DataLoader(dataset, batch_size, shuffle=True, try_nopython=try_nopython)
+        batches.append([batch if isinstance(batch, list) else [batch] for batch in loader])
+    assert len(batches[0]) == len(batches[1])
+    for bulk, one_by_one in zip(*batches, strict=True):
+        assert [a.dtype for a in bulk] == [b.dtype for b in one_by_one]
+        assert all(a.equal(b) for a, b in zip(bulk, one_by_one, strict=True))
+
+
+def test_a_large_batch_is_gathered_ahead_by_one_thread_and_a_small_one_when_it_is_asked_for():
+    rows = np.zeros((64, 1 << 16), np.uint8)
+    kinds = [DataLoader(rows, size, num_workers=2)._pool.kind for size in (1, 32)]
+    assert kinds == ["inline", "threads"]
+    assert [len(batch) for batch in DataLoader(rows, 32, num_workers=2)] == [32, 32]
+
+
+def test_try_nopython_demands_forbids_or_finds_out():
+    class Counting(np.ndarray):
+        asked = 0
+
+        def __getitem__(self, i):
+            Counting.asked += 1
+            return np.ndarray.__getitem__(self, i)
+
+    arrays, threads = ArrayDataset(np.arange(10), torch.arange(10)), {"num_workers": 2, "thread_pool": True}
+    assert len(list(DataLoader(arrays, 5, try_nopython=True, **threads))) == 2
+    slow = ArrayDataset(np.arange(10).view(Counting))
+    assert lists(DataLoader(slow, 5)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert Counting.asked == 10
+    with pytest.raises(RuntimeError) as refusal:
+        DataLoader(slow, 5, batchify_fn=batchify.Group(batchify.AsList()), try_nopython=True, **threads)
+    text = str(refusal.value)
+    assert "[dataset: fail, it is Counting, not an array or a tensor]" in text
+    assert "[batchify_fn: fail, Group is Python" in text
+    assert "[batch_sampler: pass]" in text
+    assert lists(DataLoader(slow, 5, try_nopython=True))  # as in the original, it says nothing where there are no workers
+    grouped = DataLoader([(1, "a")], 1, batchify_fn=batchify.Group(batchify.Stack(), batchify.AsList()), **threads)
+    assert next(iter(grouped))[1] == ["a"]  # the original fails to fall back from such a function
+
+
+def test_an_index_that_there_is_not_is_the_datasets_own_error_also_in_bulk():
+    for try_nopython in (None, False):
+        with pytest.raises(IndexError):
+            list(DataLoader(np.arange(3), batch_sampler=[[0, 3]], try_nopython=try_nopython))
+
+
+# -- iterators ------------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_several_live_iterators_share_the_workers(kind):
+    loader = DataLoader(np.arange(12), 3, **kind)
+    outer = []
+    for batch in loader:
+        outer.append(batch.tolist())
+        assert list(chain.from_iterable(lists(loader))) == list(range(12))
+    assert list(chain.from_iterable(outer)) == list(range(12))
+    both = zip(loader, loader, strict=True)
+    assert all(a.equal(b) for a, b in both)
+
+
+@every_kind
+def test_an_iterator_outlives_its_temporary_loader_and_knows_its_length(kind):
+    batches = iter(DataLoader(SimpleDataset(range(9)), 2, **kind))
+    assert len(batches) == 5
+    assert iter(batches) is batches
+    assert batches.next().tolist() == [0, 1]
+    assert lists(batches) == [[2, 3], [4, 5], [6, 7], [8]]
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+@every_kind
+def test_create_take_one_and_drop_again_and_again(kind):
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        batches = iter(DataLoader(SimpleDataset(list(range(100))), 4, **kind))
+        assert next(batches).tolist() == [0, 1, 2, 3]
+        del batches
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+
+
+class Trainer:
+    """Keeps the loader whose items it makes: what is dropped leads back to itself."""
+
+    def __init__(self, kind):
+        self.loader = DataLoader(SimpleDataset(range(6)).transform(self.augment), 2, **kind)
+
+    def augment(self, x):
+        return x + 1
+
+
+@every_kind
+def test_a_loader_whose_items_lead_back_to_it_can_be_dropped(kind):
+    trainer = Trainer(kind)
+    batches = iter(trainer.loader)
+    assert next(batches).tolist() == [1, 2]
+    gone = weakref.ref(trainer.loader._pool)
+    del trainer
+    gc.collect()
+    assert gone() is not None  # the iterator goes on
+    assert lists(batches) == [[3, 4], [5, 6]]
+    del batches
+    wait_until(lambda: gone() is None)
+
+
+def wait_until(what):
+    """Dropped workers end by themselves, without anybody waiting for them."""
+    waited = threading.Event()
+    for _ in range(3000):
+        gc.collect()
+        if what():
+            return
+        waited.wait(0.01)
+    raise AssertionError("still there after half a minute")
+
+
+def test_a_loader_can_be_made_in_any_thread():
+    batches = []
+    thread = threading.Thread(target=lambda: batches.extend(lists(DataLoader(Failing(), 3, sampler=range(3), num_workers=1))))
+    thread.start()
+    thread.join()
+    assert batches == [[0, 1, 2]]
+
+
+# -- what goes wrong ------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_an_error_comes_as_it_is_and_the_workers_go_on(kind):
+    loader = DataLoader(Failing(), 2, **kind)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    with pytest.raises(KeyError, match="boom"):
+        next(batches)
+    assert next(batches).tolist() == [4, 5]
+    assert next(iter(loader)).tolist() == [0, 1]  # the original's pool is gone by now
+
+
+def test_a_timeout_leaves_the_pool_and_the_iterator_whole():
+    release = threading.Event()
+
+    class Waiting:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            if i == 1:
+                release.wait(60)
+            return i
+
+    loader = DataLoader(Waiting(), 1, num_workers=1, thread_pool=True, timeout=0.05)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0]
+    for _ in range(2):
+        with pytest.raises(multiprocessing.TimeoutError, match="no batch within") as late:
+            next(batches)
+    assert isinstance(late.value, LoaderTimeout)
+    assert isinstance(late.value, TimeoutError)  # Python's, which multiprocessing's is not
+    release.set()
+    got = []
+    while len(got) < 3:
+        try:
+            got += next(batches).tolist()
+        except multiprocessing.TimeoutError:
+            continue
+    assert got == [1, 2, 3]
+    assert lists(loader) == [[0], [1], [2], [3]]
+
+
+def test_a_killed_worker_is_named_at_once_and_replaced():
+    class Deadly:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            if i == 1 and not killed.value:
+                killed.value = True
+                os.kill(os.getpid(), signal.SIGKILL)
+            return i
+
+    killed = multiprocessing.get_context("fork").Value("b", False)
+    loader = DataLoader(Deadly(), 1, num_workers=1)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        lists(loader)
+    assert lists(loader) == [[0], [1], [2], [3]]
+
+
+def test_random_numbers_in_workers_differ_and_follow_no_duplicated_state():
+    class Drawing:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            return np.random.randint(1 << 60)
+
+    drawn = [number for batch in DataLoader(Drawing(), 1, num_workers=2) for number in batch.tolist()]
+    assert len(set(drawn)) == 8  # the original draws the same ones in every worker
+
+
+def test_the_older_loader_class():
+    loader = gluon.data.DataLoaderV1([([1, 2], 3), ([4, 5], 6)], 2, num_workers=1)
+    assert lists(loader) == [[[[1, 2], [4, 5]], [3, 6]]]
+    assert dataloader.DataLoader is DataLoader

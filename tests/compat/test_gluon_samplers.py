@@ -1,0 +1,140 @@
+"""gluon's samplers: each index once, lengths that are true, and the quirks that scripts rest on."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_loader.compat import gluon
+from async_loader.compat.gluon.data.sampler import RandomSampler as SamplerByItsModule
+
+sizes = st.integers(0, 60)
+batch_sizes = st.integers(1, 12)
+modes = st.sampled_from(["keep", "discard", "rollover"])
+
+
+@given(sizes, st.integers(0, 20))
+def test_a_sequential_sampler_counts_from_its_start(length, start):
+    sampler = gluon.data.SequentialSampler(length, start)
+    assert list(sampler) == list(range(start, start + length))
+    assert len(sampler) == length
+
+
+@given(sizes)
+def test_a_random_sampler_gives_each_index_once(length):
+    sampler = gluon.data.RandomSampler(length)
+    assert sorted(sampler) == list(range(length))
+    assert len(sampler) == length
+
+
+def test_numpys_seed_reproduces_a_random_sampler_and_each_pass_differs():
+    sampler = SamplerByItsModule(100)
+    np.random.seed(7)
+    first, second = list(sampler), list(sampler)
+    np.random.seed(7)
+    assert list(sampler) == first != second
+    np.random.seed(7)
+    drawn = np.arange(100)
+    np.random.shuffle(drawn)  # as in the original: the same seed gives the same order
+    assert first == drawn.tolist()
+    assert type(first[0]) is np.int64
+
+
+def test_a_filter_sampler_names_the_items_that_pass():
+    sampler = gluon.data.FilterSampler(lambda x: x % 3 == 0, gluon.data.SimpleDataset(range(10, 20)))
+    assert list(sampler) == [2, 5, 8]
+    assert len(sampler) == 3
+
+
+def test_a_filter_sampler_asks_for_as_many_items_as_there_are():
+    class Endless:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            return i % 4  # never an IndexError, which is what the original waits for
+
+    assert list(gluon.data.FilterSampler(lambda x: True, Endless())) == [0, 1, 2, 3]
+
+
+@given(st.integers(1, 60), st.data())
+def test_an_interval_sampler_gives_each_index_once_or_every_nth(length, data):
+    interval = data.draw(st.integers(1, length))
+    rolled, cut = (gluon.data.IntervalSampler(length, interval, rollover=over) for over in (True, False))
+    assert sorted(rolled) == list(range(length))
+    assert list(rolled)[: len(cut)] == list(cut) == list(range(0, length, interval))
+    assert len(rolled) == length
+    assert len(cut) == len(list(cut))
+
+
+def test_an_interval_sampler_in_the_originals_order():
+    assert list(gluon.data.IntervalSampler(13, interval=3)) == [0, 3, 6, 9, 12, 1, 4, 7, 10, 2, 5, 8, 11]
+    with pytest.raises(AssertionError, match="interval is 4, length only 3"):
+        gluon.data.IntervalSampler(3, 4)
+
+
+@given(sizes, batch_sizes, modes, st.integers(1, 4))
+def test_len_is_the_number_of_batches_that_come_in_every_pass(length, batch_size, mode, passes):
+    sampler = gluon.data.BatchSampler(gluon.data.SequentialSampler(length), batch_size, mode)
+    left = 0
+    for _ in range(passes):
+        count = len(sampler)
+        batches = list(sampler)
+        assert count == len(batches)
+        if mode == "keep":
+            assert list(chain.from_iterable(batches)) == list(range(length))
+        else:
+            assert all(len(batch) == batch_size for batch in batches)
+        if mode == "rollover":
+            assert sum(map(len, batches)) == (left + length) // batch_size * batch_size
+            left = (left + length) % batch_size
+
+
+@given(sizes, batch_sizes, modes)
+def test_bulk_batches_are_those_that_come_one_by_one(length, batch_size, mode):
+    one_by_one, bulk = (gluon.data.BatchSampler(gluon.data.RandomSampler(length), batch_size, mode) for _ in range(2))
+    for seed in range(3):
+        np.random.seed(seed)
+        expected = list(one_by_one)
+        np.random.seed(seed)
+        blocks = bulk.blocks()
+        assert blocks is not None
+        assert [block.tolist() for block in blocks] == expected
+        assert len(bulk) == len(one_by_one)
+
+
+def test_rollover_opens_the_next_pass_so_its_length_depends_on_the_pass():
+    sampler = gluon.data.BatchSampler(gluon.data.SequentialSampler(10), 3, "rollover")
+    lengths, first = [], []
+    for _ in range(4):
+        lengths.append(len(sampler))
+        batches = list(sampler)
+        first.append(batches[0])
+    assert lengths == [3, 3, 4, 3]
+    assert first == [[0, 1, 2], [9, 0, 1], [8, 9, 0], [0, 1, 2]]
+
+
+def test_a_pass_that_is_broken_off_loses_what_was_rolled_over():
+    sampler = gluon.data.BatchSampler(gluon.data.SequentialSampler(10), 3, "rollover")
+    list(sampler)
+    assert next(iter(sampler)) == [9, 0, 1]
+    assert next(iter(sampler)) == [0, 1, 2]
+
+
+def test_a_batch_sampler_takes_any_sampler_and_refuses_what_cannot_work_at_once():
+    assert list(gluon.data.BatchSampler("abcde", 2)) == [["a", "b"], ["c", "d"], ["e"]]
+    with pytest.raises(ValueError, match="last_batch is 'drop': it is 'keep', 'discard' or 'rollover'"):
+        gluon.data.BatchSampler(range(3), 2, "drop")
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        gluon.data.BatchSampler(range(3), 0)
+
+
+def test_a_base_class_says_what_is_missing():
+    with pytest.raises(NotImplementedError, match="no __iter__"):
+        iter(gluon.data.Sampler())
+    with pytest.raises(NotImplementedError, match="no __len__"):
+        len(gluon.data.Sampler())

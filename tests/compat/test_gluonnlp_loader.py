@@ -1,0 +1,179 @@
+"""gluonnlp's ShardedDataLoader and its batchify functions, and what no longer goes wrong."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from async_loader.compat import gluon
+from async_loader.compat import gluonnlp as nlp
+from async_loader.compat.gluonnlp.data import batchify as bf
+from async_loader.errors import WorkerDied
+
+ShardedDataLoader = nlp.data.ShardedDataLoader
+
+KINDS = {
+    "inline": {},
+    "one process": {"num_workers": 1},
+    "processes": {"num_workers": 2},
+    "threads": {"num_workers": 3, "thread_pool": True},
+}
+every_kind = pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()])
+
+X, Y = np.random.default_rng(0).random((50, 3)), np.arange(50)
+
+
+def test_the_arguments_are_the_originals_in_the_originals_order():
+    assert list(inspect.signature(ShardedDataLoader).parameters) == [
+        "dataset", "batch_size", "shuffle", "sampler", "last_batch", "batch_sampler", "batchify_fn", "num_workers",
+        "pin_memory", "prefetch", "thread_pool", "array_type",
+    ]  # fmt: skip
+    for wrong in ({}, {"batch_sampler": [[0]], "batch_size": 1}, {"batch_size": 1, "shuffle": True, "sampler": [0]}):
+        with pytest.raises(ValueError, match=r"batch_sampler|sampler decides"):
+            ShardedDataLoader(X, **wrong)
+
+
+@every_kind
+def test_unsharded_fields_in_order(kind):
+    batches = list(ShardedDataLoader(gluon.data.ArrayDataset(X, Y), 20, **kind))
+    assert torch.cat([batch[0] for batch in batches]).equal(torch.from_numpy(X))
+    assert torch.cat([batch[1] for batch in batches]).tolist() == Y.tolist()
+    assert [type(batch) for batch in batches] == [list] * 3
+
+
+@every_kind
+@pytest.mark.parametrize("in_bulk", [True, False])
+def test_each_batch_is_a_list_of_shards_and_the_last_one_begins_earlier(kind, in_bulk):
+    sampler = nlp.data.FixedBucketSampler([1] * 50, 4, num_buckets=1, num_shards=4)
+    dataset = gluon.data.ArrayDataset(X, Y if in_bulk else [int(y) for y in Y])
+    loader = ShardedDataLoader(
+        dataset, batch_sampler=sampler, num_workers=kind.get("num_workers", 0), thread_pool="thread_pool" in kind
+    )
+    batches = list(loader)
+    assert len(batches) == len(loader) == 4
+    assert all(type(batch) is list and len(batch) == 4 for batch in batches)
+    begins = [range(0, 16, 4), range(16, 32, 4), range(32, 48, 4), range(36, 52, 4)]
+    for batch, rows in zip(batches, begins, strict=True):
+        for (x, y), begin in zip(batch, rows, strict=True):
+            assert y.tolist() == list(range(begin, min(begin + 4, 50)))
+            assert x.equal(torch.from_numpy(X[y]))
+
+
+def test_a_tuple_in_a_batch_is_a_shard_and_batches_may_differ():
+    loader = ShardedDataLoader(Y, batch_sampler=[[(1, 2), (3,)], [4, 5], [[6], [7, 8]]])
+    batches = list(loader)
+    assert [[shard.tolist() for shard in batch] if isinstance(batch, list) else batch.tolist() for batch in batches] == [
+        [[1, 2], [3]],
+        [4, 5],
+        [[6], [7, 8]],
+    ]
+
+
+def test_a_list_as_a_sample_is_one_array():
+    assert next(iter(ShardedDataLoader([[1, 2], [3, 4]], 2))).tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_batchify_fn_makes_each_shard():
+    samples = [(list(range(1 + i % 3)), f"text {i}") for i in range(6)]
+    fn = bf.Tuple(bf.Pad(pad_val=0, ret_length=True), bf.List())
+    loader = ShardedDataLoader(samples, batch_sampler=[[[0, 1], [2, 3]]], batchify_fn=fn, num_workers=1)
+    (((padded, length), texts), _) = next(iter(loader))
+    assert padded.tolist() == [[0, 0], [0, 1]]
+    assert length.tolist() == [1, 2]
+    assert texts == ["text 0", "text 1"]
+
+
+def test_an_iterator_outlives_its_temporary_loader():
+    assert len(list(iter(ShardedDataLoader(Y, 10, num_workers=2, thread_pool=True)))) == 5
+
+
+def test_an_error_leaves_pool_and_iterator_whole():
+    class Failing:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            if i == 1:
+                raise KeyError("boom")
+            return i
+
+    batches = iter(ShardedDataLoader(Failing(), batch_sampler=[[[0], [1]], [[2], [3]]], num_workers=1))
+    with pytest.raises(KeyError, match="boom"):
+        next(batches)
+    assert [shard.tolist() for shard in next(batches)] == [[2], [3]]
+
+
+def test_a_killed_worker_is_no_hang():
+    class Deadly:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            if i == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return i
+
+    batches = iter(ShardedDataLoader(Deadly(), batch_sampler=[[[0]], [[1]]], num_workers=1))
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        next(batches)
+    assert next(batches)[0].tolist() == [1]
+
+
+# -- batchify -------------------------------------------------------------------------------------------------------------
+
+
+def test_pad_along_one_axis():
+    with pytest.warns(UserWarning, match="pad_val is not given"):
+        pad = bf.Pad()
+    assert pad([[1, 2, 3], [4]]).tolist() == [[1, 2, 3], [4, 0, 0]]
+    batch, lengths = bf.Pad(axis=1, pad_val=-1, ret_length=True, dtype="float32", round_to=4)([np.ones((2, 3)), np.ones((2, 5))])
+    assert batch.shape == (2, 2, 8)
+    assert batch.dtype == torch.float32
+    assert batch[0, :, 3:].eq(-1).all()
+    assert lengths.tolist() == [3, 5]
+    assert lengths.dtype == torch.int32
+    with pytest.raises(ValueError, match="only axis 0 is padded"):
+        bf.Pad(pad_val=0)([np.ones((2, 3)), np.ones((2, 5))])
+    with pytest.raises(NotImplementedError, match="Tuple"):
+        bf.Pad(pad_val=0)([(1, 2)])
+    with pytest.raises(AssertionError, match="axis is '0'"):
+        bf.Pad(axis="0", pad_val=0)
+
+
+def test_stack_with_a_dtype():
+    assert bf.Stack("float32")([[1, 2], [3, 4]]).dtype == torch.float32
+    assert bf.Stack()([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
+
+
+def test_containers_of_fields():
+    Sample = collections.namedtuple("Sample", "x name")
+    samples = [Sample(1, "a"), Sample(2, "b")]
+    for info in ({"x": bf.Stack(), "name": bf.List()}, [("x", bf.Stack()), ("name", bf.List())], [bf.Stack(), bf.List()]):
+        batch = bf.NamedTuple(Sample, info)(samples)
+        assert type(batch) is Sample
+        assert (batch.x.tolist(), batch.name) == ([1, 2], ["a", "b"])
+    batch = bf.Dict({"x": bf.Stack()})([one._asdict() for one in samples])
+    assert list(batch) == ["x"]
+    assert batch["x"].tolist() == [1, 2]
+    batch = bf.Tuple([bf.Stack(), bf.List()])(samples)
+    assert (type(batch), batch[0].tolist(), batch[1]) == (tuple, [1, 2], ["a", "b"])
+
+
+def test_containers_that_do_not_fit_are_refused():
+    Sample = collections.namedtuple("Sample", "x name")
+    with pytest.raises(AssertionError, match="one for each"):
+        bf.NamedTuple(Sample, {"x": bf.Stack()})
+    with pytest.raises(AssertionError, match="samples are of tuple, not Sample"):
+        bf.NamedTuple(Sample, [bf.Stack(), bf.List()])([(1, "a")])
+    with pytest.raises(AssertionError, match="a dict of functions"):
+        bf.Dict([bf.Stack()])
+    with pytest.raises(AssertionError, match="callable"):
+        bf.Dict({"x": 3})
+    with pytest.raises(AssertionError, match="Tuple 2 functions"):
+        bf.Tuple(bf.Stack(), bf.List())([(1,)])
