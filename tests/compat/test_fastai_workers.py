@@ -180,6 +180,8 @@ def test_a_shuffled_epoch_is_the_same_with_workers_and_without(persistent):
         random.seed(5)
         loader = DataLoader(range(300), bs=7, shuffle=True, num_workers=number, **keywords)
         found = [lists(loader), loader.one_batch().tolist(), lists(loader), loader.rng.random()]
+        for batch in loader:
+            found += [batch.tolist(), next(iter(loader)).tolist() if len(found) < 9 else loader.rng.random()]
         if loader._workers is not None:
             end(loader)
         return found

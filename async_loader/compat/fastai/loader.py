@@ -86,6 +86,8 @@ class DataLoader(Making):
     _methods: ClassVar[list[str]] = list(callbacks.NAMES)
     _workers: Workers | None = None
     _given_n: int | None = None
+    _rng: random.Random
+    _undrawn = 0
     _refill = "worker"
 
     def __init__(
@@ -173,26 +175,40 @@ class DataLoader(Making):
         if later:
             return self._shuffled_later(self._from_workers(idxs, None, seed, number, timeout_s))
         if number:
-            return self._from_workers(idxs, vars(self).get("rng"), seed, number, timeout_s)
+            return self._from_workers(idxs, vars(self).get("_rng"), seed, number, timeout_s)
         self._idxs = idxs
         return iter(self.create_batches(self.sample()))
 
     def _may_shuffle_later(self) -> bool:
         """Whether nobody can tell that workers draw the order by themselves, and this process only after the first batch."""
-        plain = type(self) is DataLoader and type(self.rng) is random.Random and self._refill == "worker"
-        callbacks_ = callbacks.given(self)
-        alone = not any(isinstance(function, MethodType) for function in callbacks_.values())
-        return (
-            self.shuffle and self.n is not None and plain and alone and callbacks_.keys().isdisjoint(("get_idxs", "shuffle_fn"))
-        )
+        if type(self) is not DataLoader or not self.shuffle or self.n is None or self._refill != "worker":
+            return False
+        given = callbacks.given(self)
+        alone = not any(isinstance(function, MethodType) for function in given.values())
+        return type(self.rng) is random.Random and alone and given.keys().isdisjoint(("get_idxs", "shuffle_fn"))
 
     def _shuffled_later(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same; between the first batch and the second this process draws the order, too."""
+        """The same; this process draws the order between the first batch and the second, or when somebody looks at rng."""
+        self._undrawn = self.n or 0
         try:
             yield from itertools.islice(batches, 1)
         finally:
-            self.get_idxs()  # for what it does to rng
+            self._draw()
         yield from batches
+
+    def _draw(self) -> None:
+        undrawn, self._undrawn = self._undrawn, 0
+        if undrawn:
+            self._rng.sample(range(undrawn), undrawn)
+
+    @property
+    def rng(self) -> random.Random:
+        self._draw()
+        return self._rng
+
+    @rng.setter
+    def rng(self, rng: random.Random) -> None:
+        self._rng, self._undrawn = rng, 0
 
     def _from_workers(self, idxs: Any, rng: Any, seed: int, number: int, timeout_s: float) -> Iterator[Any]:
         epoch = Epoch(idxs, rng)

@@ -16,7 +16,7 @@ from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.pool import Pool
 from async_loader.pipeline.work import Here
 
-_OF_AN_EPOCH = {"rng", "it", "_idxs", "_workers"}
+_OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
 """Attributes that every epoch sends along, or that are nothing to a worker."""
 _PLAIN = (bool, int, float, str, type(None), torch.device)
 
