@@ -235,9 +235,13 @@ class Items:
 
 
 def is_columns(dataset: Any) -> bool:
-    """Whether a dict or a tuple is meant as columns: its values are arrays, tensors or lists, and not all of them lists."""
-    if type(dataset) not in (tuple, dict):
+    """Whether a dict or a tuple is meant as columns: its values are arrays, tensors or lists; of a tuple not all are lists,
+    and a dict of lists has names as keys.
+    """
+    if type(dataset) not in (tuple, dict) or not dataset:
         return False
     values = list(dataset.values()) if type(dataset) is dict else list(dataset)
     arrays = [isinstance(v, np.ndarray) or tensors.is_tensor(v) for v in values]
-    return any(arrays) and all(a or isinstance(v, list) for a, v in zip(arrays, values, strict=True))
+    if not all(a or isinstance(v, list) for a, v in zip(arrays, values, strict=True)):
+        return False
+    return any(arrays) or (type(dataset) is dict and all(isinstance(key, str) for key in dataset))

@@ -197,6 +197,8 @@ def test_without_a_batch_size_items_come_as_tensors(workers):
 def test_columns_of_lists_and_arrays_are_items():
     loader = DataLoader({"x": np.arange(4), "name": ["a", "b", "c", "d"]}, 3)
     assert [(b["x"].tolist(), b["name"]) for b in loader] == [([0, 1, 2], ["a", "b", "c"]), ([3], ["d"])]
+    assert drawn(DataLoader({"y": [1, 2, 3]}, 2)) == [[1, 2], [3]]
+    assert drawn(DataLoader({0: 5, 1: 6}, 2)) == [[5, 6]]  # a dataset whose items are its values
     with pytest.raises(ConfigError, match="unequal length: 'x' has 4, 'y' has 3 rows"):
         DataLoader({"x": np.arange(4), "y": np.arange(3)})
 
