@@ -448,7 +448,7 @@ def test_a_killed_worker_is_named_at_once_and_replaced():
     assert lists(loader) == [[0], [1], [2], [3]]
 
 
-def test_random_numbers_in_workers_differ_and_follow_no_duplicated_state():
+def test_random_numbers_in_workers_differ_and_follow_numpys_seed():
     class Drawing:
         def __len__(self):
             return 8
@@ -456,8 +456,19 @@ def test_random_numbers_in_workers_differ_and_follow_no_duplicated_state():
         def __getitem__(self, i):
             return np.random.randint(1 << 60)
 
-    drawn = [number for batch in DataLoader(Drawing(), 1, num_workers=2) for number in batch.tolist()]
-    assert len(set(drawn)) == 8  # the original draws the same ones in every worker
+    def epochs(seed):
+        np.random.seed(seed)
+        loader = DataLoader(Drawing(), 1, num_workers=2)
+        return [[batch.item() for batch in loader] for _ in range(2)]
+
+    first = epochs(1)
+    assert len({*first[0], *first[1]}) == 16  # the original draws the same ones in every worker
+    assert epochs(1) == first  # whoever did which batch
+    assert not {*epochs(2)[0]} & {*first[0]}
+    np.random.seed(3)
+    order = np.random.permutation(8).tolist()
+    np.random.seed(3)
+    assert lists(DataLoader(range(8), 8, shuffle=True)) == [order]  # nothing was taken for it
 
 
 def test_the_older_loader_class():

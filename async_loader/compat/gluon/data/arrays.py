@@ -70,6 +70,8 @@ def finished(array: Any, array_type: str, shared: bool) -> Any:
 
 def converted(batch: Any, array_type: str) -> Any:
     """A batch with all its arrays and tensors as ``array_type``; what else is in it stays as it is."""
+    if array_type == "torch" and type(batch) is list and all(map(tensors.is_tensor, batch)):
+        return batch  # as what is gathered in bulk comes
     return mapped(batch, lambda leaf: _converted(leaf, array_type))
 
 

@@ -7,10 +7,14 @@ as those with them.
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
+import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from async_loader import tensors
 from async_loader.compat.gluon.data import arrays, bulk
@@ -82,6 +86,9 @@ class DataLoader:
 
     Notes
     -----
+    What workers draw from random, numpy and torch follows from the state of numpy's generator when the loader is made, and
+    from the numbers of the epoch and the batch.
+
     An iterator raises what the dataset or ``batchify_fn`` raised, and goes on with the next batch; WorkerDied when a worker
     did; `LoaderTimeout`. Any number of iterators share the workers; each holds the loader.
     """
@@ -118,7 +125,7 @@ class DataLoader:
         self._blocks = Blocks(self._batch_sampler, whole=gather is not None)
         work = self._work(gather, gather is not None and self._blocks.within(len(dataset)))
         workers, kind = self._who(gather, batch_size)
-        self._pool = Pool(work, workers, kind=kind, prefetch=self._prefetch)
+        self._pool = Pool(work, workers, kind=kind, prefetch=self._prefetch, seed=_seed())
         self._pool.start()
 
     def _work(self, gather: bulk.Gather | None, checked: bool) -> Batches:
@@ -300,6 +307,12 @@ class Finish:
         if self._array_type is not None:
             batch = arrays.converted(batch, self._array_type)
         return _pinned(batch) if self._pin else batch
+
+
+def _seed() -> int:
+    """For what workers draw: follows from the state of numpy's global generator, of which it takes nothing."""
+    state = pickle.dumps(np.random.get_state(legacy=False), protocol=5)
+    return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest())
 
 
 def _can_pin() -> bool:
