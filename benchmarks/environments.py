@@ -85,7 +85,7 @@ GLUON = Environment(
 
 FASTAI_NEEDS = (
     "fastcore", "fastprogress", "matplotlib", "pandas", "scikit-learn", "pillow", "pyyaml", "fastdownload", "fasttransform",
-    "plum-dispatch<2.10", "psutil",
+    "plum-dispatch<2.10", "requests", "psutil",
 )  # fmt: skip
 FASTAI = Environment(
     "fastai",

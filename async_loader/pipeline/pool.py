@@ -32,6 +32,7 @@ from async_loader.naming import describe
 from async_loader.pipeline import codec, live
 from async_loader.pipeline.arguments import check_descriptors, context_of, one_of, refuse_start_in_child, whole
 from async_loader.pipeline.crew import Crew
+from async_loader.pipeline.heap import keep_freed_memory
 from async_loader.pipeline.iteration import Inline, Iteration, Rota, Team, dealt, unaddressed
 from async_loader.pipeline.iterator import own_threads
 from async_loader.pipeline.job_queue import Job, Part, Shift
@@ -137,6 +138,7 @@ class Pool:
         ResourceLimit
             Too few descriptors or processes.
         """
+        keep_freed_memory()
         if self._closed:
             raise Closed("the pool is closed")
         if self._core is None or not self._core.usable:

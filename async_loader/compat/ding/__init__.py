@@ -1,0 +1,21 @@
+"""DI-engine's ``ding.utils.data``: its loader and its collate functions, on this package's pipeline.
+
+Only the import line of a program changes: ``from async_loader.compat.ding import AsyncDataLoader, default_collate``.
+"""
+
+from __future__ import annotations
+
+from async_loader.compat.ding.collating import default_collate, ttorch_collate
+from async_loader.compat.ding.decollating import default_decollate
+from async_loader.compat.ding.loader import AsyncDataLoader
+from async_loader.compat.ding.ragged import diff_shape_collate
+from async_loader.compat.ding.timesteps import timestep_collate
+
+__all__ = [
+    "AsyncDataLoader",
+    "default_collate",
+    "default_decollate",
+    "diff_shape_collate",
+    "timestep_collate",
+    "ttorch_collate",
+]

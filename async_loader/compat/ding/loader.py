@@ -1,0 +1,125 @@
+"""DI-engine's AsyncDataLoader: its signature, its checks and its quirks. The work is done by the loader it derives from."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from async_loader import loader
+from async_loader.compat.ding.collating import default_collate
+from async_loader.compat.ding.entries import EntriesSource
+from async_loader.compat.ding.results import KeepingCollate, Kept, arrived
+from async_loader.source import Source
+
+log = logging.getLogger("async_loader")
+
+
+class AsyncDataLoader(loader.AsyncDataLoader):
+    """An endless stream of batches, made ahead of time.
+
+    Kept from DI-engine:
+
+    - ``next`` never raises StopIteration: after `close`, and after a source has ended, it returns None, repeatedly.
+    - ``chunk_size`` that does not divide ``batch_size`` is an AssertionError, a negative ``num_workers`` a ValueError.
+    - ``data_source`` is called in a thread of this process, one call at a time, ahead of the learner, and may return fewer
+      or more entries than ``batch_size``.
+    - ``collate_fn`` may return anything, which arrives as it is. On a device tuples and namedtuples arrive as lists,
+      arrays and strings stay as they are, and other objects are a TypeError.
+    - ``__del__`` closes, and may be called by hand.
+
+    Different on purpose: errors are raised by ``next`` (there they hang it), batches are in order also within, and the
+    generators of workers are seeded. The guide for this door has the whole list.
+
+    Parameters
+    ----------
+    data_source : callable | dict of arrays | Source
+        ``f(batch_size)`` that returns a list of sample dicts, or of zero-argument callables (jobs) that return one sample
+        each.
+    batch_size : int
+    device : str | torch.device
+        Batches arrive there.
+    chunk_size : int | None
+        Jobs that a worker takes at once; must divide batch_size. Reads as 1 when it was None; then a worker takes a whole
+        batch at once, which is faster.
+    collate_fn : callable | None
+        Gets the list of samples of a batch. Default: `default_collate`.
+    num_workers : int
+        Worker processes from 2 on. 0 and 1 use a thread of this process.
+    **options
+        ``prefetch``, ``in_order``, ``timeout``, ``seed``, ``worker_init_fn``, ``context``, ``on_error``, ``slot_bytes`` as
+        in `async_loader.AsyncDataLoader`.
+
+    Attributes
+    ----------
+    data_source, batch_size, device, chunk_size, collate_fn, num_workers
+        As given.
+    use_cuda : bool
+    queue_maxsize : int
+        Batches made ahead.
+    end_flag : bool
+        Whether it was closed.
+    """
+
+    def __init__(
+        self,
+        data_source: Callable[[int], Any] | Mapping[str, Any] | Source,
+        batch_size: int,
+        device: Any,
+        chunk_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> None:
+        _check_chunk(batch_size, chunk_size)
+        self.data_source = data_source
+        self.use_cuda = "cuda" in str(device)
+        self.collate_fn = collate_fn or default_collate
+        self._moved = str(device) != "cpu"
+        by_default = self.collate_fn is default_collate
+        super().__init__(
+            data_source if isinstance(data_source, Mapping | Source) or not callable(data_source) else EntriesSource(data_source),
+            batch_size,
+            device,
+            chunk_size,
+            None if by_default else KeepingCollate(self.collate_fn, self._moved, os.getpid()),
+            num_workers,
+            **options,
+        )
+        self.chunk_size = 1 if chunk_size is None else self.chunk_size
+        self.queue_maxsize = options.get("prefetch") or 2 * max(1, self.num_workers)
+        log.info("Using %d workers to load data", self.num_workers)
+
+    def __iter__(self) -> AsyncDataLoader:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch; None when the loader is closed or its source has ended.
+
+        Raises
+        ------
+        BaseException
+            What a job, the collate_fn or the data_source raised; the following calls go on.
+        """
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            return None
+        if self._moved:
+            return arrived(batch, self.device)
+        return batch.value if isinstance(batch, Kept) else batch
+
+    def __del__(self) -> None:
+        """Close. May be called by hand, and then again by the collector."""
+        if hasattr(self, "_pipeline"):
+            self.close()
+            log.debug("Del AsyncDataLoader")
+
+
+def _check_chunk(batch_size: Any, chunk_size: Any) -> None:
+    """Numbers that do not fit each other; what is no number is refused by the loader."""
+    if not isinstance(batch_size, int) or not isinstance(chunk_size, int) or chunk_size < 1:
+        return
+    if chunk_size > batch_size or batch_size % chunk_size:
+        raise AssertionError(f"{batch_size}/{chunk_size}: chunk_size must divide batch_size")

@@ -1,0 +1,17 @@
+"""fastai's ``fastai.data.load``: its DataLoader and what belongs to it, on this package's pipeline.
+
+Only the import line of a program changes: ``from async_loader.compat.fastai import DataLoader``. fastai is not needed.
+"""
+
+from __future__ import annotations
+
+from async_loader.compat.fastai.collating import fa_collate, fa_convert
+from async_loader.compat.fastai.explaining import collate_error
+from async_loader.compat.fastai.fake_loader import FakeLoader
+from async_loader.compat.fastai.items import SkipItemException, stop
+from async_loader.compat.fastai.loader import DataLoader
+
+__all__ = ["DataLoader", "FakeLoader", "SkipItemException", "collate_error", "fa_collate", "fa_convert", "stop"]
+
+_FakeLoader = FakeLoader
+"""Under the name by which loaders that wrap others look for it."""

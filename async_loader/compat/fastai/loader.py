@@ -1,0 +1,343 @@
+"""fastai's DataLoader: its signature, its callbacks, its order of calls. Worker processes are the pipeline's."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from types import MethodType
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.utils.data import IterableDataset
+
+from async_loader.compat.fastai import callbacks, moving
+from async_loader.compat.fastai.fake_loader import FakeLoader
+from async_loader.compat.fastai.items import Endless, Permutation
+from async_loader.compat.fastai.making import Making, chunks
+from async_loader.compat.fastai.workers import Epoch, Workers
+from async_loader.pipeline.heap import keep_freed_memory
+
+
+class DataLoader(Making):
+    """Batches of a dataset, with a callback at every step of their making.
+
+    In the learner's process, for each epoch: randomize, before_iter, get_idxs (shuffle_fn). Then in each worker, or here
+    where there are none: wif (workers only), sample, create_batches; per item create_item, after_item; per batch
+    before_batch, create_batch, retain. Back in the learner's process: the copy to the device, after_batch, and at the
+    natural end after_iter. All of these may be overridden in a subclass, or given as a keyword.
+
+    Parameters
+    ----------
+    dataset : object with ``__getitem__`` and ``__len__``, or iterable | None
+        Attributes that the loader lacks are looked up on it.
+    bs : int | None
+        Items per batch; None: the items are batches already.
+    num_workers : int
+        Worker processes; worker w makes the batches w, w + num_workers, ... of the epoch.
+    pin_memory : bool
+        Batches in page-locked memory. A batch that is a list becomes a tuple.
+    timeout : float
+        Seconds to wait for a batch of a worker; 0 is for ever.
+    batch_size : int | None
+        The same as ``bs``.
+    shuffle : bool
+        By ``rng``, which is seeded from ``random`` when the loader is built.
+    drop_last : bool
+    indexed : bool | None
+        Whether items are had by number. Default: whether the dataset can be indexed.
+    n : int | None
+        Items per epoch. Default ``len(dataset)``; None for ever, or until the dataset ends.
+    device : str | int | torch.device | None
+        Batches are moved there.
+    persistent_workers : bool
+        Keep the worker processes from epoch to epoch. They are replaced when an attribute of the loader has been
+        changed; changes within the dataset they do not see.
+    pin_memory_device : str
+    refill : {"worker", "all"}
+        Whose later items take the place of skipped ones. "worker", fastai's rule: those of the same worker, so that batches
+        depend on the number of workers. "all": batches are as without workers; items are made by the workers, batches of
+        them in the learner's process, and ``sample`` and ``create_batches`` are not called.
+    **callbacks
+        wif, before_iter, after_item, before_batch, after_batch, after_iter, create_batches, create_item, create_batch,
+        retain, get_idxs, sample, shuffle_fn, do_batch. A function takes the method's place and gets no ``self``.
+
+    Attributes
+    ----------
+    rng : random.Random
+    fake_l : FakeLoader
+        The number of workers (``num_workers`` itself reads 1 in the learner's process, as in fastai), ``no_multiproc``.
+    offs : int
+        This worker's number; 0 in the learner's process.
+
+    Raises
+    ------
+    ValueError
+        Shuffling what cannot be indexed, negative numbers.
+    AssertionError
+        ``drop_last`` without a batch size.
+    TypeError
+        For a keyword that is neither of these, with the nearest name.
+    """
+
+    _noop_methods: ClassVar[list[str]] = list(callbacks.NOTHING_BY_DEFAULT)
+    _methods: ClassVar[list[str]] = list(callbacks.NAMES)
+    _workers: Workers | None = None
+    _given_n: int | None = None
+    _rng: random.Random
+    _undrawn = 0
+    _refill = "worker"
+
+    def __init__(
+        self,
+        dataset: Any = None,
+        bs: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        indexed: bool | None = None,
+        n: int | None = None,
+        device: Any = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        *,
+        refill: Literal["worker", "all"] = "worker",
+        **keywords: Any,
+    ) -> None:
+        callbacks.take(self, keywords, _ARGUMENTS)
+        bs = bs if batch_size is None else batch_size
+        if bs is None and drop_last:
+            raise AssertionError("drop_last without a batch size: give bs, or leave drop_last out")
+        _at_least("bs", bs, 1)
+        _at_least("num_workers", num_workers, 0)
+        _at_least("timeout", timeout, 0)
+        if indexed is None:
+            indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+        if shuffle and not indexed:
+            raise ValueError("an iterable dataset has no order to shuffle: leave shuffle out, or give a dataset with __getitem__")
+        if refill not in ("worker", "all") or (refill == "all" and not indexed):
+            raise ValueError(f'refill is {refill!r}: give "worker", or "all" with a dataset that can be indexed')
+        self.dataset, self.bs, self.shuffle, self.drop_last, self.indexed = dataset, bs, shuffle, drop_last, indexed
+        self.n = _length(dataset) if n is None else n
+        self._given_n, self._refill = n, refill
+        self.pin_memory, self.timeout, self.device = pin_memory, timeout, device
+        self.rng = random.Random(random.randint(0, 2**32 - 1))
+        self.num_workers, self.offs = 1, 0
+        self.fake_l = FakeLoader(self, pin_memory, num_workers, timeout, persistent_workers, pin_memory_device)
+
+    def __len__(self) -> int:
+        if self.n is None:
+            raise TypeError("nobody knows how many items there are: give n")
+        if self.bs is None:
+            return int(self.n)
+        return int(self.n // self.bs if self.drop_last else -(-self.n // self.bs))
+
+    # -- in the learner's process ------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch.
+
+        Raises
+        ------
+        RuntimeError
+            Nothing came within ``timeout``, or a worker died.
+        BaseException
+            What a callback or the dataset raised. The epoch is over then.
+        """
+        self.randomize()
+        self.before_iter()
+        batches = self._batches()
+        try:
+            for batch in batches:
+                if self.pin_memory:
+                    batch = moving.pinned(batch)
+                    batch = tuple(batch) if type(batch) is list else batch
+                if self.device is not None:
+                    batch = moving.moved(batch, self.device)
+                yield self.after_batch(batch)
+        finally:
+            getattr(batches, "close", _nothing)()
+        self.after_iter()
+        vars(self).pop("it", None)
+
+    def _batches(self) -> Iterator[Any]:
+        number, timeout_s = self.fake_l.num_workers, self.fake_l.timeout
+        later = number > 0 and self._may_shuffle_later()
+        idxs = Permutation(copy.copy(self.rng), self.n or 0) if later else self.get_idxs()
+        # As torch's iterators do, with and without workers: so that a seed gives the same run.
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        keep_freed_memory()
+        if later:
+            return self._shuffled_later(self._from_workers(idxs, None, seed, number, timeout_s))
+        if number:
+            return self._from_workers(idxs, vars(self).get("_rng"), seed, number, timeout_s)
+        self._idxs = idxs
+        return iter(self.create_batches(self.sample()))
+
+    def _may_shuffle_later(self) -> bool:
+        """Whether nobody can tell that workers draw the order by themselves, and this process only after the first batch."""
+        if type(self) is not DataLoader or not self.shuffle or self.n is None or self._refill != "worker":
+            return False
+        given = callbacks.given(self)
+        alone = not any(isinstance(function, MethodType) for function in given.values())
+        return type(self.rng) is random.Random and alone and given.keys().isdisjoint(("get_idxs", "shuffle_fn"))
+
+    def _shuffled_later(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same; this process draws the order between the first batch and the second, or when somebody looks at rng."""
+        self._undrawn = self.n or 0
+        try:
+            yield from itertools.islice(batches, 1)
+        finally:
+            self._draw()
+        yield from batches
+
+    def _draw(self) -> None:
+        undrawn, self._undrawn = self._undrawn, 0
+        if undrawn:
+            self._rng.sample(range(undrawn), undrawn)
+
+    @property
+    def rng(self) -> random.Random:
+        self._draw()
+        return self._rng
+
+    @rng.setter
+    def rng(self, rng: random.Random) -> None:
+        self._rng, self._undrawn = rng, 0
+
+    def _from_workers(self, idxs: Any, rng: Any, seed: int, number: int, timeout_s: float) -> Iterator[Any]:
+        epoch = Epoch(idxs, rng)
+        if self.fake_l.persistent_workers:
+            if isinstance(idxs, Iterator) and self.n is not None:
+                epoch.idxs = list(idxs)
+            workers = self._workers_for_ever(number)
+        else:
+            workers = Workers(self, number, epoch)
+        if self._refill == "worker":
+            return workers.batches(epoch, seed, timeout_s)
+        return self._from_items(workers, epoch, seed, timeout_s)
+
+    def _from_items(self, workers: Workers, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
+        """Batches made here of items made there, in the order of the indices."""
+        tasks, epoch.idxs = chunks(iter(epoch.idxs), self.bs or 1, drop_last=False), None
+        items = workers.items(tasks, epoch, seed, timeout_s)
+        try:
+            for chunk in self.chunkify(items):
+                yield self.do_batch(chunk)
+        finally:
+            items.close()
+
+    def _workers_for_ever(self, number: int) -> Workers:
+        if self._workers is None or not self._workers.fit(self, number):
+            if self._workers is not None:
+                self._workers.close()
+            self._workers = Workers(self, number)
+        return self._workers
+
+    def copy_for_workers(self) -> DataLoader:
+        """What the workers get: it does not keep the loader itself alive."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, MethodType) and value.__self__ is self:
+                setattr(other, name, MethodType(value.__func__, other))
+        other.fake_l = self.fake_l.of(other)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to an epoch under way, or to this process."""
+        return {name: value for name, value in vars(self).items() if name not in ("it", "_idxs", "_workers")}
+
+    def randomize(self) -> None:
+        """A new generator for this epoch, seeded by that of the last one."""
+        self.rng = random.Random(self.rng.randint(0, 2**32 - 1))
+
+    def get_idxs(self) -> Any:
+        """What there is to sample: numbers, or None for each item of an iterable dataset."""
+        idxs: Any = Endless(self.indexed)
+        if self.n is not None:
+            idxs = list(itertools.islice(idxs, self.n))
+        return self.shuffle_fn(idxs) if self.shuffle else idxs
+
+    def shuffle_fn(self, idxs: Sequence[Any]) -> Iterable[Any]:
+        return self.rng.sample(idxs, len(idxs))
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def new(self, dataset: Any = None, cls: type | None = None, **kwargs: Any) -> Any:
+        """A loader with the same settings and callbacks, but for those given here.
+
+        ``n`` is kept, where it was given, for the same dataset only.
+        """
+        same = dataset is None or dataset is self.dataset
+        fake = self.fake_l
+        settings: dict[str, Any] = {
+            "dataset": self.dataset if dataset is None else dataset,
+            "num_workers": fake.num_workers,
+            "pin_memory": self.pin_memory,
+            "timeout": self.timeout,
+            "bs": self.bs,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "indexed": self.indexed,
+            "device": self.device,
+            **({"n": self._given_n} if same and self._given_n is not None else {}),
+            **({"persistent_workers": True} if fake.persistent_workers else {}),
+            **({"pin_memory_device": fake.pin_memory_device} if fake.pin_memory_device else {}),
+            **({"refill": self._refill} if self._refill != "worker" else {}),
+            **callbacks.given(self),
+        }
+        return (cls or type(self))(**{**settings, **kwargs})
+
+    def one_batch(self) -> Any:
+        """The first batch, made in this process; None when there is none.
+
+        Raises
+        ------
+        ValueError
+            When it is known that there is none.
+        """
+        if self.n is not None and not len(self):
+            raise ValueError(f"This DataLoader does not contain any batches: it has {self.n} items, bs is {self.bs}")
+        with self.fake_l.no_multiproc():
+            epoch = iter(self)
+            batch = next(epoch, None)
+            epoch.close()  # type: ignore[attr-defined]
+        vars(self).pop("it", None)
+        return batch
+
+    def to(self, device: Any) -> None:
+        """Move batches to ``device`` from now on, and the transforms of after_batch at once."""
+        self.device = device
+
+    @property
+    def device(self) -> Any:
+        return self._device
+
+    @device.setter
+    def device(self, device: Any) -> None:
+        self._device = moving.parse(device)
+        moving.move_transforms(getattr(self.after_batch, "fs", ()), device)
+
+
+def _nothing() -> None:
+    """There is nothing to close: create_batches gave something else than a generator."""
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    if value is not None and value < least:
+        raise ValueError(f"{name} is {value}: give at least {least}")
+
+
+_ARGUMENTS = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", "keywords")]

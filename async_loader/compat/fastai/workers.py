@@ -1,0 +1,163 @@
+"""What the workers of a DataLoader do, and whether those of the last epoch may do it again."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from async_loader.errors import Timeout, WorkerDied
+from async_loader.pipeline.iteration import Iteration
+from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.work import Here
+
+_OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
+"""Attributes that every epoch sends along, or that are nothing to a worker."""
+_PLAIN = (bool, int, float, str, type(None), torch.device)
+
+
+@dataclass(slots=True)
+class Epoch:
+    """What differs from epoch to epoch.
+
+    Attributes
+    ----------
+    idxs : iterable | None
+        What get_idxs gave in the learner's process, once for all workers. None: indices come as tasks.
+    rng : random.Random | None
+    """
+
+    idxs: Any
+    rng: Any
+
+
+class Streams:
+    """The batches of one worker: those that the loader's own methods make of its share of the indices.
+
+    Parameters
+    ----------
+    loader : DataLoader
+        A copy that belongs to the workers; each epoch uses one of its own, for there may be loops within loops.
+    epoch : Epoch | None
+        The only one there will be. Forked workers inherit it, so it may hold what cannot be pickled.
+    """
+
+    def __init__(self, loader: Any, epoch: Epoch | None = None) -> None:
+        self.loader = loader
+        self._only = epoch
+
+    @property
+    def dataset(self) -> Any:
+        """What torch's get_worker_info shows."""
+        return self.loader.fake_l
+
+    def begin(self, here: Here) -> Iterator[Any] | Callable[[list[Any]], Any]:
+        """In fastai's order: number and share, seeds, wif, and then the samples."""
+        loader, epoch = self.loader, self._only or here.state
+        self.loader = loader.copy_for_workers()
+        loader.num_workers, loader.offs = here.workers, here.worker
+        if epoch.rng is not None:
+            loader.rng = epoch.rng
+        loader._idxs = epoch.idxs
+        seed_everything(here.seed)
+        loader.fake_l.worker_init_fn(here.worker)
+        if epoch.idxs is None:
+            return functools.partial(_items, loader)
+        batches: Iterator[Any] = iter(loader.create_batches(loader.sample()))
+        return batches
+
+
+def _items(loader: Any, idxs: list[Any]) -> tuple[list[Any], bool]:
+    """The items of these indices, and whether there may be more: a callback has not stopped them."""
+    items: list[Any] = []
+    for idx in idxs:
+        try:
+            item = loader.do_item(idx)
+        except StopIteration:
+            return items, False
+        if item is not None:
+            items.append(item)
+    return items, True
+
+
+def seed_everything(seed: int) -> None:
+    """The three global generators as fastai seeds them."""
+    random.seed(seed)
+    np.random.seed(seed % (2**32 - 1))
+    torch.manual_seed(seed)
+
+
+class Workers:
+    """The worker processes of one loader, for one epoch or for all.
+
+    Parameters
+    ----------
+    loader : DataLoader
+    number : int
+    only : Epoch | None
+        The workers end with this epoch.
+    """
+
+    def __init__(self, loader: Any, number: int, only: Epoch | None = None) -> None:
+        self._known = _look(loader)
+        self._only = only
+        self._pool = Pool(Streams(loader.copy_for_workers(), only), number, seeding=None)
+
+    def fit(self, loader: Any, number: int) -> bool:
+        """Whether they would do the same as new ones: the loader has the attributes that it had. What is within the
+        dataset is not looked at.
+        """
+        now = _look(loader)
+        same_names = not self._pool.closed and self._pool.workers == number and now.keys() == self._known.keys()
+        return same_names and all(_same(now[name], known) for name, known in self._known.items())
+
+    def batches(self, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
+        """The batches of an epoch, one from each worker in turn, with errors as fastai's callers know them."""
+        yield from self._told(self._pool.streams(**self._terms(epoch, seed, timeout_s)), timeout_s)
+
+    def items(self, tasks: Iterable[list[Any]], epoch: Epoch, seed: int, timeout_s: float) -> Generator[Any, None, None]:
+        """The items of an epoch one by one, in the order of the indices in ``tasks``."""
+        lists = self._told(self._pool.iterate(tasks, static=True, **self._terms(epoch, seed, timeout_s)), timeout_s)
+        try:
+            for items, more in lists:
+                yield from items
+                if not more:
+                    return
+        finally:
+            lists.close()
+
+    def _terms(self, epoch: Epoch, seed: int, timeout_s: float) -> dict[str, Any]:
+        state = None if self._only is epoch else epoch
+        limit = timeout_s if timeout_s > 0 else None
+        return {"state": state, "seed": seed, "prefetch": 2 * self._pool.workers, "timeout_s": limit}
+
+    def _told(self, iteration: Iteration, timeout_s: float) -> Generator[Any, None, None]:
+        """The same, with errors as fastai's callers know them, and the end of workers that were for this epoch alone."""
+        try:
+            yield from iteration
+        except Timeout as error:
+            raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds: {error}") from error
+        except WorkerDied as error:
+            raise RuntimeError(f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}") from error
+        finally:
+            iteration.close()
+            if self._only is not None:
+                self.close()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _look(loader: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(loader).items() if name not in _OF_AN_EPOCH}
+
+
+def _same(now: Any, known: Any) -> bool:
+    if now is known:
+        return True
+    return type(now) is type(known) and isinstance(now, _PLAIN) and bool(now == known)

@@ -1,0 +1,220 @@
+"""DI-engine's collate functions through their door: what its tests check, its quirks, its defects put right."""
+
+from __future__ import annotations
+
+import copy
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+
+from async_loader.compat.ding import default_collate, default_decollate, diff_shape_collate, timestep_collate, ttorch_collate
+
+Pair = namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    ("samples", "shape", "dtype"),
+    [
+        ([torch.zeros(2, 3)] * 4, (4, 2, 3), torch.float32),
+        ([torch.zeros(1, dtype=torch.int32)] * 4, (4,), torch.int32),
+        ([torch.zeros(())] * 4, (4,), torch.float32),
+        ([np.zeros((2, 3))] * 4, (4, 2, 3), torch.float64),
+        ([np.zeros(1, np.float32)] * 4, (4,), torch.float32),
+        ([np.zeros(())] * 4, (4,), torch.float64),
+        ([np.float64(1)] * 4, (4,), torch.float64),
+        ([np.int8(1)] * 4, (4,), torch.int8),
+        ([np.bool_(True)] * 4, (4,), torch.bool),
+        ([1.5] * 4, (4,), torch.float32),
+        ([1] * 4, (4,), torch.int64),
+        ([True] * 4, (4,), torch.bool),
+        ([1, 1.5, 2, 0], (4,), torch.float32),  # theirs cuts the fraction off: the first one decides there
+        ([True, 2, 3, 4], (4,), torch.int64),
+    ],
+)
+def test_leaves_are_stacked_and_keep_their_kind(samples, shape, dtype):
+    batch = default_collate(samples)
+    assert tuple(batch.shape) == shape
+    assert batch.dtype == dtype
+    assert batch.tolist() == torch.stack([torch.as_tensor(s, dtype=dtype) for s in samples]).reshape(shape).tolist()
+
+
+def test_one_number_per_sample_may_keep_its_axis():
+    samples = [{"r": torch.zeros(1), "deep": {"r": np.zeros(1)}, "seq": [torch.zeros(1)]}] * 3
+    assert default_collate(samples)["deep"]["r"].shape == (3,)
+    kept = default_collate(samples, cat_1dim=False)
+    assert kept["r"].shape == kept["deep"]["r"].shape == kept["seq"][0].shape == (3, 1)
+
+
+def test_containers():
+    samples = [{"t": (1.0, "x"), "l": [1, [2]], "n": Pair(1, {"z": 2.0}), 5: i} for i in range(2)]
+    batch = default_collate(samples)
+    assert type(batch) is dict
+    assert type(batch["t"]) is list
+    assert batch["t"][0].tolist() == [1, 1]
+    assert list(batch["t"][1]) == ["x", "x"]
+    assert batch["l"][1][0].tolist() == [2, 2]
+    assert type(batch["n"]) is Pair
+    assert batch["n"].b["z"].dtype == torch.float32
+    assert batch[5].tolist() == [0, 1]  # a key that is no string: theirs is an AttributeError
+    assert default_collate(["a", "b"]) == ["a", "b"]
+
+
+def test_the_first_sample_says_which_keys_there_are():
+    assert set(default_collate([{"a": 1}, {"a": 1, "b": 2}])) == {"a"}
+    with pytest.raises(KeyError):
+        default_collate([{"a": 1, "b": 2}, {"a": 1}])
+
+
+def test_ignored_keys_stay_lists_by_the_given_prefix_outside_and_the_default_within():
+    samples = [{"foo_x": i, "in": {"foo_y": i, "collate_ignore_z": i}} for i in range(2)]
+    batch = default_collate(samples, ignore_prefix=["foo"])
+    assert batch["foo_x"] == [0, 1]
+    assert torch.is_tensor(batch["in"]["foo_y"])
+    assert batch["in"]["collate_ignore_z"] == [0, 1]
+    assert default_collate([{"collate_ignore": object}] * 2) == {"collate_ignore": [object, object]}
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [None, object(), np.array(["a"]), np.array([object()]), 1j, {"x": None}, [{}, {1}]],
+    ids=["None", "object", "strings", "objects", "complex", "in a dict", "in a list"],
+)
+def test_what_no_rule_covers_is_a_type_error(sample):
+    with pytest.raises(TypeError, match="cannot be collated"):
+        default_collate([sample] * 2)
+
+
+def test_what_does_not_fit_together_is_refused():
+    with pytest.raises(RuntimeError, match="equal size"):
+        default_collate([torch.zeros(2), torch.zeros(3)])
+    with pytest.raises(ValueError, match=r"lengths \[1, 2\]"):  # theirs cuts to the shortest
+        default_collate([[1], [1, 2]])
+    with pytest.raises(IndexError, match="0 samples"):
+        default_collate([])
+
+
+def test_gradients_go_through():
+    weight = torch.ones(1, requires_grad=True)
+    default_collate([{"q": weight * 2}, {"q": weight * 3}])["q"].sum().backward()
+    assert weight.grad.item() == 5
+
+
+class Tree:
+    """As much of a tree tensor as its collation needs; the library need not be installed for it."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def json(self):
+        return self.parts
+
+
+Tree.__module__ = "treetensor.torch.tensor"
+
+
+def test_tree_tensors():
+    trees = [Tree({"a": torch.zeros(1), "b": {"c": torch.zeros(2)}})] * 3
+    assert type(default_collate(trees)) is dict
+    assert default_collate([{"t": t} for t in trees])["t"]["b"]["c"].shape == (3, 2)
+    tree = ttorch_collate(trees)
+    assert type(tree) is Tree
+    assert tree.parts["a"].shape == (3,)
+    assert ttorch_collate(trees, json=True, cat_1dim=False)["a"].shape == (3, 1)
+    with pytest.raises(TypeError, match="got dict"):
+        ttorch_collate([{"a": torch.zeros(1)}])
+
+
+# -- and back ------------------------------------------------------------------------------------------------------------
+
+
+def test_decollation_takes_tensors_apart():
+    whole = torch.arange(6).view(3, 2)
+    parts = default_decollate(whole)
+    assert [part.tolist() for part in parts] == whole.tolist()
+    assert parts[0].data_ptr() == whole.data_ptr()
+    assert [part.shape for part in default_decollate(torch.zeros(3))] == [(1,)] * 3
+    assert [part.shape for part in default_decollate(torch.zeros(2, 1, 1))] == [(1, 1)] * 2
+
+
+def test_decollation_of_containers():
+    normal = torch.distributions.Normal(torch.zeros(2), torch.ones(2))
+    batch = {"a": torch.arange(2), "deep": {"b": torch.zeros(2, 3)}, "dist": normal, "seq": [torch.zeros(2, 4)] * 3}
+    batch["prev_state"] = [{"h": 1}, {"h": 2}]
+    rows = default_decollate(batch)
+    assert len(rows) == 2
+    assert rows[1]["a"].tolist() == [1]
+    assert rows[1]["deep"]["b"].shape == (3,)
+    assert rows[1]["dist"] is None
+    assert type(rows[1]["seq"]) is tuple
+    assert [part.shape for part in rows[1]["seq"]] == [(4,)] * 3
+    assert rows[1]["prev_state"] == {"h": 2}
+    assert default_decollate([]) == default_decollate({}) == []
+
+
+@pytest.mark.parametrize("batch", [1, None, "text", {"a": "text"}, np.zeros(2), {"a": None}], ids=repr)
+def test_decollation_of_anything_else_is_a_type_error(batch):
+    with pytest.raises(TypeError, match="cannot be taken apart"):
+        default_decollate(batch)
+
+
+def test_decollation_refuses_parts_of_different_size():
+    with pytest.raises(ValueError, match="'b': 3"):
+        default_decollate({"a": torch.zeros(2), "b": torch.zeros(3)})
+    with pytest.raises(TypeError):
+        default_decollate({"prev_state": [1, 2], "a": torch.zeros(2)}, ignore=[])
+
+
+# -- trajectories, and shapes that differ --------------------------------------------------------------------------------
+
+
+def trajectory(steps, state):
+    return {
+        "obs": [torch.zeros(3)] * steps,
+        "reward": [torch.zeros(1)] * steps,
+        "done": [False] * steps,
+        "value": [0.5] * steps,
+        "deep": [{"x": torch.zeros(2)}] * steps,
+        "ragged": [(torch.zeros(2), torch.zeros(3))] * steps,
+        "whole": torch.zeros(steps, 2),
+        "prev_state": [state] * steps,
+    }
+
+
+def test_timesteps_come_first():
+    batch = [trajectory(4, None), trajectory(4, {"h": torch.zeros(7)})]
+    before = copy.deepcopy(batch)
+    out = timestep_collate(batch)
+    shapes = {key: tuple(value.shape) for key, value in out.items() if torch.is_tensor(value)}
+    assert shapes == {"obs": (4, 2, 3), "reward": (4, 2), "done": (4, 2), "value": (4, 2), "whole": (2, 4, 2)}
+    assert [step["x"].shape for step in out["deep"]] == [(2, 2)] * 4
+    assert [[part.shape for part in step] for step in out["ragged"]] == [[(2, 2), (2, 3)]] * 4
+    assert len(out["prev_state"]) == 4
+    assert out["prev_state"][0] == (None, batch[1]["prev_state"][0])
+    assert batch[0].keys() == before[0].keys()
+
+
+def test_timesteps_need_no_state_but_equal_lengths():
+    one = {"obs": [1.0, 2.0]}
+    assert timestep_collate([one, one])["obs"].tolist() == [[1, 1], [2, 2]]  # theirs pops the same dict twice
+    with pytest.raises(ValueError, match=r"lengths \[3, 4\]"):
+        timestep_collate([trajectory(3, None), trajectory(4, None)])
+
+
+def test_shapes_that_differ_stay_lists():
+    out = diff_shape_collate(
+        [{"n": None, "d": torch.zeros(2), "e": np.zeros(3)}, {"n": 1, "d": torch.zeros(3), "e": np.zeros(3)}]
+    )
+    assert out["n"] == [None, 1]
+    assert [d.shape for d in out["d"]] == [(2,), (3,)]
+    assert out["e"].shape == (2, 3)
+    assert out["e"].dtype == torch.float64
+    mixed = diff_shape_collate([[1, 2.0, True, torch.zeros(1), "s", Pair(1, {"x": None})]] * 2)
+    assert [getattr(m, "dtype", None) for m in mixed[:3]] == [torch.int64, torch.float32, torch.bool]
+    assert mixed[3].shape == (2, 1)
+    assert mixed[4] == ["s", "s"]
+    assert type(mixed[5]) is Pair
+    assert mixed[5].b["x"] == [None, None]
+    with pytest.raises(TypeError):
+        diff_shape_collate([object()] * 2)
