@@ -63,6 +63,17 @@ def within(arena: Arena | None) -> Iterator[None]:
         _current.arena = None
 
 
+@contextmanager
+def withheld() -> Iterator[None]:
+    """`empty` gives memory that is nobody else's meanwhile, in this thread: around what may keep what it makes."""
+    before = getattr(_current, "arena", None)
+    _current.arena = None
+    try:
+        yield
+    finally:
+        _current.arena = before
+
+
 def empty(shape: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
     """An uninitialised array for a part of the batch that is being made.
 

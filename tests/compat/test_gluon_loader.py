@@ -475,3 +475,29 @@ def test_the_older_loader_class():
     loader = gluon.data.DataLoaderV1([([1, 2], 3), ([4, 5], 6)], 2, num_workers=1)
     assert lists(loader) == [[[[1, 2], [4, 5]], [3, 6]]]
     assert dataloader.DataLoader is DataLoader
+
+
+class Keeping:
+    """Adds to every batch the first one that it made."""
+
+    def __init__(self):
+        self.stack, self.first = gluon.data.batchify.Stack(), None
+
+    def __call__(self, samples):
+        batch = self.stack(samples)
+        self.first = batch if self.first is None else self.first
+        return batch + self.first
+
+
+def test_a_batchify_function_may_keep_what_it_made_for_a_later_batch():
+    rows = [np.full(20_000, i, np.float32) for i in range(12)]
+    loader = gluon.data.DataLoader(rows, 1, batchify_fn=Keeping(), num_workers=1)
+    assert [batch.mean().item() for batch in loader] == [float(i) for i in range(12)]
+
+
+def test_memory_is_shared_only_with_functions_that_are_known_to_keep_nothing():
+    batchify = gluon.data.batchify
+    assert batchify.forgets(batchify.Group(batchify.Stack(), batchify.Pad(dtype=np.float32)))
+    assert batchify.forgets(batchify.default_batchify_fn)
+    assert not batchify.forgets(batchify.Group(batchify.Stack(), Keeping()))
+    assert not batchify.forgets(lambda samples: samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import threading
 import time
@@ -118,7 +119,12 @@ OPTIONS = [
 WORKERS = [{"shuffle": True, "num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
 
-@pytest.mark.parametrize("options", [*OPTIONS, *WORKERS], ids=str)
+def named(options):
+    """The same in every process that collects the tests: without addresses."""
+    return re.sub(r" object at 0x[0-9a-f]+", "", str(options))
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, *WORKERS], ids=named)
 def test_order_and_random_numbers_are_those_of_torch(options):
     def passes(kind):
         torch.manual_seed(3)
@@ -210,7 +216,7 @@ def test_a_list_of_indices_within_a_batch_is_an_index():
         {"dataset": Stream(), "batch_sampler": [[1]]},
         {"unknown": 1},
     ],
-    ids=str,
+    ids=named,
 )
 def test_mistakes_are_those_of_torch(options):
     errors = []

@@ -18,6 +18,7 @@ from async_loader.compat.gluon.data import arrays
 from async_loader.compat.gluon.data.checks import require
 from async_loader.pipeline import arena
 
+_PACKAGE = "async_loader.compat."
 _RAGGED = "pad them with Pad, or keep them apart with Append or AsList"
 
 
@@ -186,6 +187,16 @@ def stacked_by_tuples(data: Sequence[Any]) -> Any:
     if isinstance(data[0], tuple):
         return [stacked_by_tuples(column) for column in columns(data)]
     return stacked(data)
+
+
+def forgets(fn: Any) -> bool:
+    """Whether a batchify function, with those that it calls, is this package's: these keep nothing of the batches they make."""
+    if not str(getattr(fn, "__module__", "")).startswith(_PACKAGE):
+        return False
+    called: list[Any] = []
+    for value in getattr(fn, "__dict__", {}).values():
+        called += value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+    return all(forgets(one) for one in called if callable(one) and not isinstance(one, type))
 
 
 def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -18,10 +18,17 @@ import numpy as np
 
 from async_loader import tensors
 from async_loader.compat.gluon.data import arrays, bulk
-from async_loader.compat.gluon.data.batchify import Stack, default_batchify_fn, default_mp_batchify_fn, stacked_by_tuples
+from async_loader.compat.gluon.data.batchify import (
+    Stack,
+    default_batchify_fn,
+    default_mp_batchify_fn,
+    forgets,
+    stacked_by_tuples,
+)
 from async_loader.compat.gluon.data.checks import require
 from async_loader.compat.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from async_loader.errors import ConfigError, Timeout
+from async_loader.pipeline import arena
 from async_loader.pipeline.pool import Pool
 from async_loader.pipeline.work import Kind
 
@@ -270,6 +277,7 @@ class Batches:
 
     def __init__(self, dataset: Any, collate: Collate, gather: bulk.Gather | None, checked: bool) -> None:
         self.dataset, self._collate, self._gather, self._checked = dataset, collate, gather, checked
+        self._forgets = forgets(collate)
 
     def begin(self, here: Any) -> Callable[[Any], Any]:
         """See `Work.begin`."""
@@ -281,7 +289,11 @@ class Batches:
             if batch is not None:
                 return batch
         dataset = self.dataset
-        return self._collate([dataset[i] for i in indices])
+        with arena.withheld():  # what users wrote may keep what it makes, to use it again for a later batch
+            samples = [dataset[i] for i in indices]
+            if not self._forgets:
+                return self._collate(samples)
+        return self._collate(samples)
 
 
 class Finish:
