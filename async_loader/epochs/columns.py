@@ -152,6 +152,8 @@ def _check(name: str, column: Any) -> None:
             raise NoColumns(f"{name} is a {type(column).__name__}, whose class an item keeps")
         if column.device.type != "cpu" or column.layout is not torch.strided or column.requires_grad or column.is_quantized:
             raise NoColumns(f"{name} is no plain tensor on the CPU without a gradient")
+        if tensors.numpy_dtype(column.dtype) is None and column.dtype is not torch.bfloat16:
+            raise NoColumns(f"{name} has dtype {column.dtype}")
     elif type(column) in (np.ndarray, np.memmap):
         if not plain(column.dtype, column.ndim - 1):
             raise NoColumns(f"{name} has dtype {column.dtype}")
@@ -168,8 +170,7 @@ def _nbytes(array: Any) -> int:
 def _taker(array: Any) -> Callable[[Index], Any]:
     """Gathers rows of one column as a tensor of their own."""
     if tensors.is_tensor(array):
-        kind = tensors.numpy_dtype(array.dtype)
-        if kind is None or not array.is_contiguous() or array.is_conj() or array.is_neg():
+        if tensors.numpy_dtype(array.dtype) is None or array.is_conj() or array.is_neg():
             return _TensorRows(array)
         array = tensors.to_numpy(array)
     if isinstance(array, np.memmap):
@@ -178,7 +179,7 @@ def _taker(array: Any) -> Callable[[Index], Any]:
 
 
 class _TensorRows:
-    """What numpy cannot: bfloat16 and the like, strided tensors."""
+    """What numpy cannot: bfloat16, and complex tensors that are conjugated when they are read."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor

@@ -22,6 +22,7 @@ from async_loader.pipeline.device import DeviceBackend, block_views
 from async_loader.pipeline.failures import guarded
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.iterator import own_threads
+from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.streamer import Streamer
 from async_loader.source import END
 
@@ -43,6 +44,8 @@ class Ferry(Iterator[Any]):
         A callable is called with each batch in the streamer's thread, and what it returns is the batch.
     timeout_s : float | None
         For each `next`.
+    pages : Pages | None
+        Of the loader, whose iterations may be under way at the same time.
 
     Attributes
     ----------
@@ -50,9 +53,13 @@ class Ferry(Iterator[Any]):
     """
 
     def __init__(
-        self, iteration: Iteration, backend: DeviceBackend | Callable[[Any], Any], timeout_s: float | None = None
+        self,
+        iteration: Iteration,
+        backend: DeviceBackend | Callable[[Any], Any],
+        timeout_s: float | None = None,
+        pages: Pages | None = None,
     ) -> None:
-        self._crossing = _Crossing(iteration, backend, timeout_s)
+        self._crossing = _Crossing(iteration, backend, timeout_s, pages)
         live.add(self._crossing)
         self._crossing.start()
 
@@ -104,7 +111,13 @@ class _Landing:
 class _Crossing:
     """Threads hold this, never the ferry, so that a dropped one can be noticed."""
 
-    def __init__(self, iteration: Iteration, backend: DeviceBackend | Callable[[Any], Any], timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        iteration: Iteration,
+        backend: DeviceBackend | Callable[[Any], Any],
+        timeout_s: float | None,
+        pages: Pages | None,
+    ) -> None:
         self.iteration = iteration
         self._pid = os.getpid()
         self._timeout_s = timeout_s
@@ -113,7 +126,7 @@ class _Crossing:
             prepare, backend = _Prepared(backend), _Host()
         self._landing = _Landing(iteration, prepare)
         self._queue = CudaQueue()
-        self._streamer = self._landing.streamer = Streamer(self._landing, self._queue, backend)
+        self._streamer = self._landing.streamer = Streamer(self._landing, self._queue, backend, pages=pages)
 
     def start(self) -> None:
         self._streamer.start()

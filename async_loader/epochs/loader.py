@@ -20,6 +20,8 @@ from async_loader.epochs.works import GatherWork, MapWork, StreamWork, Told, epo
 from async_loader.errors import ConfigError
 from async_loader.naming import describe
 from async_loader.pipeline.arguments import callable_or_none, one_of, seconds_or_none, whole
+from async_loader.pipeline.device import TorchBackend, backend_for
+from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.pool import CLOSE_TIMEOUT_S, Pool
 from async_loader.pipeline.work import Kind
 
@@ -122,6 +124,7 @@ class DataLoader:
         self.seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
         self.in_order = in_order
         self.device = device
+        self._pages = Pages()
         self._backend, self._finish = _delivery(device, pin_memory, ahead=self.num_workers > 0)
         self.batch_sampler = batch_sampler
         self._timeout_s = seconds_or_none("timeout", timeout)
@@ -213,7 +216,9 @@ class DataLoader:
         else:
             tasks = self.batches.epoch(number, yielded)
             iteration = self._pool.iterate(tasks, state=state, seed=seed, in_order=self.in_order, timeout_s=limit, first=yielded)
-        batches: Any = iteration if self._backend is None else Ferry(iteration, self._backend, self._timeout_s)
+        batches: Any = iteration
+        if self._backend is not None:
+            batches = Ferry(iteration, _own_backend(self._backend, self.device), self._timeout_s, self._pages)
         self._latest = Epoch(batches, self.batches, number, yielded, self._finish, start)
         return self._latest
 
@@ -333,9 +338,14 @@ def _delivery(device: Any, pin_memory: bool, *, ahead: bool) -> tuple[Any, Calla
         if not pin_memory or not can_pin():
             return None, None
         return (pinned, None) if ahead else (None, pinned)
-    from async_loader.pipeline.device import backend_for
-
     return backend_for(device), None
+
+
+def _own_backend(backend: Any, device: Any) -> Any:
+    """Each streamer has a stream of its own, where the device is one that we make the backend of."""
+    if device is backend or not isinstance(backend, TorchBackend):
+        return backend
+    return backend_for(device)
 
 
 def _spread(batch: Any, devices: list[Any]) -> Any:

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from async_loader.errors import Broken, Closed
+from async_loader.errors import Broken, CannotSend, Closed
 from async_loader.lifecycle import Deadline, EndFlag, Life, State
 from async_loader.naming import describe
 from async_loader.pipeline import codec, live
@@ -123,8 +123,9 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the worker processes that there are now: one that is just being replaced has none yet."""
+        """Of the worker processes that there are at this moment."""
         crew = self._core.team if self._core is not None else None
+        # One that is being replaced has none yet; 0 would mean the caller's own group to whoever sends a signal.
         return [handle.pid for handle in list(crew.handles) if handle.pid] if isinstance(crew, Crew) else []
 
     def start(self) -> None:
@@ -326,13 +327,20 @@ class _Core:
         try:
             if self.team is not None:
                 importlib.import_module("torch.utils.data")
-                self.team.hire()
+                self._hire(self.team)
                 self.team.start()
                 own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
             self._life.to(State.RUNNING)
         except BaseException:
             self.close(CLOSE_TIMEOUT_S)
             raise
+
+    def _hire(self, team: Crew | Threads) -> None:
+        try:
+            team.hire()
+        except CannotSend as error:
+            text = f"{self._what} cannot be sent to worker processes that are not forked: {error.__cause__ or error}"
+            raise CannotSend(f'{text}: make what it holds picklable, or use context="fork"') from error
 
     # -- what iterations ask -----------------------------------------------------------------------------------------
 

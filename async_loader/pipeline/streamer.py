@@ -28,6 +28,7 @@ from async_loader.pipeline.batch import Failure, Loose, Nudge, Place, Slotted
 from async_loader.pipeline.collate import is_ignored
 from async_loader.pipeline.cuda_queue import CudaQueue
 from async_loader.pipeline.device import Bytes, DeviceBackend
+from async_loader.pipeline.pages import Pages
 from async_loader.shm.slots import SlotRing
 from async_loader.source import END
 from async_loader.stats import Meter
@@ -95,6 +96,8 @@ class Streamer:
     meter : Meter | None
     max_in_flight : int
         Copies under way at most; each holds a slot.
+    pages : Pages | None
+        Shared with other streamers that copy from the same ring.
     """
 
     def __init__(
@@ -104,12 +107,14 @@ class Streamer:
         backend: DeviceBackend,
         meter: Meter | None = None,
         max_in_flight: int = MAX_IN_FLIGHT,
+        pages: Pages | None = None,
     ) -> None:
         self.meter = meter or Meter()
         self._train_queue = train_queue
         self._cuda_queue = cuda_queue
         self._backend = backend
         self._max_in_flight = max_in_flight
+        self._pages = pages or Pages()
         self._in_flight: deque[InFlight] = deque()
         self._rings: dict[int, Registered] = {}
         self._thread = threading.Thread(target=self.run, name="async-loader-streamer", daemon=True)
@@ -247,12 +252,12 @@ class Streamer:
         for old in [key for key, known in self._rings.items() if _idle(known.ring)]:
             self._give_back(self._rings.pop(old))
         memory = ring.segment.bytes()
-        pinned = self._backend.register(memory, ring.slot_bytes)
+        pinned = self._pages.register(self._backend, memory, ring.slot_bytes)
         self._rings[id(ring)] = Registered(ring, memory if pinned else None)
 
     def _give_back(self, known: Registered) -> None:
         if known.memory is not None:
-            self._backend.unregister(known.memory)
+            self._pages.unregister(known.memory)
 
     def finish(self) -> None:
         """Synchronise, then give pages back, then drop the leases; in this order.

@@ -56,7 +56,7 @@ def datasets(draw):
 
 
 @given(datasets(), st.integers(1, 5), st.booleans(), st.sampled_from(["keep", "drop", "roll_over"]), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_it_gives_what_item_by_item_gives(dataset, batch_size, shuffle, last, data):
     options = {"batch_size": batch_size, "shuffle": shuffle, "last_batch": last, "seed": 3}
     if not shuffle and data.draw(st.booleans()):
@@ -68,6 +68,17 @@ def test_it_gives_what_item_by_item_gives(dataset, batch_size, shuffle, last, da
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, of tensors on read-only arrays
             same(list(compiled), list(plain))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_that_are_strided_are_gathered_whatever_their_dtype(dtype):
+    data = torch.from_numpy(np.arange(12).astype(dtype))[::2]
+    same(list(DataLoader(data, 4, compiled=True)), [data[:4], data[4:]])
+
+
+def test_conjugated_tensors_are_gathered_as_they_read():
+    data = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    same(list(DataLoader(data, 2, compiled=True)), [torch.tensor([1 - 2j, 3 + 1j])])
 
 
 def test_tensors_of_dtypes_that_numpy_lacks_are_gathered_too():
@@ -120,6 +131,7 @@ class Own:
         ({"x": np.zeros(3), "y": [1, 2, 3]}, {}, "dataset: column 'y' is list"),
         (np.zeros(3, ">f4"), {}, "dtype >f4"),
         (np.zeros(3, np.uint64), {}, "dtype uint64"),
+        (torch.zeros(3).to(torch.float8_e4m3fn), {}, "has dtype torch.float8_e4m3fn"),
         (torch.zeros(3, requires_grad=True), {}, "no plain tensor"),
         (torch.nn.Parameter(torch.zeros(3)), {}, "is a Parameter, whose class an item keeps"),
         (np.ma.zeros(3), {}, "is MaskedArray"),

@@ -404,6 +404,16 @@ def test_batches_are_streamed_to_a_device(dataset, workers):
     assert backend.violations == []
 
 
+def test_iterations_that_stream_to_a_device_may_be_nested_and_share_their_pages():
+    backend = FakeBackend()
+    data = {"x": np.arange(40 * 5000).reshape(40, 5000), "y": np.arange(40)}
+    with DataLoader(data, 8, num_workers=1, compiled=False, device=backend) as loader:
+        for outer in loader:
+            assert [batch["y"].cpu().tolist()[0] for batch in loader] == [0, 8, 16, 24, 32]
+            assert (outer["x"].cpu()[:, 0] == outer["y"].cpu() * 5000).all()
+    assert backend.violations == []
+
+
 def test_errors_and_streams_reach_the_consumer_of_a_device():
     with DataLoader(Squares(), batch_sampler=[[1], [77], [2]], device=FakeBackend()) as loader:
         epoch = iter(loader)

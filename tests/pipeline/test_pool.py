@@ -303,7 +303,9 @@ def test_a_stream_whose_worker_died_between_two_batches_says_so():
         iteration = pool.streams(state="slow")
         assert next(iteration) == 0
         assert pool._core.team.handles[0].shifts
-        os.kill(pool.pids[0], signal.SIGKILL)
+        (victim,) = pool.pids
+        assert victim > 0
+        os.kill(victim, signal.SIGKILL)
         with pytest.raises(WorkerDied, match="SIGKILL"):
             collections.deque(iteration, maxlen=0)
         assert list(iteration) == []
@@ -400,6 +402,13 @@ def test_workers_that_are_not_forked_are_sent_the_work(method):
 
     with Pool(Local(), 1, context=method) as pool:
         assert list(pool.iterate(range(3), state=10)) == [15, 16, 17]
+
+
+def test_a_work_that_cannot_travel_is_refused_before_anything_starts():
+    work = Numbers()
+    work.lock = threading.Lock()
+    with Pool(work, 1, context="spawn") as pool, pytest.raises(CannotSend, match=r"Numbers.*lock.*use context=\"fork\""):
+        pool.start()
 
 
 def test_a_forked_child_makes_workers_of_its_own(processes):
