@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from async_loader import tensors, tree
-from async_loader.errors import Closed, Timeout
+from async_loader.errors import Broken, Closed, Timeout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline import live
 from async_loader.pipeline.batch import Failure, Loose
@@ -120,6 +120,8 @@ class _Crossing:
         own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
 
     def next(self) -> Any:
+        if os.getpid() != self._pid:  # the streamer's thread is in that process alone
+            raise Broken(f"this iteration belongs to process {self._pid}: begin one in each process that needs batches")
         try:
             item = self._queue.pop()
             if item is None:
@@ -137,7 +139,9 @@ class _Crossing:
         return batch.batch if type(batch) is _Opaque else batch
 
     def abandon(self) -> None:
-        """Tell everyone to end, wait for nobody."""
+        """Tell everyone to end, wait for nobody. In a forked child there is nobody, and who held the locks is not there."""
+        if os.getpid() != self._pid:
+            return
         self._landing.closed = True
         self._landing.tickets.release()
         self._queue.close()

@@ -8,11 +8,13 @@ is dropped in the middle is closed by that, and what was under way is not delive
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError, Closed, Timeout
 from async_loader.lifecycle import Deadline
+from async_loader.pipeline import arena
 from async_loader.pipeline.batch import Drained, Failure, Nudge
 from async_loader.pipeline.failures import guarded
 from async_loader.pipeline.job_queue import Job, Shift
@@ -135,7 +137,7 @@ class Inline(Iteration):
             self.close()
             raise
         try:
-            batch = self._shifts.do(self.number, next(self._seq), task, stream=self._stream)
+            batch = self._do(next(self._seq), task)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | GeneratorExit):
                 raise
@@ -149,6 +151,12 @@ class Inline(Iteration):
             raise StopIteration
         self.yielded += 1
         return batch
+
+    def _do(self, seq: int, task: Any) -> Any:
+        if arena.current() is None:
+            return self._shifts.do(self.number, seq, task, stream=self._stream)
+        with arena.within(None):  # in a worker of another pool: its slot is not for batches that its dataset may keep
+            return self._shifts.do(self.number, seq, task, stream=self._stream)
 
     def close(self) -> None:
         super().close()
@@ -191,6 +199,7 @@ class Team(Iteration):
         self._seq = 0
         self._settled = 0
         self._dry = False
+        self._pid = os.getpid()
 
     def feed(self) -> None:
         """Keep as many tasks under way as there may be."""
@@ -269,8 +278,8 @@ class Team(Iteration):
         return item.take() if isinstance(item, Parcel) else item.tree
 
     def close(self) -> None:
-        """See `Iteration.close`."""
-        if not self.closed:
+        """See `Iteration.close`. In a forked child there are no workers, and a lock that one held then is held for good."""
+        if not self.closed and os.getpid() == self._pid:
             for job in self._jobs:
                 job.over = True
             self._jobs.clear()

@@ -22,6 +22,7 @@ from async_loader.compat.gluon.data.batchify import Stack, default_batchify_fn, 
 from async_loader.compat.gluon.data.checks import require
 from async_loader.compat.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from async_loader.errors import ConfigError, Timeout
+from async_loader.pipeline import arena
 from async_loader.pipeline.pool import Pool
 from async_loader.pipeline.work import Kind
 
@@ -281,7 +282,9 @@ class Batches:
             if batch is not None:
                 return batch
         dataset = self.dataset
-        return self._collate([dataset[i] for i in indices])
+        with arena.within(None):
+            items = [dataset[i] for i in indices]
+        return self._collate(items)
 
 
 class Finish:
