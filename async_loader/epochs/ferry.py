@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,8 @@ class Ferry(Iterator[Any]):
     Attributes
     ----------
     exhausted : bool
+    passed : int
+        Of the iteration's tasks: see there. Those of batches that are still on their way do not count.
     """
 
     def __init__(
@@ -59,6 +62,10 @@ class Ferry(Iterator[Any]):
     @property
     def exhausted(self) -> bool:
         return self._crossing.iteration.exhausted
+
+    @property
+    def passed(self) -> int:
+        return self._crossing.passed
 
     def __next__(self) -> Any:
         """The next batch. Raises what the iteration does, and Broken when the device fails."""
@@ -82,6 +89,7 @@ class _Landing:
         self._prepare = prepare
         self.tickets = threading.Semaphore(AHEAD)
         self.closed = False
+        self.passed: deque[int] = deque()
         self.streamer: Streamer | None = None
 
     def get(self, deadline: Deadline) -> Any:
@@ -99,6 +107,8 @@ class _Landing:
             return END
         except BaseException as error:  # data for the consumer: it is raised there
             return Failure(guarded(error))
+        finally:
+            self.passed.append(self.iteration.passed)
 
 
 class _Crossing:
@@ -106,6 +116,7 @@ class _Crossing:
 
     def __init__(self, iteration: Iteration, backend: DeviceBackend | Callable[[Any], Any], timeout_s: float | None) -> None:
         self.iteration = iteration
+        self.passed = 0
         self._pid = os.getpid()
         self._timeout_s = timeout_s
         prepare: Callable[[Any], Any] = _as_it_is
@@ -132,6 +143,8 @@ class _Crossing:
             raise Timeout(f"no batch within {self._timeout_s:g} s: {self.iteration.waiting_for()}") from None
         if item is END:
             raise StopIteration
+        if self._landing.passed:
+            self.passed = self._landing.passed.popleft()
         self._landing.tickets.release()
         if isinstance(item, Failure):
             raise item.error

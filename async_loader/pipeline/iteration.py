@@ -61,6 +61,11 @@ class Iteration(Iterator[Any]):
         self.closed = self.exhausted = False
         self._on_close = on_close
 
+    @property
+    def passed(self) -> int:
+        """Tasks, from the first on, that are not to be done again: their batch was given, or their error raised in its turn."""
+        raise NotImplementedError
+
     def __iter__(self) -> Iteration:
         return self
 
@@ -118,6 +123,7 @@ class Inline(Iteration):
         self._tasks, self._shifts, self._check = tasks, shifts, check
         self._stream = shift.stream
         self._seq = itertools.count(shift.first)
+        self._drawn = self._passed = 0
         shifts.tell(shift.number, shift.seed, shift.first, lambda: shift.state)
 
     def __next__(self) -> Any:
@@ -126,6 +132,7 @@ class Inline(Iteration):
         try:
             self._check()
             task = next(self._tasks)
+            self._drawn += 1
         except Closed:
             self.close()
             raise StopIteration from None
@@ -141,6 +148,7 @@ class Inline(Iteration):
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | GeneratorExit):
                 raise
+            self._passed = self._drawn
             named = guarded(error)
             if named is error:
                 raise
@@ -150,7 +158,12 @@ class Inline(Iteration):
             self.close()
             raise StopIteration
         self.yielded += 1
+        self._passed = self._drawn
         return batch
+
+    @property
+    def passed(self) -> int:
+        return self._passed
 
     def _do(self, seq: int, task: Any) -> Any:
         if arena.current() is None:
@@ -198,7 +211,7 @@ class Team(Iteration):
         self._jobs: list[Job] = []
         self._seq = 0
         self._settled = 0
-        self._dry = False
+        self._dry = self._spoilt = False
         self._pid = os.getpid()
 
     def feed(self) -> None:
@@ -210,7 +223,7 @@ class Team(Iteration):
                 self._dry = True
                 return
             except Exception as error:  # of whoever makes the tasks; in its turn
-                self._dry = True
+                self._dry = self._spoilt = True
                 self._fail(error)
                 return
             try:
@@ -250,6 +263,10 @@ class Team(Iteration):
             batch = self._settle(item)
             if batch is not END:
                 return batch
+
+    @property
+    def passed(self) -> int:
+        return min(self.queue.passed, self._seq - self._spoilt)
 
     @property
     def ring(self) -> SlotRing | None:

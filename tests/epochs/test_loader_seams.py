@@ -11,9 +11,11 @@ import pytest
 from async_loader import DataLoader
 from async_loader.compat.gluon.data import DataLoader as GluonLoader
 from async_loader.compat.gluon.data.batchify import Stack
+from async_loader.compat.torch import StatefulDataLoader
 from async_loader.epochs.ferry import Ferry
 from async_loader.errors import Broken
 from async_loader.pipeline.pool import Pool
+from async_loader.testing.fake_device import FakeBackend
 
 ROW = 4096
 
@@ -132,3 +134,67 @@ def test_no_batch_comes_of_a_worker_that_could_not_be_initialised():
             with pytest.raises(OSError, match="no such device"):
                 next(epoch)
         assert list(epoch) == []
+
+
+class Holed:
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        if i == 5:
+            raise LookupError("item 5")
+        return i
+
+
+class Counting:
+    """A sampler with a state."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < 20:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def __len__(self):
+        return 20
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("after", [2, 3, 4])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Holed(), 2),
+        lambda: DataLoader(Holed(), 2, num_workers=2, workers="threads", sampler=Counting()),
+        lambda: DataLoader(Holed(), 2, device=FakeBackend()),
+        lambda: StatefulDataLoader(Holed(), 2, sampler=Counting()),
+    ],
+    ids=["inline", "threads", "device", "torch"],
+)
+def test_a_batch_that_failed_counts_in_a_state(make, after):
+    one, two = make(), make()
+    epoch, said = iter(one), []
+    for _ in range(after):
+        try:
+            said.append(next(epoch).cpu().tolist())
+        except LookupError:
+            said.append("failed")
+    state = one.state_dict()
+    assert said == [[0, 1], [2, 3], "failed", [6, 7]][:after]
+    rest = [[6, 7], [8, 9]] if after == 3 else [[8, 9]] if after == 4 else []
+    two.load_state_dict(state)
+    again = iter(two)
+    if after == 2:
+        with pytest.raises(LookupError):
+            next(again)
+    assert [batch.cpu().tolist() for batch, _ in zip(again, rest, strict=False)] == rest
+    for loader in (one, two):
+        loader.close()
