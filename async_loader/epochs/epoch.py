@@ -39,6 +39,8 @@ class Epoch(Iterator[Any]):
         self._iteration = iteration
         self._batches = batches
         self._finish = finish
+        self._first = yielded
+        self._passed = 0
         self._streams: dict[int, tuple[int, Any]] = dict(start.get("streams") or {})
         self._turn: int = start.get("turn", 0)
 
@@ -52,13 +54,21 @@ class Epoch(Iterator[Any]):
         except StopIteration:
             self.finished = self._iteration.exhausted
             raise
+        except BaseException:
+            self._pass()  # what failed in its turn is not to be done again
+            raise
         if type(batch) is Streamed:
             batch, where = batch
             self._streams[where.worker] = (where.given, where.state)
             self._turn = where.worker + 1
         self.yielded += 1
-        self._batches.delivered()
+        self._pass()
         return batch if self._finish is None else self._finish(batch)
+
+    def _pass(self) -> None:
+        while self._passed < self._iteration.passed:
+            self._passed += 1
+            self._batches.delivered()
 
     def close(self) -> None:
         """Cancel what is under way. The loader and its workers go on."""
@@ -66,7 +76,7 @@ class Epoch(Iterator[Any]):
 
     def state(self) -> dict[str, Any]:
         """Of a loader in the middle of this epoch."""
-        found = {"epoch": self.number, "yielded": self.yielded, "batches": self._batches.state(finished=False)}
+        found = {"epoch": self.number, "yielded": self._first + self._passed, "batches": self._batches.state(finished=False)}
         if self._streams:
             found["streams"] = {str(worker): list(where) for worker, where in self._streams.items()}
             found["turn"] = self._turn

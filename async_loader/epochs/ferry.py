@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from async_loader import tensors, tree
-from async_loader.errors import Closed, Timeout
+from async_loader.errors import Broken, Closed, Timeout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline import live
 from async_loader.pipeline.batch import Failure, Loose
@@ -50,6 +51,8 @@ class Ferry(Iterator[Any]):
     Attributes
     ----------
     exhausted : bool
+    passed : int
+        Of the iteration's tasks: see there. Those of batches that are still on their way do not count.
     """
 
     def __init__(
@@ -66,6 +69,10 @@ class Ferry(Iterator[Any]):
     @property
     def exhausted(self) -> bool:
         return self._crossing.iteration.exhausted
+
+    @property
+    def passed(self) -> int:
+        return self._crossing.passed
 
     def __next__(self) -> Any:
         """The next batch. Raises what the iteration does, and Broken when the device fails."""
@@ -89,6 +96,7 @@ class _Landing:
         self._prepare = prepare
         self.tickets = threading.Semaphore(AHEAD)
         self.closed = False
+        self.passed: deque[int] = deque()
         self.streamer: Streamer | None = None
 
     def get(self, deadline: Deadline) -> Any:
@@ -106,6 +114,8 @@ class _Landing:
             return END
         except BaseException as error:  # data for the consumer: it is raised there
             return Failure(guarded(error))
+        finally:
+            self.passed.append(self.iteration.passed)
 
 
 class _Crossing:
@@ -119,6 +129,7 @@ class _Crossing:
         pages: Pages | None,
     ) -> None:
         self.iteration = iteration
+        self.passed = 0
         self._pid = os.getpid()
         self._timeout_s = timeout_s
         prepare: Callable[[Any], Any] = _as_it_is
@@ -133,6 +144,8 @@ class _Crossing:
         own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
 
     def next(self) -> Any:
+        if os.getpid() != self._pid:  # the streamer's thread is in that process alone
+            raise Broken(f"this iteration belongs to process {self._pid}: begin one in each process that needs batches")
         try:
             item = self._queue.pop()
             if item is None:
@@ -143,6 +156,8 @@ class _Crossing:
             raise Timeout(f"no batch within {self._timeout_s:g} s: {self.iteration.waiting_for()}") from None
         if item is END:
             raise StopIteration
+        if self._landing.passed:
+            self.passed = self._landing.passed.popleft()
         self._landing.tickets.release()
         if isinstance(item, Failure):
             raise item.error
@@ -150,7 +165,9 @@ class _Crossing:
         return batch.batch if type(batch) is _Opaque else batch
 
     def abandon(self) -> None:
-        """Tell everyone to end, wait for nobody."""
+        """Tell everyone to end, wait for nobody. In a forked child there is nobody, and who held the locks is not there."""
+        if os.getpid() != self._pid:
+            return
         self._landing.closed = True
         self._landing.tickets.release()
         self._queue.close()

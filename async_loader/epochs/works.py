@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from async_loader.epochs.columns import Columns, as_index
+from async_loader.pipeline import arena
 from async_loader.pipeline.work import Here
 from async_loader.source import END
 
@@ -90,10 +91,13 @@ class MapWork:
     def _fetch(self, indices: Sequence[Any]) -> Any:
         dataset = self.dataset
         bulk = getattr(dataset, "__getitems__", None)
-        return bulk(indices) if bulk is not None else [dataset[i] for i in indices]
+        with arena.within(None):
+            return bulk(indices) if bulk is not None else [dataset[i] for i in indices]
 
     def _one(self, task: Any) -> Any:
-        return self._collate(self.dataset[task])
+        with arena.within(None):
+            item = self.dataset[task]
+        return self._collate(item)
 
 
 class StatefulMapWork:
@@ -215,9 +219,11 @@ class StreamWork:
     def batch(self, items: Iterator[Any]) -> tuple[Any, bool]:
         """The next batch, END for none, and whether it was the last."""
         if self._size is None:
-            item = next(items, END)
+            with arena.within(None):
+                item = next(items, END)
             return (END, True) if item is END else (self._collate(item), False)
-        batch = list(itertools.islice(items, self._size))
+        with arena.within(None):
+            batch = list(itertools.islice(items, self._size))
         short = len(batch) < self._size
         if not batch or (self._drop and short):
             return END, True

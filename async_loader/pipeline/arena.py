@@ -55,23 +55,19 @@ class Arena:
 
 @contextmanager
 def within(arena: Arena | None) -> Iterator[None]:
-    """`empty` takes from this arena, in this thread."""
-    _current.arena = arena
-    try:
-        yield
-    finally:
-        _current.arena = None
-
-
-@contextmanager
-def withheld() -> Iterator[None]:
-    """`empty` gives memory that is nobody else's meanwhile, in this thread: around what may keep what it makes."""
-    before = getattr(_current, "arena", None)
-    _current.arena = None
+    """`empty` takes from this arena, in this thread; from none where it is ``None``: for what outlives the batch, as whatever
+    a dataset makes may do.
+    """
+    before, _current.arena = current(), arena
     try:
         yield
     finally:
         _current.arena = before
+
+
+def current() -> Arena | None:
+    """What `empty` takes from, in this thread."""
+    return getattr(_current, "arena", None)
 
 
 def empty(shape: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
@@ -80,7 +76,7 @@ def empty(shape: Sequence[int], dtype: Any) -> npt.NDArray[Any]:
     In a worker process its memory is used again for a later batch: put it into the batch that this task returns, keep it
     nowhere else.
     """
-    arena: Arena | None = getattr(_current, "arena", None)
+    arena = current()
     kind = np.dtype(dtype)
     if kind.hasobject:
         return np.empty(shape, kind)

@@ -8,11 +8,13 @@ is dropped in the middle is closed by that, and what was under way is not delive
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError, Closed, Timeout
 from async_loader.lifecycle import Deadline
+from async_loader.pipeline import arena
 from async_loader.pipeline.batch import Drained, Failure, Nudge
 from async_loader.pipeline.failures import guarded
 from async_loader.pipeline.job_queue import Job, Shift
@@ -58,6 +60,11 @@ class Iteration(Iterator[Any]):
         self.yielded = 0
         self.closed = self.exhausted = False
         self._on_close = on_close
+
+    @property
+    def passed(self) -> int:
+        """Tasks, from the first on, that are not to be done again: their batch was given, or their error raised in its turn."""
+        raise NotImplementedError
 
     def __iter__(self) -> Iteration:
         return self
@@ -116,6 +123,7 @@ class Inline(Iteration):
         self._tasks, self._shifts, self._check = tasks, shifts, check
         self._stream = shift.stream
         self._seq = itertools.count(shift.first)
+        self._drawn = self._passed = 0
         shifts.tell(shift.number, shift.seed, shift.first, lambda: shift.state)
 
     def __next__(self) -> Any:
@@ -124,6 +132,7 @@ class Inline(Iteration):
         try:
             self._check()
             task = next(self._tasks)
+            self._drawn += 1
         except Closed:
             self.close()
             raise StopIteration from None
@@ -135,10 +144,11 @@ class Inline(Iteration):
             self.close()
             raise
         try:
-            batch = self._shifts.do(self.number, next(self._seq), task, stream=self._stream)
+            batch = self._do(next(self._seq), task)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | GeneratorExit):
                 raise
+            self._passed = self._drawn
             named = guarded(error)
             if named is error:
                 raise
@@ -148,7 +158,18 @@ class Inline(Iteration):
             self.close()
             raise StopIteration
         self.yielded += 1
+        self._passed = self._drawn
         return batch
+
+    @property
+    def passed(self) -> int:
+        return self._passed
+
+    def _do(self, seq: int, task: Any) -> Any:
+        if arena.current() is None:
+            return self._shifts.do(self.number, seq, task, stream=self._stream)
+        with arena.within(None):  # in a worker of another pool: its slot is not for batches that its dataset may keep
+            return self._shifts.do(self.number, seq, task, stream=self._stream)
 
     def close(self) -> None:
         super().close()
@@ -190,7 +211,8 @@ class Team(Iteration):
         self._jobs: list[Job] = []
         self._seq = 0
         self._settled = 0
-        self._dry = False
+        self._dry = self._spoilt = False
+        self._pid = os.getpid()
 
     def feed(self) -> None:
         """Keep as many tasks under way as there may be."""
@@ -201,7 +223,7 @@ class Team(Iteration):
                 self._dry = True
                 return
             except Exception as error:  # of whoever makes the tasks; in its turn
-                self._dry = True
+                self._dry = self._spoilt = True
                 self._fail(error)
                 return
             try:
@@ -243,6 +265,10 @@ class Team(Iteration):
                 return batch
 
     @property
+    def passed(self) -> int:
+        return min(self.queue.passed, self._seq - self._spoilt)
+
+    @property
     def ring(self) -> SlotRing | None:
         return self._office.ring
 
@@ -269,8 +295,8 @@ class Team(Iteration):
         return item.take() if isinstance(item, Parcel) else item.tree
 
     def close(self) -> None:
-        """See `Iteration.close`."""
-        if not self.closed:
+        """See `Iteration.close`. In a forked child there are no workers, and a lock that one held then is held for good."""
+        if not self.closed and os.getpid() == self._pid:
             for job in self._jobs:
                 job.over = True
             self._jobs.clear()

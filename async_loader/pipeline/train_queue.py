@@ -121,5 +121,10 @@ class TrainQueue:
                 return outcome
 
     @property
+    def passed(self) -> int:
+        """Jobs, from the first on, whose turn is over."""
+        return self._next
+
+    @property
     def depth(self) -> int:
         return len(self._ready)

@@ -159,6 +159,7 @@ class Shifts:
             begun = self._orders.work.begin(here)
             shift.do = iter(begun) if stream else begun
         except BaseException:
+            self._first = first  # what is done once was not done
             shift.ended = stream  # a stream that did not begin has nothing to give, and says why once
             raise
 

@@ -289,7 +289,7 @@ class Batches:
             if batch is not None:
                 return batch
         dataset = self.dataset
-        with arena.withheld():  # what users wrote may keep what it makes, to use it again for a later batch
+        with arena.within(None):  # what users wrote may keep what it makes, to use it again for a later batch
             samples = [dataset[i] for i in indices]
             if not self._forgets:
                 return self._collate(samples)
