@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError
+from async_loader.source import END
 
 LastBatch = Literal["keep", "drop", "roll_over"]
 
@@ -153,6 +155,7 @@ class Sampled(Batches):
         self._entered: list[Any] = []
         self._before: Any = None
         self._loaded: Any = None
+        self._global: list[int] | None = None
 
     def __len__(self) -> int:
         n = len(self._sampler)  # type: ignore[arg-type]
@@ -179,6 +182,7 @@ class Sampled(Batches):
         self.snapshots.clear()
         self._iterator = None
         loaded, self._loaded = self._loaded, None
+        self._global = None if loaded is None else loaded.get("global")
         if not self._track and loaded is None:
             return self._tasks()
         if loaded is not None and loaded["sampler"] is not None:
@@ -187,6 +191,8 @@ class Sampled(Batches):
             self._restore(loaded)
         self._before, self._entered = self._generator_state(), list(self._carried)
         tasks = self._tasks()
+        if self._draws_globally:
+            tasks = self._drawn_again(tasks)
         for _ in range(start):
             next(tasks, None)
         self._note()
@@ -219,7 +225,33 @@ class Sampled(Batches):
     def state(self, *, finished: bool) -> Any:
         if finished or not self.snapshots:
             return {"sampler": None, "generator": self._generator_state(), "carried": list(self._carried)}
-        return self.snapshots[0]
+        if not self._draws_globally:
+            return self.snapshots[0]
+        if self._global is None:
+            self._global = _global_state()
+        return {**self.snapshots[0], "global": self._global}
+
+    @property
+    def _draws_globally(self) -> bool:
+        """Whether it is one of torch's random samplers without a generator: when it begins it draws from the global one."""
+        torch_data: Any = sys.modules.get("torch.utils.data")
+        inner: Any = getattr(self._sampler, "sampler", self._sampler)
+        return torch_data is not None and isinstance(inner, torch_data.Sampler) and getattr(inner, "generator", self) is None
+
+    def _drawn_again(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        """The tasks, of which the first is drawn from the global generator as a state has it, where there is one."""
+        import torch
+
+        if self._global is None:
+            self._global = _global_state()
+            first = next(tasks, END)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(torch.tensor(self._global, dtype=torch.uint8))
+                first = next(tasks, END)
+        if first is not END:
+            yield first
+            yield from tasks
 
     def _tasks(self) -> Iterator[Any]:
         if self._size is None:
@@ -265,6 +297,13 @@ class Sampled(Batches):
         if self._loaded is not None:
             self._restore(self._loaded)
             self._loaded = {**self._loaded, "generator": None}
+
+
+def _global_state() -> list[int]:
+    import torch
+
+    state: list[int] = torch.get_rng_state().tolist()
+    return state
 
 
 def check_last(last: str, batch_size: int | None) -> None:

@@ -51,6 +51,10 @@ class Drawn(Sampled):
         if random:
             torch.randperm(n, generator=generator)  # as torch does, at the end: a generator of the user's goes on from there
 
+    @property
+    def _draws_globally(self) -> bool:
+        return not self._cut and super()._draws_globally
+
     def _drawing(self) -> torch.Generator:
         """The sampler's generator, or one seeded from the global generator, at the first batch, as the sampler does it."""
         sampler: Any = self._sampler.sampler  # type: ignore[attr-defined]
