@@ -440,15 +440,17 @@ def test_a_ferry_prepares_batches_ahead_in_a_thread_of_its_own(workers):
 
 
 def test_a_time_limit_is_for_who_waits_also_with_a_ferry():
-    event = threading.Event()
+    began, event = threading.Event(), threading.Event()
 
     class Slow(Squares):
         def __getitem__(self, i):
+            began.set()
             event.wait(60)
             return i
 
     with DataLoader(Slow(2), 2, num_workers=1, workers="threads", timeout=0.05, device=FakeBackend()) as loader:
         epoch = iter(loader)
+        assert began.wait(60)
         with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
             next(epoch)
         event.set()
