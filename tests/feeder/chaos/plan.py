@@ -39,6 +39,8 @@ class Plan:
         An actor's at most; a learner's; of a queue.
     keyed : bool
         Whether everything is encrypted.
+    shared : bool
+        Whether batches come in shared memory: over ipc, without a proxy, so that faults are those of processes.
     name : str
         Of one that was not drawn.
     left_s : float
@@ -55,11 +57,12 @@ class Plan:
     batch: int = 4
     queue_size: int = 20
     keyed: bool = False
+    shared: bool = False
     left_s: float = 20.0
     name: str = ""
 
     def __str__(self) -> str:
-        how = f"{self.mode}{', keyed' if self.keyed else ''}"
+        how = f"{self.mode}{', keyed' if self.keyed else ''}{', shared memory' if self.shared else ''}"
         who = f"{self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"
         acts = [f"  {act.at:5.2f} s  {act.name} {' '.join(map(str, act.args))}" for act in self.acts]
         return "\n".join([f"{self.name or f'seed {self.seed}'}: {how}, {who}", *acts])
