@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     in_flight_bytes: U64 = IN_FLIGHT_BYTES
 
     def ahead(self, batch_bytes: int) -> int:
-        """Batches that a reader can have on their way over a socket. To grant more is no use: a server sends when it hears more."""
+        """Batches that a reader can have on their way over a socket: of a larger grant the rest is forgotten."""
         return max(1, min(MOST_AHEAD, self.in_flight_bytes // max(1, batch_bytes)))
 
 

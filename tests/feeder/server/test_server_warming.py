@@ -108,15 +108,17 @@ def test_a_constructor_that_is_interrupted_while_it_compiles_leaves_nothing_open
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    endpoints = {plane: f"inproc://{plane.value}" for plane in Plane}
-    with zmq.Context() as context:
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(warming, "is_warm", lambda: False)
-            patched.setattr(warming, "is_kept", lambda: False)
-            patched.setattr(warming, "warm", interrupted)
-            Server({"t": ReplayBuffer(100, SCHEMA)}, endpoints, context=context, memory=str(tmp_path / "memory"))
-        assert not os.path.exists(tmp_path / "memory")
-        Server({"t": ReplayBuffer(100, SCHEMA)}, endpoints, context=context).close()
+    monkeypatch.setattr(warming, "is_warm", lambda: False)
+    monkeypatch.setattr(warming, "is_kept", lambda: False)
+    monkeypatch.setattr(warming, "warm", interrupted)
+    endpoints, context = {plane: f"inproc://{plane.value}" for plane in Plane}, zmq.Context()
+    with pytest.raises(KeyboardInterrupt):
+        Server({"t": ReplayBuffer(100, SCHEMA)}, endpoints, context=context, memory=str(tmp_path / "memory"))
+    assert not os.path.exists(tmp_path / "memory")
+    end = threading.Thread(target=context.term, daemon=True)  # which waits for sockets that nobody closed
+    end.start()
+    end.join(20)
+    assert not end.is_alive()
 
 
 def test_kernels_that_cannot_be_loaded_end_it(monkeypatch):
