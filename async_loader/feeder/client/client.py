@@ -333,8 +333,9 @@ class TableClient:
             Of this learner, among those that share the table.
         seed : int, optional
         prefetch : int, optional
-            Batches on their way or waiting here; a loader that plans further ahead raises it. By default 4 to 32, depending on
-            their size, and 8 at most where they have weights. With 0 a batch is drawn when `plan` waits for it, with all the
+            Batches on their way or waiting here; a loader that plans further ahead raises it. A feeder sends 64 ahead at most,
+            and over a socket not more than its ``in_flight_bytes``. By default 4 to 32, depending on their size, and 8 at
+            most where they have weights. With 0 a batch is drawn when `plan` waits for it, with all the
             priorities that were updated until then.
         transport : "auto" | "shm" | "tcp"
             How batches come from a feeder on this machine: written by it into memory of this process, or through its

@@ -450,11 +450,13 @@ class Connection:
 
     def _is_answer(self, plane: Plane, message: Message) -> bool:
         """Whether the sequence is that of a call: those of INSERTs, BATCHes and TIMEOUTs of a reader are other numbers."""
-        body = message.body
-        if message.sequence not in self._calls or plane is Plane.INSERT:
+        body, call = message.body, self._calls.get(message.sequence)
+        if call is None or plane is Plane.INSERT:
             return False
         if plane is Plane.CONTROL:
             return True
+        if message.number not in (0, call.number):  # what is said of another reader
+            return False
         return message.type is Type.APPLIED or (isinstance(body, Error) and body.code != ErrorCode.TIMEOUT)
 
     def _answer(self, call: Call | None, message: Message) -> None:

@@ -25,12 +25,14 @@ from async_loader.feeder.client.slots import Filled, Slots
 from async_loader.feeder.client.waiting import News
 from async_loader.feeder.shared import Offering
 from async_loader.feeder.wire import (
+    MOST_AHEAD,
     Batch,
     CloseReader,
     Done,
     End,
     Error,
     ErrorCode,
+    Limits,
     Message,
     OpenReader,
     Pull,
@@ -124,6 +126,7 @@ class ReaderLine:
         self.failure: Failure | None = None
         self._ended_after: int | None = None
         self._layout: RowLayout | None = None
+        self._limits = Limits()
         self._opening = self._server = 0
         self._asked = 0
         self._ask_at: float | None = None
@@ -256,7 +259,7 @@ class ReaderLine:
         else:
             self._ask_at = None
             return
-        self._asked, self._ask_at = port.sequence(), now + ASK_AGAIN_S
+        self._asked, self._ask_at, self._limits = port.sequence(), now + ASK_AGAIN_S, port.limits
         port.send(Plane.CONTROL, body, self.number, self._asked)
 
     # -- shared memory, the IO thread, under the lock; see NOTE -------------------------------------------------------------
@@ -359,10 +362,11 @@ class ReaderLine:
         self.schema, self.leased = schema_of(body.schema), body.leased
         self._layout = RowLayout.of(self.schema, headed=False)
         self._opening += 1
-        if self._prefetch is None:
-            self.prefetch = ahead_of(self.schema, self._layout.row_bytes * self.wanted.batch_size, self._planned)
+        batch_bytes = self._layout.row_bytes * self.wanted.batch_size
+        wished = ahead_of(self.schema, batch_bytes, self._planned) if self._prefetch is None else self._prefetch
+        self.prefetch = min(wished, MOST_AHEAD if body.transport == "shm" else self._limits.ahead(batch_bytes))
         self._came = self._told = 0
-        self._granted = self.prefetch - len(self.inbox)
+        self._granted = max(0, self.prefetch - len(self.inbox))
         self._ask_at, self._later_s = None, LATER_S
         self.transport = body.transport
         if body.transport == "shm":

@@ -44,6 +44,8 @@ class Outbound:
         if isinstance(body, Pull | Priorities | Return) and reader is None:
             raise Malformed(f"session has no reader {message.number}: open it (again)", ErrorCode.UNKNOWN_READER)
         if reader is not None and isinstance(body, Pull):
+            if reader.shared and reader.shelf is None:  # of an earlier opening: this one, which took its place, came first
+                return
             if len(body.returned):
                 reader.take_back(body.returned.tolist())
             reader.grant(body.granted)

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.server.parcels import Parcel, Returned
 from async_loader.feeder.shared import Shelf
-from async_loader.feeder.wire import ErrorCode, InSlot, Limits, OpenReader, RowLayout
+from async_loader.feeder.wire import MOST_AHEAD, ErrorCode, InSlot, Limits, OpenReader, RowLayout
 from async_loader.replay.reader import Target
 from async_loader.replay.served import Drawing, ServedTable
 from async_loader.replay.views import Transitions
 
-MOST_AHEAD = 64
-"""Batches that a reader can have on their way, whatever it grants."""
 MOST_STEPS, MOST_VIEWS = 1024, 64
 """Of an n-step return: no step is an item before so many have followed. Views of a table are kept as long as it is."""
 
@@ -148,8 +146,7 @@ class Outlet:
             drawing.close()
             raise
         self._views.add(view)
-        batch_bytes = max(1, wanted.batch_size * layout.row_bytes)
-        ahead = MOST_AHEAD if shared else max(1, min(MOST_AHEAD, self._limits.in_flight_bytes // batch_bytes))
+        ahead = MOST_AHEAD if shared else self._limits.ahead(wanted.batch_size * layout.row_bytes)
         reader = ReaderState(
             session, number, self, drawing, layout, wanted.batch_size, wanted.timeout_s, ahead, shared=shared
         )  # fmt: skip

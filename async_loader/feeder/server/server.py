@@ -124,7 +124,6 @@ class Server:
         self._poller = zmq.Poller()
         for what in (self._ports.sockets[Plane.CONTROL], self._bell.fileno()):
             self._poller.register(what, zmq.POLLIN)
-        self._warming: Warming | None = Warming(self._bell.ring)
         if gatekeeper is not None:
             self._poller.register(gatekeeper.poll_socket, zmq.POLLIN)
         self._callers: set[int] = set()  # who is about to offer memory
@@ -132,6 +131,12 @@ class Server:
         self._more = False  # whether a round left something undone that waits for nobody
         self._ending: Deadline | None = None
         self._closed = False
+        self._warming: Warming | None = None
+        try:
+            self._warming = Warming(self._ring)
+        except BaseException:  # Ctrl-C while it compiled; a context with open sockets would never end
+            self.close()
+            raise
 
     @property
     def endpoints(self) -> dict[Plane, str]:
@@ -141,6 +146,9 @@ class Server:
     def stop(self) -> None:
         """End as SIGTERM does: drain, and return from `run`. The second time: do not drain."""
         self._stops += 1
+        self._ring()
+
+    def _ring(self) -> None:
         with contextlib.suppress(OSError):  # closed already
             self._bell.ring()
 
@@ -191,25 +199,28 @@ class Server:
         return min((one for one in moments if one is not None), default=None)
 
     def _round(self) -> None:
-        receive = self._post.receive
-        if self._warming is not None and not self._begin(self._warming):
-            receive(Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer_early)
-            return
-        heard_all = receive(Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer)
-        receive(Plane.INSERT, *_BUDGET[Plane.INSERT], self._inbound.handle)
-        receive(Plane.PULL, *_BUDGET[Plane.PULL], self._outbound.handle)
+        begun = self._warming is None or self._begin(self._warming)
+        heard_all = self._post.receive(
+            Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer if begun else self._answer_early
+        )  # fmt: skip
         self._more = False
+        if begun:
+            self._serve_tables()
+        for session, answer in self._desk.late_answers():
+            self._post.send(session, Plane.CONTROL, answer)
+        if heard_all:  # after a stop of ours, what everybody said in the meantime comes first
+            self._let_go()
+
+    def _serve_tables(self) -> None:
+        self._post.receive(Plane.INSERT, *_BUDGET[Plane.INSERT], self._inbound.handle)
+        self._post.receive(Plane.PULL, *_BUDGET[Plane.PULL], self._outbound.handle)
         for table in self._hall.tables.values():
             if table.table.closed:
                 self._end_table(table)
             elif table.outlet.hungry or table.intake.blocked:
                 self._more |= self._outbound.flow(table)
         self._inbound.tell()
-        for session, answer in self._desk.late_answers():
-            self._post.send(session, Plane.CONTROL, answer)
         self._outbound.complain()
-        if heard_all:  # after a stop of ours, what everybody said in the meantime comes first
-            self._let_go()
 
     def _begin(self, warming: Warming) -> bool:
         """Whether tables can be used: if so, what has waited for them is done. See NOTE [before the kernels]."""

@@ -25,7 +25,7 @@ gap or of a fenced writer stands in the header. Only then are the rows worth rea
 from __future__ import annotations
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire.bounds import Limits
+from async_loader.feeder.wire.bounds import MOST_AHEAD, Limits
 from async_loader.feeder.wire.codes import ACK_NOW, FINAL, SHARED, SHOWN, TERMINATED, TRUNCATED, ErrorCode, Type, worth_retrying
 from async_loader.feeder.wire.control import (
     CloseWriter,
@@ -72,6 +72,7 @@ from async_loader.feeder.wire.weights import bytes_of, specs_of, tensors_of
 __all__ = [
     "ACK_NOW",
     "FINAL",
+    "MOST_AHEAD",
     "NEWEST",
     "OLDEST",
     "SHARED",

@@ -12,6 +12,8 @@ CONTROL_BYTES = 64 << 10
 MESSAGE_BYTES = 64 << 20
 """Of all body frames together, unless the receiver says otherwise (WELCOME says what the server takes)."""
 IN_FLIGHT_BYTES = 256 << 20
+MOST_AHEAD = 64
+"""Batches that a reader can have on their way, whatever it grants."""
 ROW_BYTES = 1 << 30
 FIELDS = 4096
 FRAMES = FIELDS + 1
@@ -41,6 +43,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     control_bytes: Annotated[int, Meta(ge=1024, le=CONTROL_BYTES)] = CONTROL_BYTES
     message_bytes: U64 = MESSAGE_BYTES
     in_flight_bytes: U64 = IN_FLIGHT_BYTES
+
+    def ahead(self, batch_bytes: int) -> int:
+        """Batches that a reader can have on their way over a socket: of a larger grant the rest is forgotten."""
+        return max(1, min(MOST_AHEAD, self.in_flight_bytes // max(1, batch_bytes)))
 
 
 DEFAULT = Limits()

@@ -90,6 +90,7 @@ class History:
         self.sessions: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.starved: list[str] = []
+        self.transports: set[str] = set()
         for path in sorted(folder.glob("*.log")):
             for line in path.read_text().splitlines():
                 at, what, *rest = json.loads(line)
@@ -140,6 +141,8 @@ class History:
             self.sessions[who] = rest[2]
             if rest[3] > 0:
                 self.starved.append(who)
+            if rest[4] is not None:
+                self.transports.add(rest[4])
 
     # -- verdicts --------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ KINDS = (
     "kill_actor", "kill_learner", "kill_server", "stop", "cut", "cut_acks", "cut_mid", "delay", "lose", "half_open", "forget",
 )  # fmt: skip
 
+OF_PROCESSES = KINDS[:4]
+
 
 @dataclass(frozen=True, order=True)
 class Act:
@@ -39,6 +41,8 @@ class Plan:
         An actor's at most; a learner's; of a queue.
     keyed : bool
         Whether everything is encrypted.
+    shared : bool
+        Whether batches come in shared memory: over ipc, without a proxy, so that faults are those of processes.
     name : str
         Of one that was not drawn.
     left_s : float
@@ -55,11 +59,12 @@ class Plan:
     batch: int = 4
     queue_size: int = 20
     keyed: bool = False
+    shared: bool = False
     left_s: float = 20.0
     name: str = ""
 
     def __str__(self) -> str:
-        how = f"{self.mode}{', keyed' if self.keyed else ''}"
+        how = f"{self.mode}{', keyed' if self.keyed else ''}{', shared memory' if self.shared else ''}"
         who = f"{self.actors} actors (dropping: {sorted(self.drops)}), {self.learners} learners"
         acts = [f"  {act.at:5.2f} s  {act.name} {' '.join(map(str, act.args))}" for act in self.acts]
         return "\n".join([f"{self.name or f'seed {self.seed}'}: {how}, {who}", *acts])
@@ -69,13 +74,14 @@ def plan_of(seed: int, seconds: float = FAULTS_S) -> Plan:
     """The round of a seed."""
     rng = random.Random(seed)
     mode, actors = MODES[seed % len(MODES)], 2
+    shared = seed % 10 == 3
     acts: list[Act] = []
     for _ in range(rng.randint(2, 6)):
-        acts += _fault(rng, rng.uniform(0.02, seconds), seconds)
+        acts += _fault(rng, rng.uniform(0.02, seconds), seconds, OF_PROCESSES if shared else KINDS)
     return Plan(
         seed, mode, tuple(sorted(acts, key=_moment)), actors, rng.choice((1, 2)),
         frozenset(number for number in range(actors) if mode != "queue" and rng.random() < 0.2),
-        batch=rng.choice((1, 4, 8)), queue_size=rng.choice((20, 200)), keyed=seed % 10 == 7,
+        batch=rng.choice((1, 4, 8)), queue_size=rng.choice((20, 200)), keyed=seed % 10 == 7, shared=shared,
     )  # fmt: skip
 
 
@@ -83,9 +89,9 @@ def _moment(act: Act) -> float:
     return act.at
 
 
-def _fault(rng: random.Random, at: float, seconds: float) -> list[Act]:
+def _fault(rng: random.Random, at: float, seconds: float, kinds: tuple[str, ...]) -> list[Act]:
     """One fault, and its end where it has one of its own."""
-    kind, plane, until = rng.choice(KINDS), rng.choice(PLANES), min(seconds, at + rng.uniform(0.02, 0.6))
+    kind, plane, until = rng.choice(kinds), rng.choice(PLANES), min(seconds, at + rng.uniform(0.02, 0.6))
     if kind == "stop":
         who = rng.choice(("actor", "learner", "server"))
         return [Act(at, f"stop_{who}", (rng.randrange(8),)), Act(until, f"continue_{who}")]

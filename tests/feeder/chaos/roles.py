@@ -203,23 +203,23 @@ class Flags:
         self._seen: dict[int, tuple[bool, str]] = {}
         self.client = None
         self.again, self.met = False, ""
-        arrived, ready = reader_line.ReaderLine._arrived, source.RemoteSource._ready
+        add, ready = reader_line.ReaderLine._add, source.RemoteSource._ready
 
         def remember(line, *args):
-            batches, again = line.batches, line.redelivered
-            arrived(line, *args)
-            if line.batches > batches:
-                self._seen[id(line.inbox[-1])] = line.redelivered > again, self.client._connection.incarnation.hex()
+            again = line.redelivered
+            add(line, *args)
+            self._seen[id(line.inbox[-1])] = line.redelivered > again, self.client._connection.incarnation.hex()
 
         def look(one, line, came):
             self.again, self.met = self._seen.pop(id(came))
             return ready(one, line, came)
 
-        reader_line.ReaderLine._arrived, source.RemoteSource._ready = remember, look
+        reader_line.ReaderLine._add, source.RemoteSource._ready = remember, look
 
 
 def learner(options: dict) -> None:
-    ending, flags = Ending(), Flags()
+    ending, flags, memfd = Ending(), Flags(), os.memfd_create
+    os.memfd_create = lambda name, how: memfd("learner", how)  # so that it can be told from a table where it is mapped
     log, wanted = Log(options["folder"], options["name"]), None
     if options["until"]:  # the last one, which takes what the others have left
         wanted = {tuple(one) for one in json.loads(Path(options["until"]).read_text())}
@@ -247,7 +247,7 @@ def learner(options: dict) -> None:
         if options["pause_s"]:
             threading.Event().wait(options["pause_s"])
     stats = client.stats()
-    log("done", stats.batches, stats.batches_redelivered, stats.sessions, more)
+    log("done", stats.batches, stats.batches_redelivered, stats.sessions, more, batches.transport)
     log.timed("close", LAST_S, lambda: client.close(LAST_S))
     log.close()
 
@@ -269,7 +269,7 @@ class Announced(Server):
 
     def _welcome(self, version):
         here = {f"{plane}_endpoint": f"tcp://127.0.0.1:{self._proxy[plane]}" for plane in ("insert", "pull")}
-        return msgspec.structs.replace(super()._welcome(version), **here)
+        return msgspec.structs.replace(super()._welcome(version), **(here if self._hall.memory is None else {}))
 
     def close(self):
         if not self._closed:
@@ -311,6 +311,9 @@ def server(options: dict) -> None:
     buffer = ReplayBuffer(1 << 16, max_bytes="512MiB", **how)
     ends = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
     locks, context = {}, None
+    if options["shared"]:
+        ends = {plane: options["address"] + ("" if plane is Plane.CONTROL else f".{plane.value}") for plane in Plane}
+        locks = {"memory": options["address"].removeprefix("ipc://") + ".memory"}
     if options["keys"]:
         context = zmq.Context()
         gatekeeper = Gatekeeper(context, load_server_keys(options["keys"]))
@@ -331,7 +334,8 @@ def server(options: dict) -> None:
         silence_s=SILENCE_S,
         **locks,
     ).at(options["proxy"], options["dump"])
-    say("ready", {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}, one.incarnation.hex())
+    ports = {} if options["shared"] else {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}
+    say("ready", ports, one.incarnation.hex())
     one.run()
     if context is not None:
         gatekeeper.close()

@@ -119,9 +119,10 @@ class Round:
     # -- processes -------------------------------------------------------------------------------------------------------
 
     def _start(self, name: str, role: str, **options) -> Child:
+        at = f"ipc://{self._folder}/at" if self.plan.shared else f"tcp://127.0.0.1:{self.proxy.ports['control']}"
         common = {
-            "folder": str(self._folder), "name": name, "address": f"tcp://127.0.0.1:{self.proxy.ports['control']}",
-            "mode": self.plan.mode, "keys": self._keys,
+            "folder": str(self._folder), "name": name, "address": at, "mode": self.plan.mode, "keys": self._keys,
+            "shared": self.plan.shared,
         }  # fmt: skip
         child = Child(self._zygote, self._folder, name, role, {**common, **options})
         self._stack.callback(child.close)
@@ -238,10 +239,19 @@ class Round:
             path.write_text(json.dumps(sorted(history.due(self.incarnation) - history.uses.keys())))
             self._end([self.start_learner(1, str(path))], ask=False)
         assert self._server is not None
+        if self.plan.shared:
+            self._check_unmapped(self._server)
         self._server.signal(signal.SIGTERM)
         self._over(self._server)
         with np.load(self._dump_path()) as dump:
             self.dump = dict(dump)
+
+    def _check_unmapped(self, server: Child) -> None:
+        """Memory of learners goes with them; that of those who were killed, when they were silent for long enough."""
+        maps, deadline = Path(f"/proc/{server.pid}/maps"), time.monotonic() + PATIENCE_S
+        while left := maps.read_text().count("memfd:learner"):
+            assert time.monotonic() < deadline, f"the server still maps the memory of {left} learners that are gone"
+            select.select([server.process.stderr], [], [], 0.05)
 
     def _end(self, children: list[Child], ask: bool = True) -> None:
         for child in children:
@@ -263,6 +273,8 @@ class Round:
     def verdict(self) -> list[str]:
         """What is wrong."""
         history = self.history()
+        if self.plan.shared and history.transports != {"shm"}:
+            return [f"batches were to come in shared memory, they came in {history.transports}"]
         if self.plan.mode != "queue":
             return history.check_table(self.dump, self.incarnation)
         left = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan import Act, Plan, plan_of
+from plan import MODES, Act, Plan, plan_of
 from proxy import DOWN, UP
 from round import play_many
 
@@ -69,6 +69,19 @@ def test_those_who_die_take_nothing_along_that_others_were_promised(nursery):
         plan("their priorities are nobody else's", "prioritized", *times("kill_server", 0.2, 0.4), actors=2, learners=2),
         plan("a queue that died is filled again, and each item used", "queue", *times("kill_server", 0.2, 0.4), actors=2),
         plan("also behind a lock", "queue", *times("kill_server", 0.2), *times("cut", 0.3, args=("pull",)), keyed=True),
+    ]
+    check(nursery, plans)
+
+
+def test_those_who_die_leave_no_memory_mapped_and_no_batch_half_written(nursery):
+    either = [*times("kill_server", 0.15, 0.4), *times("kill_learner", 0.1, 0.25, 0.35)]
+    either.sort(key=lambda act: act.at)
+    lent = {"shared": True, "batch": 40, "queue_size": 200}  # so large that they are lent, not copied
+    stops = [Act(0.1, "stop_learner", (0,)), *times("kill_server", 0.2), Act(0.3, "continue_learner")]
+    plans = [
+        *(plan(f"learners and a server that die ({mode})", mode, *either, actors=2, learners=2, **lent) for mode in MODES),
+        plan("killed learners of a queue", "queue", *times("kill_learner", 0.1, 0.25, 0.4), learners=2, **lent),
+        plan("a learner that slept while its feeder died", "queue", *stops, actors=2, learners=2, shared=True),
     ]
     check(nursery, plans)
 

@@ -18,6 +18,7 @@ from client_rig import FakeFeeder
 from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
 from async_loader.feeder import connect, wire
+from async_loader.feeder.client import reader_line
 from async_loader.feeder.client.reader_line import Phase
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.ports import Plane
@@ -260,6 +261,36 @@ def test_a_reopened_reader_is_granted_as_much_as_before_though_batches_wait(addr
     feeder.do(lambda feeder: [feeder.batch(1, i, 1000 + i) for i in range(2)])
     assert [source.plan(4, patience()).batch["index"][0] for _ in range(2)] == [1000, 1001]
     feeder.until(lambda: feeder.granted[1] == 4)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_the_last(tmp_path, transport):
+    with serving(tmp_path, replay()) as (feeder, client):
+        source = client.table("t").source(prefetch=0, transport=transport)
+        source.plan(4, patience())
+        line = source._line
+        with line.lock:
+            line.ask()  # as a plan does whose patience ends before the batch comes
+        client._connection.wake()
+        line.news.until(lambda: line.inbox, Deadline(30), lambda: "no batch has come")
+        opening = line._opening
+        for session in feeder.server._hall.sessions:
+            feeder.server._hall.sessions.drop(session)
+        line.news.until(lambda: line._opening > opening, Deadline(30), lambda: "it was not opened again")
+        for _ in range(3):
+            check(source.plan(4, patience()).batch, 4)
+        source.close()
+
+
+@pytest.mark.parametrize(("transport", "in_flight"), [("shm", 1 << 28), ("tcp", 1 << 28), ("tcp", 1 << 14)])
+def test_a_reader_that_may_run_further_ahead_than_a_feeder_sends_waits_for_nothing(tmp_path, monkeypatch, transport, in_flight):
+    monkeypatch.setattr(reader_line, "REMIND_S", 1e6)
+    limits = wire.Limits(message_bytes=1 << 14, in_flight_bytes=in_flight)
+    with serving(tmp_path, replay(), limits=limits) as (_, client):
+        source = client.table("t").source(prefetch=200, transport=transport)
+        for _ in range(300):
+            check(source.plan(32, patience()).batch, 32)
+        source.close()
 
 
 @pytest.fixture

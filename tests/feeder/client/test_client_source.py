@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from client_rig import FakeFeeder
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout
+from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
 from async_loader.feeder import connect, wire
-from async_loader.feeder.wire import Type
+from async_loader.feeder.wire import Message, Type
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.views import Transitions
 from async_loader.source import END, Applied, Foresighted, Source
@@ -214,6 +214,21 @@ def test_priorities_for_a_reader_that_cannot_be_opened_trouble_nobody_else(feede
         with pytest.raises(ConfigError, match="UNKNOWN_TABLE"):
             client.table("replay").update_priorities([1], [1.0])
     assert client.status() == {"fine": True}
+
+
+def test_what_is_said_of_a_reader_is_no_answer_to_a_request_of_another_that_has_the_same_number(feeder, client):
+    source = client.table("replay").source()
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+
+    def complain_first(feeder, plane, route, message):
+        body = wire.Error.of(wire.ErrorCode.UNSUPPORTED, "never")
+        feeder.say(plane, route, Message(body, message.session, message.sequence, source._line.number))
+
+    feeder.hooks[Type.PRIORITIES] = complain_first
+    assert client.table("replay").update_priorities([1, 2], [1.0, 1.0]).applied == 1
+    with pytest.raises(Unsupported, match="never"):
+        source.plan(4, patience())
 
 
 def test_priorities_after_the_end_of_a_source_are_refused_at_once(feeder, client):

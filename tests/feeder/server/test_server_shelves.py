@@ -125,10 +125,25 @@ def test_slots_that_a_learner_cannot_give_are_refused_and_everybody_is_served_on
         assert not rig.server.counters.faults
 
 
-def test_slots_of_a_reader_without_memory_are_refused(tmp_path):
+def test_slots_of_a_reader_that_takes_none_are_refused(tmp_path):
     with learning(tmp_path) as (_, learner):
-        learner.pull(1, [0])
+        learner.peer.open_reader(2)
+        learner.peer.send(Plane.PULL, Pull(1, np.zeros(1, np.uint32)), 2)
         assert "offer" in learner.error().text
+
+
+def test_a_pull_that_is_overtaken_by_a_new_opening_of_its_reader_gives_and_grants_nothing(tmp_path):
+    with learning(tmp_path) as (rig, learner):
+        learner.give()
+        learner.pull(7, [0, 1])
+        assert len(learner.batches()) == 2
+        learner.pull(9, [0, 2])
+        again = Learner(rig, learner.peer)  # its request is read first: it comes over another connection
+        assert not again.batches(), "no error either: the learner would end"
+        again.give()
+        again.pull(1, [0, 2])
+        assert [(sequence, place.slot) for sequence, place, _ in again.batches()] == [(0, 0)]
+        again.segment.close()
 
 
 def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -12,7 +13,22 @@ from server_rig import SCHEMA, Peer
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server, warming
 from async_loader.feeder.server.ports import Plane
-from async_loader.feeder.wire import Ack, Hello, OpenWriter, Ping, Pong, Status, Welcome, Writer, spec_of
+from async_loader.feeder.wire import (
+    Ack,
+    Done,
+    Hello,
+    Latest,
+    OpenWriter,
+    Ping,
+    Pong,
+    Publish,
+    Status,
+    TensorSpec,
+    Welcome,
+    Writer,
+    spec_of,
+)
+from async_loader.feeder.wire.codes import dtype_code
 
 
 @pytest.fixture
@@ -29,7 +45,7 @@ def kernels(monkeypatch):
 @pytest.fixture
 def served(kernels):
     server = Server({"t": ReplayBuffer(100, SCHEMA, seed=0)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"), drain_s=1.0)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, name="server")
     thread.start()
     yield server
     kernels.set()
@@ -56,6 +72,53 @@ def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
         ack = peer.receive(Plane.INSERT).body
         assert (type(ack), ack.applied) == (Ack, 1)
     assert len(np.atleast_1d(served._hall.tables["t"].buffer.sample(3)["x"])) == 3
+
+
+def greeted(peer):
+    welcome = peer.ask(Plane.CONTROL, Hello(client=peer.client, pid=1, host="h", oldest=1, newest=1), session=0)
+    peer.session = welcome.session
+    return peer
+
+
+def test_weights_come_and_go_meanwhile_and_who_waits_for_them_is_told_in_time(kernels, served):
+    with zmq.Context() as context, Peer(context, served.endpoints) as one, Peer(context, served.endpoints) as other:
+        greeted(one), greeted(other)
+        in_vain = one.ask(Plane.CONTROL, Latest(name="pi", most=100, timeout_s=0.01))
+        assert in_vain.body.version is None
+        one.send(Plane.CONTROL, Latest(name="pi", most=100, timeout_s=60.0))
+        specs = (TensorSpec("w", dtype_code(np.dtype("u1")), (4,)),)
+        done = other.ask(Plane.CONTROL, Publish(name="pi", version=7, total_bytes=4, specs=specs), data=b"1234")
+        assert isinstance(done.body, Done), done.body
+        assert one.receive(Plane.CONTROL).body.version == 7
+    assert not kernels.is_set()
+
+
+def test_who_is_told_to_end_meanwhile_does_and_is_not_troubled_by_kernels_that_come_later(kernels, served):
+    served.stop()
+    loading = served._warming._thread
+    (thread,) = [one for one in threading.enumerate() if one.name == "server"]
+    thread.join(30)
+    assert not thread.is_alive()
+    kernels.set()
+    loading.join(30)
+    assert not loading.is_alive()
+
+
+def test_a_constructor_that_is_interrupted_while_it_compiles_leaves_nothing_open(tmp_path, monkeypatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warming, "is_warm", lambda: False)
+    monkeypatch.setattr(warming, "is_kept", lambda: False)
+    monkeypatch.setattr(warming, "warm", interrupted)
+    endpoints, context = {plane: f"inproc://{plane.value}" for plane in Plane}, zmq.Context()
+    with pytest.raises(KeyboardInterrupt):
+        Server({"t": ReplayBuffer(100, SCHEMA)}, endpoints, context=context, memory=str(tmp_path / "memory"))
+    assert not os.path.exists(tmp_path / "memory")
+    end = threading.Thread(target=context.term, daemon=True)  # which waits for sockets that nobody closed
+    end.start()
+    end.join(20)
+    assert not end.is_alive()
 
 
 def test_kernels_that_cannot_be_loaded_end_it(monkeypatch):
