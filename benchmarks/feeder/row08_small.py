@@ -25,6 +25,6 @@ ROW = Row(
     (
         Target(">= 60x Reverb", "samples_per_s", 60, OURS, (THEIRS,)),
         Target("less than 1 KB a batch crosses ZeroMQ", "socket_bytes", 1024, OURS),
-        Target("<= 3x the time of the same table's draw without a server", "samples_per_s", 1 / 3, OURS, (HERE,)),
+        Target(">= 1/3 of the samples of the same table's draw without a server", "samples_per_s", 1 / 3, OURS, (HERE,)),
     ),
 )
