@@ -17,7 +17,7 @@ SUITES = {
 
 _UNITS = {"idle_us": "us", "busy_us": "us", "us": "us", "busy_p99_ms": "ms", "slower_percent": "%", "kept_percent": "%"}
 _UNITS |= {"first_ms": "ms"}
-_UNITS |= {"close_s": "s", "start_s": "s", "left": "things", "left_after_exit": "things"}
+_UNITS |= {"socket_bytes": "bytes", "close_s": "s", "start_s": "s", "left": "things", "left_after_exit": "things"}
 
 
 def section(records: list[dict[str, Any]]) -> str:
