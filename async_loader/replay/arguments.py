@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,3 @@ def named(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from named(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)

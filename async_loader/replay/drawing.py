@@ -70,7 +70,9 @@ class Drawer:
     def fill(self, reader: ReplayReader, sampler: Sampler, target: Target) -> None:
         """A batch into a target of the reader's. `why_not` said ``None``, so that there is nothing to wait for."""
         count = len(target.rows)
-        if reader.at_once(count) and self._at_once(reader, sampler, count, target) is not None:
+        if reader.at_once(count) and self._at_once(reader, sampler, count, target, asked=True) is not None:
+            return
+        if target.parts and self._in_parts(reader, sampler, target.parts):
             return
         into = Window(target.arrays)
         ids, weight = self.ids(sampler, count, 0.0)
@@ -78,14 +80,25 @@ class Drawer:
         if len(gone):
             self._draw_again(reader, sampler, ids, gone, into)
 
-    def _at_once(self, reader: ReplayReader, sampler: Sampler, count: int, into: Target | None = None) -> Sequence[Array] | None:
-        """Draw and read under one lock, where that is quick and nothing is to be waited for or counted; else ``None``."""
+    def _in_parts(self, reader: ReplayReader, sampler: Sampler, parts: Sequence[Target]) -> bool:
+        """Whether draws one after the other are as one draw of all, as weights and differences are not; then it is done."""
+        if sampler.weighted or not sampler.repeats or shortcut(sampler, "draw_into", "draw") is None:
+            return False
+        return all(self._at_once(reader, sampler, len(part.rows), part) is not None for part in parts)
+
+    def _at_once(
+        self, reader: ReplayReader, sampler: Sampler, count: int, into: Target | None = None, asked: bool = False
+    ) -> Sequence[Array] | None:
+        """Draw and read under one lock, where that is quick and nothing is to be waited for or counted; else ``None``.
+
+        ``asked``: `why_not` has said ``None`` just now.
+        """
         owner = self._owner
         if owner.limiter is not None or owner.max_times_sampled:
             return None
         with owner.lock:
             owner.check_open()
-            if self.why_not(sampler, count) is not None:
+            if not asked and self.why_not(sampler, count) is not None:
                 return None
             quick = shortcut(sampler, "draw_into", "draw")
             arrays = None if quick is None else reader.drawn(count, quick, into)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,14 @@ class ReplayReader:
 
     def target(self, arrays: Sequence[Array]) -> Target:
         """The caller's arrays ``[count, *shape]``, one per field, C order, as something to be read into again and again."""
+        whole, count = self._target(arrays), len(arrays[self._index])
+        if count <= self._short or not self.at_once(min(count, max(1, self._short))):
+            return whole
+        most = max(1, self._short)
+        cuts = [slice(at, at + most) for at in range(0, count, most)]
+        return replace(whole, parts=tuple(self._target([array[cut] for array in arrays]) for cut in cuts))
+
+    def _target(self, arrays: Sequence[Array]) -> Target:
         fields, at = self._template.copy(), self._index
         fields[:, 3] = [address_of(array) - address_of(arrays[at]) for array in arrays[: len(fields)]]
         fields[:, 4] = [array.strides[0] for array in arrays[: len(fields)]]
@@ -306,11 +314,14 @@ class Target:
         What kernels want to know, with targets that are counted from where the index begins.
     rows : int64 array [count]
         Scratch.
+    parts : tuple of Target
+        The same memory in pieces that can be filled at once, where that is more than one; see `ReplayReader.at_once`.
     """
 
     arrays: list[Array]
     fields: Ids
     rows: Ids
+    parts: tuple[Target, ...] = ()
 
     def fresh(self) -> list[Array]:
         """The same ones each time."""

@@ -16,10 +16,9 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.limiter import UNLIMITED
-from async_loader.replay.packing import Packing
 from async_loader.replay.reader import ReplayReader, Target
 from async_loader.replay.rows import AWAITS, FINAL, LOOKAHEAD, TERMINATED, TRUNCATED
-from async_loader.replay.samplers import Fifo, Prioritized, Sampler, Uniform, shortcut
+from async_loader.replay.samplers import Fifo, Prioritized, Sampler, Uniform
 from async_loader.replay.staging import NO_FIELDS
 from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
@@ -264,8 +263,6 @@ def warm() -> None:
             drawing.close()
         if type(sampler) is Prioritized:
             table.prioritize(np.zeros(1, np.int64), np.ones(1))
-        else:
-            table.drawing(None, 0, 1, 1 if type(sampler) is Uniform else None).packed(2, np.dtype([("f0", "<f4"), ("f1", "<i8")]))
         table.buffer.close()
     _warm = True
 
@@ -283,7 +280,6 @@ class Drawing:
     def __init__(self, table: ServedTable, view: Transitions | None, sampler: Sampler, own: bool) -> None:
         self._table, self._view, self._sampler, self._own = table, view, sampler, own
         self._recipe = table._out.recipe(view, sampler)
-        self._packing: Packing | None = None
         self._reader: ReplayReader | None = None
 
     @property
@@ -306,26 +302,6 @@ class Drawing:
             limits = owner.limits
         most = count if drawable is None else min(count, drawable)
         return most if limits is None else min(most, limits.sampleable())
-
-    def packed(self, count: int, row: np.dtype[np.void]) -> npt.NDArray[np.void] | None:
-        """As `arrays`, as records ``[count]`` whose field ``f<i>`` is that of `schema`, and zeros between; ``None`` if that is
-        not to be had at once: then use `arrays`. Spares a copy of each field.
-        """
-        owner, sampler = self._table._owner, self._sampler
-        draw_into = shortcut(sampler, "draw_into", "draw")
-        if draw_into is None or sampler.weighted or owner.limiter is not None or owner.max_times_sampled:
-            return None
-        if self._packing is None:
-            self._packing = Packing(ReplayReader(owner.table.storage, self._recipe), row)
-        if not self._packing.fits(count):
-            return None
-        with owner.lock:
-            owner.check_open()
-            owner.catch_up()
-            made = self._packing.drawn(count, draw_into)
-            if made is not None:
-                owner.table.sampled += count
-        return made
 
     def arrays(self, count: int) -> Sequence[npt.NDArray[Any]]:
         """A batch: an array ``[count, *shape]`` per field of `schema`, in memory of its own. `why_not` said ``None``."""

@@ -15,7 +15,7 @@ SMALL, ATARI = Work("small"), Work("atari", linked=True)
 STREAMS = {"small": (SMALL, BATCH), "medium": (SMALL, 8192), "large": (ATARI, BATCH)}
 """What is streamed, and rows of a message: of 50 kB, 1.5 MB and 14 MB."""
 
-AHEAD = {"small": 16, "medium": 8, "large": 4}
+AHEAD = {"small": 64, "medium": 8, "large": 4}
 """Batches that our learner lets be on their way, as it may say; of the bare stream, QUEUED_BYTES may be."""
 QUEUED_BYTES = 64 << 20
 GIVE_UP_MS = 200
@@ -48,14 +48,14 @@ def _rate(take: Callable[[], Any], nbytes: int, seconds: float) -> float:
 
 def _frames(work: Work, rows: int) -> list[Any]:
     """Those of a batch on the wire, the header's first."""
-    from async_loader.feeder.wire import Message, RowLayout, batch, encode
+    from async_loader.feeder.wire import BatchForm, Message, encode
     from async_loader.replay.arguments import schema_of_columns
 
     table = ours.table(work)
     table.extend(next(work.chunks()))
     columns = table.sample(rows)
-    layout = RowLayout.of(schema_of_columns(columns), headed=False)
-    return encode(Message(batch(layout, list(columns.values()))))
+    form = BatchForm.of(schema_of_columns(columns), rows)
+    return encode(Message(form.batch(list(columns.values()))))
 
 
 def _bytes(work: Work, rows: int) -> int:

@@ -23,7 +23,7 @@ from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_line import Phase, WriterLine
 from async_loader.feeder.keys import load_client_keys
-from async_loader.feeder.wire import Drain, OpenReader, Status, StatusReply
+from async_loader.feeder.wire import MOST_AHEAD, Drain, OpenReader, Status, StatusReply
 from async_loader.lifecycle import Deadline
 from async_loader.replay.arguments import positive
 from async_loader.replay.views import Transitions
@@ -357,7 +357,7 @@ class TableClient:
         def wanted(batch_size: int, ahead: int) -> OpenReader:
             return OpenReader(
                 table=self.name, batch_size=batch_size, view=seen, rank=rank, world_size=world_size, seed=seed,
-                timeout_s=timeout_s, prefetch=ahead,
+                timeout_s=timeout_s, prefetch=ahead, together=MOST_AHEAD,
             )  # fmt: skip
 
         source = RemoteSource(self._connection, wanted, prefetch, transport, self._timeout_s, self._client)

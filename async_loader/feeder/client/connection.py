@@ -46,12 +46,14 @@ from async_loader.feeder.wire import (
     decode,
     encode,
 )  # fmt: skip
-from async_loader.lifecycle import Bell, Deadline, join
+from async_loader.lifecycle import Bell, Deadline, Gate, join
 
 Failure = Callable[[], AsyncLoaderError]
 """Makes what to raise; a new one for each thread."""
 _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, and perhaps later."""
+_PLANES = tuple(Plane)
+_TURN_S = 0.001
 _AT_ONCE = 256
 """Messages of one plane that are read before the others have their turn."""
 
@@ -119,6 +121,7 @@ class Connection:
         self._client = secrets.token_bytes(16)
         self._bell, self._rung = Bell(), False
         self._bell_lock = threading.RLock()  # finalizers ring too
+        self._turned = Gate()
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}
         self._lines: dict[int, Line] = {}
@@ -149,11 +152,22 @@ class Connection:
 
     def wake(self) -> None:
         """There is something to do for the IO thread. Does nothing in a fork, where finalizers may call it too."""
+        self._wake()
+
+    def _wake(self) -> bool:
         if not self._rung and forks.generation == self._generation:
             with self._bell_lock:
                 if not self._rung:
                     self._rung = True
                     self._bell.ring()
+                    return True
+        return False
+
+    def hand_over(self) -> None:
+        """As `wake`, and let the IO thread have its turn now. See NOTE [turns]."""
+        self._turned.pass_through(0.0)
+        if self._wake():
+            self._turned.pass_through(_TURN_S)
 
     def add(self, make: Callable[[int], Any]) -> Any:
         """A line, made with a number that no other line of this client had."""
@@ -308,6 +322,7 @@ class Connection:
         while (act := self.session.step(now)) is not None:
             self._act(act)
         dues = [line.step(now, self) for line in list(self._lines.values())]
+        self._turned.open()
         if self.is_open:
             self._send_calls()
         dues += [self.session.due(), self._parting]
@@ -316,10 +331,11 @@ class Connection:
         if followed is not None:
             self._planes.follow(followed[0])
         over = self._planes.wait(None if left is None else max(0.0, left - self.clock()))
-        self._bell.clear()
-        self._rung = False  # before looking: what comes from here on rings again
+        if self._rung:
+            self._bell.clear()
+            self._rung = False  # before looking: what comes from here on rings again
         cut = self._planes.cut()  # before reading: what came before the end of a connection is read then
-        for plane in Plane:
+        for plane in _PLANES:
             for _ in range(_AT_ONCE):
                 frames = self._planes.receive(plane)
                 if frames is None:

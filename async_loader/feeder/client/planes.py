@@ -50,7 +50,7 @@ behind the message that is under way, and a large batch on a thin line takes its
 _EVERYWHERE = re.compile(r"^tcp://(?:\*|0\.0\.0\.0|\[::\]):")
 
 
-class Plane(enum.Enum):
+class Plane(enum.IntEnum):
     CONTROL = 0
     INSERT = 1
     PULL = 2

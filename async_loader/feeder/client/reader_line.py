@@ -19,6 +19,7 @@ import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Broken, Malformed, OutOfMemory, Unsupported
 from async_loader.feeder.client.connection import Connection, Failure
+from async_loader.feeder.client.copying import Arrived, Unpacking
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.refusals import error_of
 from async_loader.feeder.client.slots import Filled, Slots
@@ -27,6 +28,7 @@ from async_loader.feeder.shared import Offering
 from async_loader.feeder.wire import (
     MOST_AHEAD,
     Batch,
+    BatchForm,
     CloseReader,
     Done,
     End,
@@ -38,7 +40,6 @@ from async_loader.feeder.wire import (
     Pull,
     Reader,
     Return,
-    RowLayout,
     SlotBatches,
     schema_of,
 )  # fmt: skip
@@ -77,8 +78,7 @@ class Came:
     ``server`` whose ids it has; see `Connection.servers`.
     """
 
-    body: Batch | Filled
-    layout: RowLayout
+    body: Arrived | Filled
     lease: int | None
     opening: int
     server: int
@@ -125,7 +125,7 @@ class ReaderLine:
         self.complaints: deque[AsyncLoaderError] = deque()
         self.failure: Failure | None = None
         self._ended_after: int | None = None
-        self._layout: RowLayout | None = None
+        self._unpacking: Unpacking | None = None
         self._limits = Limits()
         self._opening = self._server = 0
         self._asked = 0
@@ -242,7 +242,7 @@ class ReaderLine:
         if self.due or (self._remind_at is not None and now >= self._remind_at):
             slots = [] if self._slots is None else self._slots.give()
             self._told, self._remind_at = self._granted, now + REMIND_S
-            port.send(Plane.PULL, Pull(self._granted, np.array(slots, np.uint32)), self.number, port.sequence())
+            port.send(Plane.PULL, Pull(self._granted, self._came, np.array(slots, np.uint32)), self.number, port.sequence())
 
     def _ask(self, now: float, port: Connection) -> None:
         if self._ask_at is not None and now < self._ask_at:
@@ -360,9 +360,9 @@ class ReaderLine:
 
     def _opened(self, body: Reader) -> None:
         self.schema, self.leased = schema_of(body.schema), body.leased
-        self._layout = RowLayout.of(self.schema, headed=False)
+        self._unpacking = Unpacking(BatchForm.of(self.schema, self.wanted.batch_size))
         self._opening += 1
-        batch_bytes = self._layout.row_bytes * self.wanted.batch_size
+        batch_bytes = self._unpacking.form.nbytes
         wished = ahead_of(self.schema, batch_bytes, self._planned) if self._prefetch is None else self._prefetch
         self.prefetch = min(wished, MOST_AHEAD if body.transport == "shm" else self._limits.ahead(batch_bytes))
         self._came = self._told = 0
@@ -380,9 +380,17 @@ class ReaderLine:
 
     def _arrived(self, message: Message, body: Batch, now: float) -> None:
         # A batch that is there already was sent twice; one of an earlier opening was drawn for nobody.
-        if self.phase is Phase.READY and message.sequence >= self._came:
-            self._add(message.sequence, body, message.flags)
-            self._remind_at = now + REMIND_S if self._granted > self._came else None
+        if self.phase is not Phase.READY or message.sequence < self._came:
+            return
+        unpacking = self._unpacking
+        assert unpacking is not None
+        try:
+            for i, (block, rows) in enumerate(unpacking.form.blocks(body)):
+                self._add(message.sequence + i, Arrived(unpacking, block, rows), message.flags)
+        except Malformed as error:
+            text = f"a batch of table {self.wanted.table!r} is not as the feeder said it would be: {error}"
+            self.failure, self.phase = lambda: Malformed(text), Phase.FAILED
+        self._remind_at = now + REMIND_S if self._granted > self._came else None
 
     def _filled(self, message: Message, body: SlotBatches, now: float) -> None:
         """The same, of batches in shared memory."""
@@ -398,13 +406,12 @@ class ReaderLine:
             self.failure, self.phase = lambda: Malformed(text), Phase.FAILED
         self._remind_at = now + REMIND_S if self._granted > self._came else None
 
-    def _add(self, number: int, body: Batch | Filled, flags: int) -> None:
-        assert self._layout is not None
+    def _add(self, number: int, body: Arrived | Filled, flags: int) -> None:
         self._came = number + 1
         self.batches += 1
         self.redelivered += bool(flags & REDELIVERED)
         lease = number if self.leased else None
-        self.inbox.append(Came(body, self._layout, lease, self._opening, self._server))
+        self.inbox.append(Came(body, lease, self._opening, self._server))
 
     def _refused(self, message: Message, error: Error, now: float) -> None:
         if error.code == ErrorCode.UNKNOWN_READER:

@@ -8,25 +8,17 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import weakref
 from collections import deque
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
 from async_loader.errors import Malformed
+from async_loader.feeder.client.copying import COPY_BELOW, Arrays, Copier
 from async_loader.feeder.shared import Offer
 from async_loader.feeder.wire import InSlot
 from async_loader.layout import BatchLayout
 from async_loader.schema import Schema
 from async_loader.shm.slots import Lease, SlotRing
 
-COPY_BELOW = 64 << 10
-"""Bytes under which a batch is cheaper to copy out than to lend."""
-Arrays = list[npt.NDArray[Any]]
 
 
 class Slots:
@@ -66,7 +58,7 @@ class Slots:
         if self.copies:  # leased for good, since every batch leaves its slot at once
             self._roots = [root for _, root in (self._leased() for _ in range(count))]
             self._back.extend(range(count))
-            self._block = _Block(self.layout)
+            self._copier = Copier(self.layout)
         _all.add(self)
 
     def _leased(self) -> tuple[int, Lease]:
@@ -126,7 +118,7 @@ class Slots:
         assert root is not None
         filled.root = None
         if self.copies:
-            arrays = self._block.copied(root)
+            arrays = self._copier.arrays(root)
             self._back.append(filled.slot)
         elif self._may_lend(filled.slot):
             arrays = self.layout.views(root)
@@ -161,22 +153,6 @@ class Filled:
     def arrays(self) -> Arrays:
         """Once."""
         return self.slots.arrays(self)
-
-
-class _Block:
-    """Arrays of a layout in one fresh block, made as fields of one record: half the cost of making each by itself."""
-
-    def __init__(self, layout: BatchLayout) -> None:
-        regions = layout.regions
-        names = [str(i) for i in range(len(regions))]
-        formats = [(one.dtype, one.shape) for one in regions]
-        starts = [one.offset for one in regions]
-        self._nbytes = layout.nbytes
-        self._record = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": layout.nbytes})
-        self._pick: Any = operator.itemgetter(*names) if len(names) > 1 else lambda block: (block["0"],)
-
-    def copied(self, root: Lease) -> Arrays:
-        return list(self._pick(np.ndarray((), self._record, root[: self._nbytes].copy())))
 
 
 _all: weakref.WeakSet[Slots] = weakref.WeakSet()

@@ -12,16 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
-from async_loader.errors import AsyncLoaderError, Closed, ConfigError, Malformed
+from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Phase, ReaderLine, Transport
-from async_loader.feeder.client.slots import Filled
 from async_loader.feeder.wire import Applied as WireApplied
-from async_loader.feeder.wire import OpenReader, Priorities, View, read_batch
+from async_loader.feeder.wire import OpenReader, Priorities, View
 from async_loader.lifecycle import Bell, Deadline, Patience
 from async_loader.replay.arguments import floats_of
 from async_loader.replay.views import Transitions
+from async_loader.schema import Schema
 from async_loader.source import END, Applied, Plan, Ready
 
 _SERVER_BITS = 48
@@ -61,6 +61,8 @@ class RemoteSource:
         self._line: ReaderLine | None = None
         self._lock = threading.Lock()
         self._held: Came | None = None
+        self._shown: Schema | None = None
+        self._names: tuple[str, ...] | None = None
         self._closed = False
         self.on_open: Callable[[ReaderLine], None] = lambda line: None
 
@@ -117,8 +119,11 @@ class RemoteSource:
                 if line.failure is not None:
                     raise line.failure()
                 line.ask()
-        if line.due or line.leased:
-            self._connection.wake()  # to ask for more, to give back the last
+        if line.due or line.leased:  # to ask for more, to give back the last
+            if came is not None:
+                self._connection.hand_over()
+            else:
+                self._connection.wake()
         if over:
             return END
         return None if came is None else self._ready(line, came)
@@ -168,6 +173,9 @@ class RemoteSource:
 
     def _reader_line(self, batch_size: int) -> ReaderLine:
         self._connection.check()
+        line = self._line
+        if line is not None and line.wanted.batch_size == batch_size and not self._closed:
+            return line
         with self._lock:
             if self._closed:
                 raise Closed("this source is closed")
@@ -187,23 +195,24 @@ class RemoteSource:
 
     def _ready(self, line: ReaderLine, came: Came) -> Ready:
         self._held = came if came.lease is not None else None
-        if isinstance(came.body, Filled):
-            columns = came.body.arrays()
-        else:
-            try:
-                columns = [np.ascontiguousarray(column) for column in read_batch(came.body, came.layout)]
-            except Malformed as error:
-                text = f"a batch of table {line.wanted.table!r} is not as the feeder said it would be: {error}"
-                raise Malformed(text) from None
-        assert line.schema is not None
+        columns, schema = came.body.arrays(), line.schema
+        assert schema is not None
         if came.server:
-            at = [field.name for field in line.schema.fields].index("index")
+            at = [field.name for field in schema.fields].index("index")
             columns[at] = columns[at] + (came.server << _SERVER_BITS)
-        root = line.schema.structure
-        if type(root) is tree.Node and root.kind is dict and not any(root.children):  # as most are
-            return Ready(dict(zip(root.keys, columns, strict=True)), lent=True)
-        batch: Any = line.schema.rebuild(columns)
+        if schema is not self._shown:
+            self._shown, self._names = schema, _names_of(schema)
+        if self._names is not None:
+            return Ready(dict(zip(self._names, columns, strict=True)), lent=True)
+        batch: Any = schema.rebuild(columns)
         return Ready(batch, lent=True)
+
+
+def _names_of(schema: Schema) -> tuple[str, ...] | None:
+    """Of the arrays of a batch, where it is one dict of them, as most are."""
+    root = schema.structure
+    flat = type(root) is tree.Node and root.kind is dict and not any(root.children)
+    return root.keys if flat else None
 
 
 def _let_go(connection: Connection, line: ReaderLine) -> None:

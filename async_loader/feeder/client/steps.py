@@ -242,7 +242,7 @@ class Packer:
 
     def __init__(self, schema: Schema, batch_rows: int, message_bytes: int) -> None:
         self.schema = schema
-        self.layout = RowLayout.of(schema, headed=True)
+        self.layout = RowLayout.of(schema)
         self.stage = Stage(StorageLayout.of(schema, 1), 0)
         self.message_rows = self.layout.rows_within(message_bytes)
         self.message_rows = max(1, self.message_rows - 1)  # and a final observation, which is in its step's message

@@ -202,7 +202,7 @@ class Desk:
         reader = session.readers[message.number] = outlet.open(session.number, message.number, wanted, shared)
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
         reply = Reader(schema=spec_of(reader.drawing.schema), leased=outlet.table.leased, transport=transport)
-        return message.reply(reply, schema=reader.layout.schema_id)
+        return message.reply(reply, schema=reader.form.schema_id)
 
     def _end_reader(self, session: Session, number: int) -> None:
         self._waits.drop((session.number, number))

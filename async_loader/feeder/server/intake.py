@@ -145,7 +145,7 @@ class Intake:
         """How rows travel. The table has a schema."""
         if self._layout is None:
             assert self.table.schema is not None
-            self._layout = RowLayout.of(self.table.schema, headed=True)
+            self._layout = RowLayout.of(self.table.schema)
         return self._layout
 
     # -- who writes ------------------------------------------------------------------------------------------------------
@@ -188,9 +188,9 @@ class Intake:
         if self.table.schema is None:
             if schema is None:
                 raise Malformed(f"table {self.name!r} has no schema yet: send one", ErrorCode.SCHEMA)
-            RowLayout.of(schema, headed=True).rows_within()
+            RowLayout.of(schema).rows_within()
             self.table.start(schema)
-        elif schema is not None and RowLayout.of(schema, headed=True).schema_id != self.layout.schema_id:
+        elif schema is not None and RowLayout.of(schema).schema_id != self.layout.schema_id:
             text = f"table {self.name!r} holds ({self.table.schema}), the writer has ({schema})"
             raise Malformed(text[:500], ErrorCode.SCHEMA, self.layout.schema_id)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.outlet import ReaderState
@@ -9,14 +11,27 @@ from async_loader.feeder.server.parcels import Parcel
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.wire import Applied, End, ErrorCode, Message, Priorities, Pull, Return, SlotBatches, Type
+from async_loader.feeder.server.trays import Tray
+from async_loader.feeder.wire import (
+    Applied,
+    Batch,
+    End,
+    ErrorCode,
+    InSlot,
+    Message,
+    Priorities,
+    Pull,
+    Return,
+    SlotBatches,
+    Type,
+)  # fmt: skip
 
 REDELIVERED = 0x02
 """BATCH: rows of it were sent before, to a learner that did not give them back."""
-_BATCHES = 16  # of one table in one round
+_BATCHES = 64  # of one table in one round
 _BYTES = 16 << 20
 _TOLD_BYTES = 1 << 20
-"""In slots, of which readers are told without waiting for the others of the round."""
+"""Of batches that readers are told of without waiting for the others of the round."""
 
 
 class Outbound:
@@ -30,8 +45,9 @@ class Outbound:
 
     def __init__(self, hall: Hall, post: Post) -> None:
         self._hall, self._post = hall, post
-        self._bytes = self._slot_bytes = 0
-        self._in_slots: dict[ReaderState, list[Parcel]] = {}  # of which readers are still to be told
+        self._bytes = self._untold_bytes = 0
+        self._untold: dict[ReaderState, list[Parcel]] = {}  # batches that are ready, and still to be sent
+        self._full: ReaderState | None = None  # whose batches make a message
 
     def handle(self, session: Session, message: Message) -> None:
         """Raises Malformed for what cannot be done."""
@@ -48,7 +64,7 @@ class Outbound:
                 return
             if len(body.returned):
                 reader.take_back(body.returned.tolist())
-            reader.grant(body.granted)
+            reader.grant(body.granted, body.received)
             reader.outlet.want(reader, session.heard)
         elif reader is not None and isinstance(body, Priorities):
             self._post.send(session, Plane.PULL, message.reply(self._applied(reader, body)))
@@ -69,7 +85,7 @@ class Outbound:
         try:
             return self._flow(table)
         finally:
-            self._tell()
+            self._tell_all()
 
     def _flow(self, table: Table) -> bool:
         intake, outlet, now = table.intake, table.outlet, self._hall.clock()
@@ -80,41 +96,69 @@ class Outbound:
                 return False
             went = outlet.serve(self._deliver, now, 1)
             sent += went
-            if self._slot_bytes >= _TOLD_BYTES:
-                self._tell()
+            if self._full is not None:
+                self._tell(self._full)
+            elif self._untold_bytes >= _TOLD_BYTES:
+                self._tell_all()
             if sent >= _BATCHES or self._bytes >= _BYTES:
                 return True
             if not went and not came:
                 return False
 
     def _deliver(self, reader: ReaderState, parcel: Parcel) -> bool:
-        session = self._hall.sessions.get(reader.session)
-        if session is None:
+        if self._hall.sessions.get(reader.session) is None:
             return False
-        nbytes = parcel.rows * reader.layout.row_bytes
-        self._bytes += nbytes
-        if parcel.place is not None:
-            self._in_slots.setdefault(reader, []).append(parcel)
-            self._slot_bytes += nbytes
-            return True
-        flags = REDELIVERED if parcel.again else 0
-        layout = reader.layout.schema_id
-        message = Message(parcel.body, session.number, reader.sent, reader.number, layout, flags, session.version)
-        return self._post.send(session, Plane.PULL, message)
+        self._bytes += reader.form.nbytes
+        self._untold_bytes += reader.form.nbytes
+        ready = self._untold.setdefault(reader, [])
+        ready.append(parcel)
+        if reader.tray is not None and len(ready) == reader.tray.most:
+            self._full = reader
+        return True
 
-    def _tell(self) -> None:
-        """Which slots were filled, all those of a reader in one message."""
-        filled, self._in_slots, self._slot_bytes = self._in_slots, {}, 0
-        for reader, parcels in filled.items():
-            session = self._hall.sessions.get(reader.session)
-            places = [
-                one.place._replace(flags=REDELIVERED) if one.again else one.place for one in parcels if one.place is not None
-            ]  # fmt: skip
-            first, layout = reader.sent - len(parcels), reader.layout.schema_id
-            if session is None or not self._post.tell(
-                session, Plane.PULL, reader.number, first, SlotBatches(places), layout
-            ):  # fmt: skip
-                reader.outlet.unsent(reader, parcels)
+    def _tell_all(self) -> None:
+        for reader in list(self._untold):
+            self._tell(reader)
+
+    def _tell(self, reader: ReaderState) -> None:
+        """Send what is ready for a reader; what cannot be sent is its outlet's again."""
+        self._full = None
+        parcels = self._untold.pop(reader)
+        self._untold_bytes -= len(parcels) * reader.form.nbytes
+        session = self._hall.sessions.get(reader.session)
+        sent = 0
+        if session is not None and reader.tray is None:
+            sent = self._tell_slots(session, reader, parcels)
+        elif session is not None and reader.tray is not None:
+            sent = self._send_from(reader.tray, session, reader, parcels)
+        if sent < len(parcels):
+            reader.outlet.unsent(reader, parcels[sent:])
+
+    def _tell_slots(self, session: Session, reader: ReaderState, parcels: Sequence[Parcel]) -> int:
+        places = [
+            InSlot(one.spot.slot, one.spot.generation, one.rows, REDELIVERED if one.again else 0)
+            for one in parcels
+            if one.spot is not None
+        ]
+        first, schema = reader.sent - len(parcels), reader.form.schema_id
+        told = self._post.tell(session, Plane.PULL, reader.number, first, SlotBatches(places), schema)
+        return len(parcels) if told else 0
+
+    def _send_from(self, tray: Tray, session: Session, reader: ReaderState, parcels: Sequence[Parcel]) -> int:
+        sent, first = 0, reader.sent - len(parcels)
+        for some in _alike(parcels, reader.batch_size):
+            spots = [one.spot for one in some if one.spot is not None]
+            body = Batch(sum(one.rows for one in some), [tray.frame(spots)])
+            flags = REDELIVERED if some[0].again else 0
+            message = Message(
+                body, session.number, first + sent, reader.number, reader.form.schema_id, flags, session.version
+            )  # fmt: skip
+            if not self._post.send(session, Plane.PULL, message):
+                break
+            tray.sent(first + sent, spots)
+            sent += len(some)
+        tray.clear()
+        return sent
 
     def complain(self) -> None:
         """Tell those who have waited for too long, and those who wait for what can never be."""
@@ -136,3 +180,14 @@ class Outbound:
             session = self._hall.sessions.get(reader.session)
             if session is not None:
                 self._post.tell(session, Plane.PULL, reader.number, 0, End(reason=reason, count=reader.sent))
+
+
+def _alike(parcels: Sequence[Parcel], batch_size: int) -> Iterator[list[Parcel]]:
+    """What can be in one message: whole batches of which all, or none, have rows that were sent before; a short one alone."""
+    some: list[Parcel] = []
+    for one in parcels:
+        if some and (one.again is not some[0].again or one.rows < batch_size or some[0].rows < batch_size):
+            yield some
+            some = []
+        some.append(one)
+    yield some

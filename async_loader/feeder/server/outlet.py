@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.server.parcels import Parcel, Returned
-from async_loader.feeder.shared import Shelf
-from async_loader.feeder.wire import MOST_AHEAD, ErrorCode, InSlot, Limits, OpenReader, RowLayout
-from async_loader.replay.reader import Target
+from async_loader.feeder.server.trays import Tray, tray_for
+from async_loader.feeder.shared import Shelf, Spot
+from async_loader.feeder.wire import MOST_AHEAD, BatchForm, ErrorCode, Limits, OpenReader
 from async_loader.replay.served import Drawing, ServedTable
 from async_loader.replay.views import Transitions
 
@@ -38,39 +38,55 @@ class ReaderState:
         What could not be sent; it is the next, when the reader has been heard again.
     leases : dict
         By the number of the batch: what it has not given back.
-    shared : bool
-        Its batches go into memory of its own, ``shelf``, as soon as it has offered that; ``targets`` are the slots used so far.
+    tray : Tray | None
+        What its batches are sent from; ``None``: they go into memory of its own, ``shelf``, as soon as it has offered that.
     """
 
     session: int
     number: int
     outlet: Outlet
     drawing: Drawing
-    layout: RowLayout
-    batch_size: int
+    form: BatchForm
     timeout_s: float | None
     ahead: int
+    tray: Tray | None
     granted: int = 0
     sent: int = 0
     hungry_since: float | None = None
     kept: deque[Parcel] = field(default_factory=deque)
     leases: OrderedDict[int, Parcel] = field(default_factory=OrderedDict)
-    shared: bool = False
     shelf: Shelf | None = None
-    targets: dict[int, Target] = field(default_factory=dict)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows."""
+        return self.form.batch_size
+
+    @property
+    def shared(self) -> bool:
+        """Whether its batches go into memory of its own."""
+        return self.tray is None
 
     @property
     def hungry(self) -> bool:
         """Whether it may be sent a batch."""
-        return self.sent < self.granted and (not self.shared or bool(self.kept) or self._has_slot)
+        return self.sent < self.granted and (self.tray is not None or bool(self.kept) or self._has_slot)
 
     @property
     def _has_slot(self) -> bool:
         return self.shelf is not None and self.shelf.free > 0
 
-    def grant(self, total: int) -> None:
-        """It takes so many batches, counted from its opening; fewer than before says nothing."""
+    def spot(self) -> Spot:
+        """Where its next batch goes. It is hungry."""
+        memory = self.tray or self.shelf
+        assert memory is not None
+        return memory.take()
+
+    def grant(self, total: int, received: int) -> None:
+        """It takes so many batches, counted from its opening, and has got so many; fewer than before says nothing."""
         self.granted = max(self.granted, min(total, self.sent + self.ahead))
+        if self.tray is not None:
+            self.tray.received(min(received, self.sent))
 
     def take_back(self, slots: Sequence[int]) -> None:
         """It has no use for these slots any more. Raises Malformed for what it cannot give."""
@@ -81,7 +97,7 @@ class ReaderState:
     def let_go(self) -> None:
         """It is gone: its memory is unmapped."""
         shelf, self.shelf = self.shelf, None
-        self.targets.clear()
+        self.kept.clear()  # whose spots may lie in it
         if shelf is not None:
             shelf.close()
 
@@ -135,9 +151,9 @@ class Outlet:
         except ConfigError as error:
             raise Malformed(str(error), ErrorCode.UNSUPPORTED) from None
         try:
-            layout = RowLayout.of(drawing.schema, headed=False)
+            form = BatchForm.of(drawing.schema, wanted.batch_size)
             if not shared:
-                self._check(layout, wanted.batch_size)
+                self._check(form)
             drawing.why_not(wanted.batch_size)
         except ConfigError as error:
             drawing.close()
@@ -146,10 +162,9 @@ class Outlet:
             drawing.close()
             raise
         self._views.add(view)
-        ahead = MOST_AHEAD if shared else self._limits.ahead(wanted.batch_size * layout.row_bytes)
-        reader = ReaderState(
-            session, number, self, drawing, layout, wanted.batch_size, wanted.timeout_s, ahead, shared=shared
-        )  # fmt: skip
+        ahead = MOST_AHEAD if shared else self._limits.ahead(form.nbytes)
+        tray = None if shared else tray_for(form, wanted.together, ahead)
+        reader = ReaderState(session, number, self, drawing, form, wanted.timeout_s, ahead, tray)
         self._readers.add(reader)
         return reader
 
@@ -164,10 +179,10 @@ class Outlet:
             raise Malformed(f"readers of table {self.name!r} use {MOST_VIEWS} views, which is all there can be", ErrorCode.LIMIT)
         return view
 
-    def _check(self, layout: RowLayout, batch_size: int) -> None:
-        most = layout.rows_within(self._limits.message_bytes)
-        if batch_size > most:
-            text = f"batches of {batch_size} rows of {layout.row_bytes} bytes do not fit into a message: {most} rows do"
+    def _check(self, form: BatchForm) -> None:
+        most = self._limits.message_bytes
+        if form.nbytes > most:
+            text = f"a batch of {form.batch_size} rows takes {form.nbytes} bytes, a message {most}: ask for fewer rows"
             raise Malformed(text, ErrorCode.TOO_LARGE)
 
     def want(self, reader: ReaderState, now: float) -> None:
@@ -183,9 +198,9 @@ class Outlet:
         self._readers.remove(reader)
         self._leave_line(reader)
         for parcel in reader.leases.values():
-            self._returned.put(reader.layout.schema_id, parcel)
+            self._returned.put(reader.form.schema_id, parcel)
         for parcel in reversed(reader.kept) if self.table.leased else ():
-            self._returned.put_back(reader.layout.schema_id, parcel)
+            self._returned.put_back(reader.form.schema_id, parcel)
         reader.leases.clear()
         reader.kept.clear()
         reader.let_go()
@@ -205,7 +220,7 @@ class Outlet:
         ahead: set[int] = set()
         while served < most and self._line:
             reader = self._line[0]
-            schema = reader.layout.schema_id
+            schema = reader.form.schema_id
             parcel = None if schema in ahead else self._next_or_fail(reader, not ahead)
             if parcel is not None:
                 self._line.popleft()
@@ -223,7 +238,7 @@ class Outlet:
         """Whoever cannot be sent to leaves the line until it is heard of."""
         reader.hungry_since = None
         if not send(reader, parcel):
-            reader.kept.appendleft(parcel)
+            self._keep(reader, parcel)
             return False
         if self.table.leased:
             reader.leases[reader.sent] = parcel
@@ -240,10 +255,16 @@ class Outlet:
         for parcel in reversed(parcels):
             reader.sent -= 1
             reader.leases.pop(reader.sent, None)
-            reader.kept.appendleft(parcel)
+            self._keep(reader, parcel)
             self.batches -= 1
             self.rows -= parcel.rows
             self.redelivered -= parcel.again
+
+    def _keep(self, reader: ReaderState, parcel: Parcel) -> None:
+        if reader.tray is not None:
+            parcel.stay()
+            reader.tray.clear()
+        reader.kept.appendleft(parcel)
 
     def _next_or_fail(self, reader: ReaderState, may_draw: bool) -> Parcel | None:
         """As `_next`; whoever wants what can never be loses what it had been granted, and `failed` says why."""
@@ -258,31 +279,28 @@ class Outlet:
     def _next(self, reader: ReaderState, may_draw: bool) -> Parcel | None:
         """What the reader gets, if there is something for it."""
         if reader.kept:
-            return reader.kept.popleft()
-        if not reader.shared:
-            return self._made(reader, may_draw)
-        assert reader.shelf is not None
-        if not self.table.leased:
-            return self._filled(reader, reader.shelf) if may_draw else None
-        parcel = self._made(reader, may_draw)
-        if parcel is not None:  # a copy stays here: it may have to go to somebody else
-            parcel.lie(reader.layout, *reader.shelf.take())
+            parcel: Parcel | None = reader.kept.popleft()
+        elif not self.table.leased:
+            return self._filled(reader) if may_draw else None
+        else:
+            parcel = self._made(reader, may_draw)
+        if parcel is not None and parcel.spot is None:  # a copy stays here: it may have to go to somebody else
+            parcel.lie(reader.spot())
         return parcel
 
-    def _filled(self, reader: ReaderState, shelf: Shelf) -> Parcel | None:
-        """A new batch, read straight into a slot."""
+    def _filled(self, reader: ReaderState) -> Parcel | None:
+        """A new batch, read straight to where it is sent from."""
         if reader.drawing.why_not(reader.batch_size) is not None:
             return None
-        slot, generation, arrays = shelf.take()
-        target = reader.targets.get(slot)
-        if target is None:
-            target = reader.targets[slot] = reader.drawing.target(arrays)
-        reader.drawing.fill(target)
-        return Parcel(reader.batch_size, [], place=InSlot(slot, generation, reader.batch_size))
+        spot = reader.spot()
+        if spot.target is None:
+            spot.target = reader.drawing.target(spot.arrays)
+        reader.drawing.fill(spot.target)
+        return Parcel(reader.batch_size, spot=spot)
 
     def _made(self, reader: ReaderState, may_draw: bool) -> Parcel | None:
-        """A batch as it travels."""
-        schema, wanted = reader.layout.schema_id, reader.batch_size
+        """A batch in memory of its own."""
+        schema, wanted = reader.form.schema_id, reader.batch_size
         old = self._returned.take(schema, wanted) if len(self._returned) else None
         missing = wanted - (old.rows if old is not None else 0)
         new = self._drawn(reader, missing) if missing and may_draw else None
@@ -296,7 +314,7 @@ class Outlet:
     def _drawn(self, reader: ReaderState, count: int) -> Parcel | None:
         if reader.drawing.why_not(count) is not None:
             count = reader.drawing.most(count) if self.draining and self.table.leased else 0
-        return Parcel.drawn(reader.drawing, reader.layout, count) if count else None
+        return Parcel(count, reader.drawing.arrays(count)) if count else None
 
     def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None:
         """The learner has used these batches."""

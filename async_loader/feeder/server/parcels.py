@@ -1,4 +1,4 @@
-"""Batches as they travel, and rows that come back: cut and joined again for whoever wants them next. Draws nothing."""
+"""Batches on their way out, and rows that come back: cut and joined again for whoever wants them next. Draws nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.feeder.wire import Batch, InSlot, RowLayout, batch, read_batch
-from async_loader.replay.served import Drawing
+from async_loader.feeder.shared import Spot
 
-Bytes = npt.NDArray[np.uint8]
+Column = npt.NDArray[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -22,56 +21,49 @@ class Parcel:
 
     Attributes
     ----------
-    frames : list of uint8 arrays [rows, bytes]
-        As `RowLayout` says.
-        None where the rows lie in a slot, and nobody will want them again.
+    columns : sequence of arrays [rows, *shape] | None
+        One per field. ``None`` where the rows lie in a spot only, and nobody will want them again.
     again : bool
         Whether any of its rows was sent before.
-    place : InSlot | None
-        Where its rows lie in shared memory.
+    spot : Spot | None
+        Where its rows lie to be sent: in shared memory, or in the reader's tray.
     """
 
     rows: int
-    frames: list[Bytes]
+    columns: Sequence[Column] | None = None
     again: bool = False
-    place: InSlot | None = None
-
-    @classmethod
-    def drawn(cls, drawing: Drawing, layout: RowLayout, count: int) -> Parcel:
-        """A new batch. `Drawing.why_not` said ``None``."""
-        packed = drawing.packed(count, layout.packed) if not layout.large else None
-        if packed is not None:
-            return cls(count, [packed.view(np.uint8).reshape(count, -1)])
-        body = batch(layout, list(drawing.arrays(count)))
-        return cls(body.rows, [_rows(frame, body.rows) for frame in body.frames])
+    spot: Spot | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[Parcel]) -> Parcel:
-        """One of several, of the same layout."""
+        """One of several, of the same schema."""
         if len(parts) == 1:
             return parts[0]
-        frames = [np.concatenate(pieces) for pieces in zip(*(one.frames for one in parts), strict=True)]
-        return cls(sum(one.rows for one in parts), frames, any(one.again for one in parts))
+        columns = [np.concatenate(pieces) for pieces in zip(*(one._own for one in parts), strict=True)]
+        return cls(sum(one.rows for one in parts), columns, any(one.again for one in parts))
 
     def cut(self, rows: int) -> tuple[Parcel, Parcel]:
         """The first ``rows``, and the others."""
-        first, rest = ([np.ascontiguousarray(frame[part]) for frame in self.frames] for part in (slice(rows), slice(rows, None)))
+        first, rest = ([column[part].copy() for column in self._own] for part in (slice(rows), slice(rows, None)))
         return Parcel(rows, first, self.again), Parcel(self.rows - rows, rest, self.again)
 
-    def lie(self, layout: RowLayout, slot: int, generation: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Copy the rows into a slot, which has an array for each field."""
-        for array, column in zip(arrays, read_batch(self.body, layout), strict=True):
+    def lie(self, spot: Spot) -> None:
+        """Copy the rows there."""
+        for array, column in zip(spot.arrays, self._own, strict=True):
             array[: self.rows] = column
-        self.place = InSlot(slot, generation, self.rows)
+        self.spot = spot
+
+    def stay(self) -> None:
+        """Its spot is needed for others."""
+        if self.columns is None:
+            assert self.spot is not None
+            self.columns = [array[: self.rows].copy() for array in self.spot.arrays]
+        self.spot = None
 
     @property
-    def body(self) -> Batch:
-        return Batch(self.rows, [frame.reshape(-1) for frame in self.frames])
-
-
-def _rows(frame: Any, rows: int) -> Bytes:
-    flat = np.frombuffer(memoryview(frame), np.uint8) if memoryview(frame).nbytes else np.empty(0, np.uint8)
-    return flat.reshape(rows, -1) if len(flat) else np.empty((rows, 0), np.uint8)
+    def _own(self) -> Sequence[Column]:
+        assert self.columns is not None
+        return self.columns
 
 
 class Returned:
@@ -86,12 +78,12 @@ class Returned:
 
     def put(self, schema: int, parcel: Parcel) -> None:
         """It was on its way, and perhaps was seen."""
-        parcel.again, parcel.place = True, None
+        parcel.again, parcel.spot = True, None
         self._parcels.setdefault(schema, deque()).append(parcel)
 
     def put_back(self, schema: int, parcel: Parcel) -> None:
         """It was not on its way."""
-        parcel.place = None
+        parcel.spot = None
         self._parcels.setdefault(schema, deque()).appendleft(parcel)
 
     def take(self, schema: int, most: int) -> Parcel | None:

@@ -20,6 +20,6 @@ from __future__ import annotations
 
 from async_loader.feeder.shared.listener import Listener
 from async_loader.feeder.shared.offer import Offer, Offering, offer_to
-from async_loader.feeder.shared.shelf import Shelf
+from async_loader.feeder.shared.shelf import Shelf, Spot
 
-__all__ = ["Listener", "Offer", "Offering", "Shelf", "offer_to"]
+__all__ = ["Listener", "Offer", "Offering", "Shelf", "Spot", "offer_to"]

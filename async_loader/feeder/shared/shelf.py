@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -15,6 +16,25 @@ from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
 
 Arrays = list[npt.NDArray[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class Spot:
+    """Where one batch goes.
+
+    Attributes
+    ----------
+    slot, generation : int
+        Which it is, and how often it was taken.
+    arrays : list of arrays [batch_size, *shape]
+    target : object
+        What whoever fills it made of the arrays.
+    """
+
+    slot: int
+    generation: int
+    arrays: Arrays
+    target: Any = None
 
 
 class Shelf:
@@ -41,8 +61,9 @@ class Shelf:
         if layout.nbytes > offer.slot_bytes:
             raise Malformed(f"a batch takes {layout.nbytes} bytes, a slot has {offer.slot_bytes}: offer larger ones")
         self._segment = segment
-        self._arrays = [layout.views(segment.bytes(i * offer.slot_bytes, offer.slot_bytes)) for i in range(offer.slots)]
-        self._generations = [0] * offer.slots
+        self._spots = [
+            Spot(i, 0, layout.views(segment.bytes(i * offer.slot_bytes, offer.slot_bytes))) for i in range(offer.slots)
+        ]  # fmt: skip
         self._free: deque[int] = deque()
         self._lent = set(range(offer.slots))
 
@@ -56,7 +77,7 @@ class Shelf:
         """
         for slot in slots:
             if slot not in self._lent:
-                raise Malformed(f"slot {slot} was given back and is not lent: there are {len(self._arrays)}")
+                raise Malformed(f"slot {slot} was given back and is not lent: there are {len(self._spots)}")
             self._lent.remove(slot)
             self._free.append(slot)
 
@@ -64,14 +85,14 @@ class Shelf:
     def free(self) -> int:
         return len(self._free)
 
-    def take(self) -> tuple[int, int, Arrays]:
-        """A free slot, its generation, and the arrays to fill. There is one."""
-        slot = self._free.popleft()
-        self._lent.add(slot)
-        self._generations[slot] = (self._generations[slot] + 1) & 0xFFFFFFFF
-        return slot, self._generations[slot], self._arrays[slot]
+    def take(self) -> Spot:
+        """A free slot. There is one."""
+        spot = self._spots[self._free.popleft()]
+        self._lent.add(spot.slot)
+        spot.generation = (spot.generation + 1) & 0xFFFFFFFF
+        return spot
 
     def close(self) -> None:
-        self._arrays.clear()
+        self._spots.clear()
         self._free.clear()
         self._segment.close()

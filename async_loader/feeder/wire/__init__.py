@@ -6,7 +6,8 @@
                           │
          control.py       │ HELLO WELCOME OPEN_WRITER ... ERROR END    one msgpack map
          data.py          │ ACK GAP PULL PRIORITIES RETURN ...         fixed structs, arrays of numbers
-         rows.py          │ INSERT BATCH                               packed rows, large fields: read_insert(body, layout)
+         rows.py          │ INSERT                                     packed rows, large fields: read_insert(body, layout)
+         batches.py       │ BATCH                                      blocks of arrays: BatchForm
                           ▼
     [ header 64 B | body frame 0 | body frame 1 ... ]    header.py says how many and how long; docs/wire.md says all of it
 
@@ -25,6 +26,7 @@ gap or of a fenced writer stands in the header. Only then are the rows worth rea
 from __future__ import annotations
 
 from async_loader.errors import Malformed
+from async_loader.feeder.wire.batches import Batch, BatchForm
 from async_loader.feeder.wire.bounds import MOST_AHEAD, Limits
 from async_loader.feeder.wire.codes import ACK_NOW, FINAL, SHARED, SHOWN, TERMINATED, TRUNCATED, ErrorCode, Type, worth_retrying
 from async_loader.feeder.wire.control import (
@@ -65,7 +67,7 @@ from async_loader.feeder.wire.data import (
 from async_loader.feeder.wire.header import NEWEST, OLDEST, agree
 from async_loader.feeder.wire.message import Message, decode, encode, refuse
 from async_loader.feeder.wire.row_layout import RowLayout
-from async_loader.feeder.wire.rows import Batch, Insert, Steps, batch, insert, read_batch, read_insert
+from async_loader.feeder.wire.rows import Insert, Steps, insert, read_insert
 from async_loader.feeder.wire.schema_codec import SchemaSpec, check_id, schema_id, schema_of, spec_of
 from async_loader.feeder.wire.weights import bytes_of, specs_of, tensors_of
 
@@ -82,6 +84,7 @@ __all__ = [
     "Ack",
     "Applied",
     "Batch",
+    "BatchForm",
     "CloseReader",
     "CloseWriter",
     "Control",
@@ -121,13 +124,11 @@ __all__ = [
     "Welcome",
     "Writer",
     "agree",
-    "batch",
     "bytes_of",
     "check_id",
     "decode",
     "encode",
     "insert",
-    "read_batch",
     "read_insert",
     "refuse",
     "schema_id",

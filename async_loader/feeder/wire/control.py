@@ -95,6 +95,8 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class OpenReader(Control, frozen=True, kw_only=True):
+    """``together``: batches that one message may hold, over tcp."""
+
     TYPE = Type.OPEN_READER
     table: Name
     batch_size: Count
@@ -105,6 +107,7 @@ class OpenReader(Control, frozen=True, kw_only=True):
     transport: Transport = "tcp"
     timeout_s: Seconds | None = None
     prefetch: Count = 4
+    together: Count = 1
 
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:

@@ -18,7 +18,7 @@ Buffer = Any
 
 _ACK = struct.Struct("<4Q")
 _APPLIED = struct.Struct("<2Q")
-_GRANTED = struct.Struct("<Q")
+_GRANTED = struct.Struct("<2Q")
 _SLOT = struct.Struct("<4I")
 
 
@@ -97,10 +97,13 @@ class Applied(Data, frozen=True):
 
 
 class Pull(Data, frozen=True):
-    """How many batches may be sent, counted from the reader's opening, so that twice does no harm; and slots that are free."""
+    """How many batches may be sent, counted from the reader's opening, so that twice does no harm; how many have come, so that
+    the memory of theirs can be used again; and slots that are free.
+    """
 
     TYPE = Type.PULL
     granted: int
+    received: int
     returned: NDArray[np.uint32]
 
     @property
@@ -108,7 +111,7 @@ class Pull(Data, frozen=True):
         return len(self.returned)
 
     def pack(self) -> list[Buffer]:
-        return [_GRANTED.pack(self.granted) + numbers(self.returned, "<u4", "slots").tobytes()]
+        return [_GRANTED.pack(self.granted, self.received) + numbers(self.returned, "<u4", "slots").tobytes()]
 
 
 class InSlot(NamedTuple):
@@ -225,8 +228,8 @@ def _finite(values: NDArray[np.float64]) -> None:
 def _pull(rows: int, frame: memoryview) -> Pull:
     if frame.nbytes < _GRANTED.size:
         raise Malformed(f"PULL has a body of {frame.nbytes} bytes, it takes {_GRANTED.size} and 4 for each slot")
-    (granted,) = _GRANTED.unpack_from(frame)
-    return Pull(granted, vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots"))
+    granted, received = _GRANTED.unpack_from(frame)
+    return Pull(granted, received, vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots"))
 
 
 def _slots(count: int, frame: memoryview) -> SlotBatches:

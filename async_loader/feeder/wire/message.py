@@ -9,12 +9,13 @@ import msgspec
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import bounds, codes, control, data, header
+from async_loader.feeder.wire.batches import Batch
 from async_loader.feeder.wire.bounds import Limits
 from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.control import Control, Error, Publish, Weights
 from async_loader.feeder.wire.data import Buffer, Data, SlotBatches
 from async_loader.feeder.wire.header import Header
-from async_loader.feeder.wire.rows import Batch, Insert
+from async_loader.feeder.wire.rows import Insert
 
 
 class Message(msgspec.Struct, frozen=True, eq=False):
@@ -79,7 +80,7 @@ def decode(frames: Sequence[Any], limits: Limits = bounds.DEFAULT) -> Message:
     """The message that these frames are: the header's, then the body's, of any buffer type (bytes, memoryview, zmq.Frame).
 
     What INSERT and BATCH hold is read in a second step, since it takes the layout that was agreed on: `rows.read_insert`,
-    `rows.read_batch`. Costs O(frames) until then, but for control messages O(bytes).
+    `batches.BatchForm`. Costs O(frames) until then, but for control messages O(bytes).
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 Small fields (below 1024 bytes) share frame 0, packed row by row; each large one has a frame of its own, C order::
 
-    frame 0   n x [ head of 16 bytes, INSERT only | small fields as PackedRow places them ]
+    frame 0   n x [ head of 16 bytes | small fields as PackedRow places them ]
     frame 1.. n x the first large field, n x the second, ...
 """
 
@@ -34,7 +34,7 @@ class RowLayout:
     schema_id : int
         For the header of each message.
     stride : int
-        Bytes of one row in frame 0; 0 if there is nothing in it.
+        Bytes of one row in frame 0.
     offsets : tuple of (int or None)
         One per field: bytes from the row's start, ``None`` for a large field.
     small, large : tuple of int
@@ -49,7 +49,6 @@ class RowLayout:
 
     fields: tuple[Field, ...]
     schema_id: int
-    headed: bool
     stride: int
     offsets: tuple[int | None, ...]
     small: tuple[int, ...]
@@ -59,8 +58,8 @@ class RowLayout:
     packed: np.dtype[np.void]
 
     @classmethod
-    def of(cls, schema: Schema, *, headed: bool) -> RowLayout:
-        """``headed``: rows that are inserted have heads, rows of a batch have none. Once per writer or reader.
+    def of(cls, schema: Schema) -> RowLayout:
+        """Once per writer.
 
         Raises
         ------
@@ -71,18 +70,16 @@ class RowLayout:
         small = tuple(i for i, field in enumerate(fields) if field.nbytes < LARGE_BYTES)
         large = tuple(i for i, field in enumerate(fields) if field.nbytes >= LARGE_BYTES)
         row = PackedRow.of(fields[i] for i in small)
-        head = HEAD_BYTES if headed else 0
-        stride = head + (row.stride if small else 0)
-        places = dict(zip(small, (head + offset for offset in row.offsets), strict=True))
+        stride = HEAD_BYTES + (row.stride if small else 0)
+        places = dict(zip(small, (HEAD_BYTES + offset for offset in row.offsets), strict=True))
         offsets = tuple(places.get(i) for i in range(len(fields)))
-        columns = [*_HEAD] if headed else []
-        names = [name for name, _, _ in columns] + [f"f{i}" for i in small]
-        formats = [form for _, form, _ in columns] + [(fields[i].dtype, fields[i].shape) for i in small]
-        starts = [start for _, _, start in columns] + [places[i] for i in small]
+        names = [name for name, _, _ in _HEAD] + [f"f{i}" for i in small]
+        formats = [form for _, form, _ in _HEAD] + [(fields[i].dtype, fields[i].shape) for i in small]
+        starts = [start for _, _, start in _HEAD] + [places[i] for i in small]
         packed = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": stride}, align=True)
         bools = tuple(i for i, field in enumerate(fields) if field.dtype.kind == "b")
         frame_bytes = (stride, *(fields[i].nbytes for i in large))
-        return cls(fields, number, headed, stride, offsets, small, large, bools, frame_bytes, packed)
+        return cls(fields, number, stride, offsets, small, large, bools, frame_bytes, packed)
 
     @property
     def row_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Rows in messages: INSERT and BATCH over tcp. Arrays in, frames out, and back; copies only what is small or misaligned."""
+"""Rows in messages: INSERT. Arrays in, frames out, and back; copies only what is small or misaligned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Column = NDArray[Any]
 
 
 class Framed(Data, frozen=True):
-    """Root of the bodies made of rows. Which schema they are of is known to the receiver: see `insert` and `batch`."""
+    """Root of the bodies made of rows. Which schema they are of is known to the receiver."""
 
     rows: int
     frames: Sequence[Buffer]
@@ -41,12 +41,6 @@ class Insert(Framed, frozen=True):
     """Steps of a writer, not looked into: a server tells a duplicate by the header. `read_insert` gives the arrays."""
 
     TYPE = Type.INSERT
-
-
-class Batch(Framed, frozen=True):
-    """A batch, not looked into. `read_batch` gives the arrays."""
-
-    TYPE = Type.BATCH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,12 +86,6 @@ def insert(layout: RowLayout, steps: Steps) -> Insert:
     return Insert(rows, frames)
 
 
-def batch(layout: RowLayout, columns: Sequence[Column]) -> Batch:
-    """As `insert`, for a reader."""
-    rows = len(columns[0]) if columns else 0
-    return Batch(rows, _framed(layout, columns, rows)[1])
-
-
 def read_insert(body: Insert, layout: RowLayout) -> Steps:
     """Views on the frames, where they are aligned (frames of bytes give arrays that cannot be written).
 
@@ -109,11 +97,6 @@ def read_insert(body: Insert, layout: RowLayout) -> Steps:
     flags, priorities = packed["flags"], packed["priority"]
     _check_heads(flags, priorities)
     return Steps(packed["stream"], flags, priorities, columns)
-
-
-def read_batch(body: Batch, layout: RowLayout) -> list[Column]:
-    """One array [rows, *shape] per field, in the schema's order; as `read_insert`."""
-    return _read(body, layout)[1]
 
 
 def _framed(layout: RowLayout, columns: Sequence[Column], rows: int) -> tuple[NDArray[np.void], list[Buffer]]:
@@ -140,7 +123,7 @@ def _read(body: Framed, layout: RowLayout) -> tuple[NDArray[np.void], list[Colum
         raise Malformed("a message of rows has none: send 1 or more")
     frames = [memoryview(frame) for frame in body.frames]
     layout.check(frames, rows)
-    packed = _array(frames[0], layout.packed) if layout.stride else np.zeros(rows, layout.packed)
+    packed = _array(frames[0], layout.packed)
     columns: list[Column] = [packed[f"f{i}"] if offset is not None else packed for i, offset in enumerate(layout.offsets)]
     for frame, i in zip(frames[1:], layout.large, strict=True):
         field = layout.fields[i]

@@ -1,0 +1,104 @@
+"""Batches over a socket: they lie in a message as they lie in shared memory, one block behind the other. Holds no data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from async_loader.errors import Malformed, SchemaError
+from async_loader.feeder.wire.codes import Type
+from async_loader.feeder.wire.rows import Column, Framed
+from async_loader.feeder.wire.schema_codec import schema_id
+from async_loader.layout import BatchLayout, Region
+from async_loader.schema import Schema
+
+Block = NDArray[np.uint8]
+
+
+class Batch(Framed, frozen=True):
+    """One batch or more, not looked into; the header's sequence is that of the first. `BatchForm` gives the arrays."""
+
+    TYPE = Type.BATCH
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchForm:
+    """How the batches of one reader lie in messages: each is a block of arrays ``[batch_size, *shape]``, C order, in the
+    schema's order, each from the next multiple of 64 on. A batch of fewer rows fills the first of each array.
+
+    Attributes
+    ----------
+    schema_id : int
+        For the header of each message.
+    batch_size : int
+        Rows.
+    layout : BatchLayout
+        Of a block.
+    bools : tuple of int
+        Fields whose bytes have to be 0 or 1.
+    """
+
+    schema_id: int
+    batch_size: int
+    layout: BatchLayout
+    bools: tuple[int, ...]
+
+    @classmethod
+    def of(cls, schema: Schema, batch_size: int) -> BatchForm:
+        """Once per reader. Raises SchemaError for a schema that cannot travel."""
+        bools = tuple(i for i, field in enumerate(schema.fields) if field.dtype.kind == "b")
+        return cls(schema_id(schema), batch_size, BatchLayout.contiguous(schema, batch_size), bools)
+
+    @property
+    def nbytes(self) -> int:
+        """Of a block."""
+        return self.layout.nbytes
+
+    def batch(self, columns: Sequence[Column]) -> Batch:
+        """One batch, copied: an array ``[rows, *shape]`` for each field. Raises SchemaError for a column that does not fit."""
+        rows = len(columns[0]) if columns else 0
+        if not 1 <= rows <= self.batch_size or len(columns) != len(self.layout.regions):
+            raise SchemaError(f"{len(columns)} columns of {rows} rows, {len(self.layout.regions)} of 1 to {self.batch_size} fit")
+        block = np.zeros(self.nbytes, np.uint8)
+        for region, into, column in zip(self.layout.regions, self.layout.views(block), columns, strict=True):
+            if column.dtype != region.dtype or column.shape != (rows, *region.shape[1:]):
+                text = f"a column is {column.dtype}{list(column.shape)} where {region.name!r} is {rows} rows of {region.dtype}"
+                raise SchemaError(f"{text}{list(region.shape[1:])}")
+            into[:rows] = column
+        return Batch(rows, [block])
+
+    def blocks(self, body: Batch) -> list[tuple[Block, int]]:
+        """The blocks of a message, where they lie, and the rows of each. Reads nothing but their bools.
+
+        Raises
+        ------
+        Malformed
+        """
+        rows, size = body.rows, self.batch_size
+        if len(body.frames) != 1:
+            raise Malformed(f"BATCH has {len(body.frames)} body frames, it takes 1")
+        count = -(-rows // size)
+        if not count or (count > 1 and rows % size):
+            raise Malformed(f"BATCH holds {rows} rows, batches have {size}: send one batch of 1 row or more, or whole ones")
+        frame = np.frombuffer(memoryview(body.frames[0]), np.uint8)
+        if len(frame) != count * self.nbytes:
+            text = f"{rows} rows in batches of {size} came in {len(frame)} bytes, they take {count * self.nbytes}"
+            raise Malformed(f"{text}: was a frame cut?")
+        blocks = frame.reshape(count, self.nbytes)
+        for i in self.bools:
+            self._check(self.layout.regions[i], blocks)
+        return [(block, min(rows, size)) for block in blocks]
+
+    def _check(self, region: Region, blocks: NDArray[np.uint8]) -> None:
+        """Raise Malformed for bytes that no bool has."""
+        values = blocks[:, region.offset : region.offset + math.prod(region.shape)]
+        if values.size and values.max() > 1:
+            raise Malformed(f"field {region.name!r} holds bytes that are neither 0 nor 1")
+
+    def arrays(self, block: Block) -> list[Column]:
+        """Those of one block, where it lies."""
+        return self.layout.views(block if block.ctypes.data % 8 == 0 else block.copy())
