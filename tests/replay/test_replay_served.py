@@ -14,7 +14,7 @@ from async_loader.errors import ConfigError, SchemaError, Timeout, WouldDeadlock
 from async_loader.replay.limiter import Queue, RateLimiter
 from async_loader.replay.reader import ReplayReader
 from async_loader.replay.rows import FINAL, TERMINATED, TRUNCATED
-from async_loader.replay.samplers import Fifo, Prioritized
+from async_loader.replay.samplers import Fifo, Prioritized, Uniform
 from async_loader.replay.served import SHOWN, Incoming, ServedTable
 
 LINKED = {
@@ -224,41 +224,29 @@ def test_one_learner_alone_draws_as_the_buffer_does_and_ranks_draw_others():
     assert len(sides.served._owner.table.samplers) == 1
 
 
-def test_packed_batches_are_the_arrays_as_records():
-    buffers = [ReplayBuffer(100, {"a": "float32", "b": ((3,), np.int16), "c": "bool"}, seed=5) for _ in "ab"]
-    packing, plain = (ServedTable(one).drawing(None, 0, 1, None) for one in buffers)
+@pytest.mark.parametrize("sampler", [Uniform, lambda: Uniform(replacement=False), lambda: Prioritized(0.6)])
+def test_a_batch_of_many_rows_is_drawn_into_memory_as_by_the_table_itself(sampler):
+    buffers = [ReplayBuffer(4000, {"a": ((100,), np.float64)}, sampler=sampler(), seed=5) for _ in "ab"]
     for one in buffers:
-        one.extend(a=np.arange(80, dtype=np.float32), b=np.arange(240, dtype=np.int16).reshape(80, 3), c=np.arange(80) % 3 == 0)
-    record = np.dtype(
-        {"names": ["f0", "f1", "f2", "f3"], "formats": ["<f4", ("<i2", 3), "?", "<i8"], "offsets": [8, 12, 18, 0], "itemsize": 24}
-    )
-    for count in (1, 7, 64, 7):
-        packed, arrays = packing.packed(count, record), plain.arrays(count)
-        for i, array in enumerate(arrays):
-            np.testing.assert_array_equal(packed[f"f{i}"], array)
-        assert not packed.view(np.uint8).reshape(count, 24)[:, 19:].any(), "what lies between fields is of nobody"
-    assert buffers[0].stats().sampled == buffers[1].stats().sampled
-
-
-def test_a_packed_batch_of_many_rows_is_drawn_as_by_the_table_itself():
-    buffers = [ReplayBuffer(1000, {"a": ((100,), np.float64)}, seed=5) for _ in "ab"]
-    for one in buffers:
-        one.extend(a=np.arange(90_000, dtype=np.float64).reshape(900, 100))
-    record = np.dtype({"names": ["f0", "f1"], "formats": [("<f8", 100), "<i8"], "offsets": [0, 800], "itemsize": 808})
+        one.extend(a=np.arange(390_000, dtype=np.float64).reshape(3900, 100))
     drawing = ServedTable(buffers[0]).drawing(None, 0, 1, None)
     for count in (3000, 1, 3000):
-        packed, batch = drawing.packed(count, record), buffers[1].sample(count)
-        np.testing.assert_array_equal(packed["f0"], batch["a"])
-        np.testing.assert_array_equal(packed["f1"], batch["index"])
+        arrays = [np.zeros((count, *field.shape), field.dtype) for field in drawing.schema.fields]
+        target = drawing.target(arrays)
+        assert len(target.parts) == (3 if count > 1 else 0), "1 MiB at a time"
+        assert drawing.why_not(count) is None
+        drawing.fill(target)
+        for array, wanted in zip(arrays, buffers[1].sample(count).values(), strict=True):
+            np.testing.assert_array_equal(array, wanted)
+    assert buffers[0].stats().sampled == buffers[1].stats().sampled == 6001
 
 
-def test_what_uses_something_up_is_not_packed_and_says_so():
+def test_what_uses_something_up_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         queue = ServedTable(ReplayBuffer(10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1))
     assert queue.leased
     assert queue.uses_up
-    assert queue.drawing(None, 0, 1, None).packed(1, np.dtype([("f0", "<f4"), ("f1", "<i8")])) is None
     table = ServedTable(ReplayBuffer(10, {"a": "float32"}))
     assert not table.leased
     assert not table.uses_up

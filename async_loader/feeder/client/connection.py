@@ -8,6 +8,10 @@
     plan() ──▶ ReaderLine ─────┘           │
          ▲                                 │ answers by sequence, everything else by number of the line
          └──── News, Bell ◀────────────────┘
+
+NOTE [turns]. A thread that computes in Python keeps the GIL for 5 ms (sys.getswitchinterval) after another one wants it. A
+learner takes a hundred small batches in that time: its stock would be over before the IO thread, long awake, could ask for
+more. So a learner in a hurry waits until the IO thread has had its turn: some 0.1 ms every half stock, and 1 ms at most.
 """
 
 from __future__ import annotations
@@ -54,6 +58,7 @@ _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, and perhaps later."""
 _PLANES = tuple(Plane)
 _TURN_S = 0.001
+"""See NOTE [turns]."""
 _AT_ONCE = 256
 """Messages of one plane that are read before the others have their turn."""
 
@@ -155,6 +160,7 @@ class Connection:
         self._wake()
 
     def _wake(self) -> bool:
+        """Whether it was not about to wake up already."""
         if not self._rung and forks.generation == self._generation:
             with self._bell_lock:
                 if not self._rung:

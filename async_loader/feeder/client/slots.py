@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
+
 from async_loader.errors import Malformed
 from async_loader.feeder.client.copying import COPY_BELOW, Arrays, Copier
 from async_loader.feeder.shared import Offer
@@ -18,7 +19,6 @@ from async_loader.feeder.wire import InSlot
 from async_loader.layout import BatchLayout
 from async_loader.schema import Schema
 from async_loader.shm.slots import Lease, SlotRing
-
 
 
 class Slots:

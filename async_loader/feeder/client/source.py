@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -26,6 +28,8 @@ from async_loader.source import END, Applied, Plan, Ready
 
 _SERVER_BITS = 48
 """Above the bits of an id is which server gave it; see `Connection.servers`. The ids of the first are as it gave them."""
+IN_A_HURRY_S = 0.01
+"""Who asks for more batches twice in that time has its connection take its turn at once; see NOTE [turns] in connection.py."""
 
 
 class _Elsewhere(AsyncLoaderError):
@@ -61,6 +65,7 @@ class RemoteSource:
         self._line: ReaderLine | None = None
         self._lock = threading.Lock()
         self._held: Came | None = None
+        self._asked_at = -math.inf
         self._shown: Schema | None = None
         self._names: tuple[str, ...] | None = None
         self._closed = False
@@ -120,10 +125,12 @@ class RemoteSource:
                     raise line.failure()
                 line.ask()
         if line.due or line.leased:  # to ask for more, to give back the last
-            if came is not None:
+            now = time.monotonic()
+            if came is not None and now - self._asked_at < IN_A_HURRY_S:
                 self._connection.hand_over()
             else:
                 self._connection.wake()
+            self._asked_at = now
         if over:
             return END
         return None if came is None else self._ready(line, came)
@@ -211,8 +218,9 @@ class RemoteSource:
 def _names_of(schema: Schema) -> tuple[str, ...] | None:
     """Of the arrays of a batch, where it is one dict of them, as most are."""
     root = schema.structure
-    flat = type(root) is tree.Node and root.kind is dict and not any(root.children)
-    return root.keys if flat else None
+    if type(root) is tree.Node and root.kind is dict and not any(root.children):
+        return root.keys
+    return None
 
 
 def _let_go(connection: Connection, line: ReaderLine) -> None:

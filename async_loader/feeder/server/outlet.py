@@ -163,7 +163,7 @@ class Outlet:
             raise
         self._views.add(view)
         ahead = MOST_AHEAD if shared else self._limits.ahead(form.nbytes)
-        tray = None if shared else tray_for(form, wanted.together, ahead)
+        tray = None if shared else tray_for(form, wanted.together, ahead, self._limits.message_bytes)
         reader = ReaderState(session, number, self, drawing, form, wanted.timeout_s, ahead, tray)
         self._readers.add(reader)
         return reader

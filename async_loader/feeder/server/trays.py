@@ -52,11 +52,11 @@ class Tray(Protocol):
         """The reader has the batches before this one."""
 
 
-def tray_for(form: BatchForm, together: int, ahead: int) -> Tray:
+def tray_for(form: BatchForm, together: int, ahead: int, message_bytes: int) -> Tray:
     """For up to ``together`` batches in a message, ``ahead`` on their way."""
     if form.nbytes >= LENT_FROM:
         return Lent(form, 2 * ahead)
-    return Copied(form, max(1, min(together, TOGETHER_BYTES // form.nbytes)))
+    return Copied(form, max(1, min(together, min(TOGETHER_BYTES, message_bytes) // form.nbytes)))
 
 
 class Copied:
@@ -105,7 +105,7 @@ class Lent:
         return self._taken[-1]
 
     def _new(self) -> Spot:
-        frame = zmq.Frame(bytes(self._form.nbytes), copy=True)
+        frame: Any = zmq.Frame(bytes(self._form.nbytes), copy=True)
         block: npt.NDArray[np.uint8] = np.frombuffer(memoryview(frame), np.uint8)
         self._made += 1
         self._frames[self._made] = frame

@@ -148,7 +148,7 @@ class FakeFeeder:
             if body.schema is None:
                 return self.error(plane, route, message, wire.ErrorCode.SCHEMA)
             self.schema = wire.schema_of(body.schema)
-        self.layout = wire.RowLayout.of(self.schema, headed=True)
+        self.layout = wire.RowLayout.of(self.schema)
         self.producers[message.session, message.number] = body.producer
         resumed = body.producer in self.next
         applied = self.next.setdefault(body.producer, 0)
@@ -206,11 +206,11 @@ class FakeFeeder:
         n = opened.body.batch_size
         rewards = np.arange(first, first + n, dtype=np.float32)
         columns = [np.stack([rewards, -rewards], 1), rewards, np.arange(first, first + n)]
-        layout = wire.RowLayout.of(self.batch_schema, headed=False)
-        body = wire.batch(layout, columns)
+        form = wire.BatchForm.of(self.batch_schema, n)
+        body = form.batch(columns)
         self.say(
             Plane.PULL, self.routes[Plane.PULL],
-            Message(body, opened.session, sequence, number, layout.schema_id, flags),
+            Message(body, opened.session, sequence, number, form.schema_id, flags),
         )  # fmt: skip
 
     def tell(self, number, body):

@@ -11,6 +11,7 @@ from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.wire import (
+    BatchForm,
     CloseReader,
     CloseWriter,
     Hello,
@@ -25,7 +26,6 @@ from async_loader.feeder.wire import (
     decode,
     encode,
     insert,
-    read_batch,
     schema_of,
     spec_of,
 )
@@ -59,7 +59,7 @@ class Clock:
 
 def rows_of(values, schema: Schema = SCHEMA, flags=None, streams=None) -> tuple[RowLayout, Steps]:
     values = np.asarray(values, np.int64)
-    layout, n = RowLayout.of(schema, headed=True), len(values)
+    layout, n = RowLayout.of(schema), len(values)
     columns = [
         np.broadcast_to(values.reshape(n, *[1] * len(f.shape)), (n, *f.shape)).astype(f.dtype).copy() for f in schema.fields[:1]
     ]
@@ -75,6 +75,7 @@ class Peer:
     def __init__(self, context, endpoints, turn=None, *, client: bytes | None = None, wait_ms: int = 5000) -> None:
         self.client, self._turn, self._wait_ms = client or os.urandom(16), turn, wait_ms
         self.sockets = {}
+        self._batch_sizes: dict[int, int] = {}
         for plane in Plane:
             self.sockets[plane] = context.socket(zmq.DEALER)
             self.sockets[plane].linger = 0
@@ -133,21 +134,23 @@ class Peer:
         self.send(Plane.CONTROL, CloseWriter(last=last), number)
 
     def open_reader(self, number: int = 1, batch_size: int = 4, table: str = "t", **others):
+        self._batch_sizes[number] = batch_size
         return self.ask(Plane.CONTROL, OpenReader(table=table, batch_size=batch_size, **others), number)
 
     def close_reader(self, number: int = 1):
         return self.ask(Plane.CONTROL, CloseReader(), number)
 
-    def pull(self, granted: int, number: int = 1) -> None:
-        self.send(Plane.PULL, Pull(granted, NO_SLOTS), number)
+    def pull(self, granted: int, number: int = 1, received: int = 0) -> None:
+        self.send(Plane.PULL, Pull(granted, received, NO_SLOTS), number)
 
     def give_back(self, leases, number: int = 1) -> None:
         self.send(Plane.PULL, Return(np.asarray(leases, np.uint64)), number)
 
     def values(self, message: Message, reader: Message) -> list[int]:
-        """The x of a BATCH."""
-        layout = RowLayout.of(schema_of(reader.body.schema), headed=False)
-        return read_batch(message.body, layout)[0].reshape(message.body.rows, -1)[:, 0].tolist()
+        """The x of a BATCH, of all its batches."""
+        form = BatchForm.of(schema_of(reader.body.schema), self._batch_sizes[message.number])
+        found = [form.arrays(block)[0][:rows].reshape(rows, -1)[:, 0] for block, rows in form.blocks(message.body)]
+        return np.concatenate(found).tolist()
 
 
 class Rig:

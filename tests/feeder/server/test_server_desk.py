@@ -71,8 +71,8 @@ def test_every_request_has_its_answer():
 @pytest.mark.parametrize("plane", Plane)
 def test_what_belongs_to_another_plane_is_refused(plane):
     wrong = {
-        Plane.CONTROL: [Pull(1, SLOTS), Done(), End(reason="", count=0)],
-        Plane.INSERT: [Pull(1, SLOTS), Status(), Hello(client=b"c" * 16, pid=1, host="h", oldest=1, newest=1)],
+        Plane.CONTROL: [Pull(1, 0, SLOTS), Done(), End(reason="", count=0)],
+        Plane.INSERT: [Pull(1, 0, SLOTS), Status(), Hello(client=b"c" * 16, pid=1, host="h", oldest=1, newest=1)],
         Plane.PULL: [Status(), Drain(), Hello(client=b"c" * 16, pid=1, host="h", oldest=1, newest=1)],
     }
     with Rig() as rig:
@@ -90,7 +90,7 @@ def test_whoever_is_not_known_is_told_to_begin_again():
         peer = rig.peer()
         for plane in Plane:
             assert peer.ask(plane, Ping(), session=12345).body.code == ErrorCode.UNKNOWN_SESSION
-        assert peer.ask(Plane.PULL, Pull(1, SLOTS), 9).body.code == ErrorCode.UNKNOWN_READER
+        assert peer.ask(Plane.PULL, Pull(1, 0, SLOTS), 9).body.code == ErrorCode.UNKNOWN_READER
         peer.insert(0, [1], number=9)
         assert peer.receive(Plane.INSERT).body.code == ErrorCode.UNKNOWN_WRITER
         assert peer.open_reader(table="none").body.code == ErrorCode.UNKNOWN_TABLE

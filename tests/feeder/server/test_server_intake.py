@@ -16,7 +16,7 @@ from async_loader.feeder.wire import ErrorCode, RowLayout, insert
 from async_loader.replay.limiter import RateLimiter
 from async_loader.replay.served import ServedTable
 
-ID = RowLayout.of(SCHEMA, headed=True).schema_id
+ID = RowLayout.of(SCHEMA).schema_id
 KEYS = [bytes([i]) * 16 for i in range(3)]
 
 

@@ -162,17 +162,18 @@ def test_a_shelf_hands_out_what_was_given_back_and_nothing_else(segment):
     shelf = Shelf(Segment.attach(os.dup(segment.fileno()), OFFER.nbytes), OFFER, SCHEMA, 4)
     assert not shelf.free
     shelf.give_back([2, 0])
-    slot, generation, (x, index) = shelf.take()
-    assert (slot, generation) == (2, 1)
+    spot = shelf.take()
+    assert (spot.slot, spot.generation) == (2, 1)
+    x, index = spot.arrays
     x[:], index[:] = 1.5, 9
     assert x.shape == (4, 3)
-    del x, index
+    del x, index, spot
     with pytest.raises(Malformed, match="slot 0 was given back and is not lent"):
         shelf.give_back([0])
     with pytest.raises(Malformed, match="slot 3"):
         shelf.give_back([3])
     shelf.give_back([2])
-    assert [shelf.take()[:2] for _ in range(2)] == [(0, 1), (2, 2)]
+    assert [(spot.slot, spot.generation) for spot in (shelf.take(), shelf.take())] == [(0, 1), (2, 2)]
     assert not shelf.free
     shelf.close()
 

@@ -12,7 +12,8 @@ for _byte in range(256):
         _crc = _crc >> 1 ^ (0x82F63B78 if _crc & 1 else 0)
     _TABLE.append(_crc)
 
-HELLO, WELCOME, OPEN_WRITER, WRITER, ERROR, INSERT, ACK = 1, 2, 3, 4, 18, 32, 33
+HELLO, WELCOME, OPEN_WRITER, WRITER, OPEN_READER, READER, ERROR = 1, 2, 3, 4, 6, 7, 18
+INSERT, ACK, PULL, BATCH = 32, 33, 48, 49
 
 
 def crc32c(data: bytes) -> int:

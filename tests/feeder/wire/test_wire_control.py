@@ -194,7 +194,7 @@ def test_a_pickle_has_no_effect_wherever_it_stands(tmp_path):
                 try:
                     body = wire.decode(planted).body
                     if isinstance(body, wire.Insert):
-                        wire.read_insert(body, wire.RowLayout.of(SMALL, headed=True))
+                        wire.read_insert(body, wire.RowLayout.of(SMALL))
                 except Malformed:
                     continue
                 # What it can be is bytes in a place for bytes, or rows that nobody has looked at.

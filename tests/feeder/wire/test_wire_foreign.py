@@ -15,6 +15,7 @@ import zmq
 from foreign_client import Client, crc32c, pack, unpack
 from wire_rig import SMALL, examples, three_steps
 
+from async_loader import Schema
 from async_loader.feeder import wire
 
 PATIENCE_S = 20
@@ -81,7 +82,7 @@ def test_it_says_hello_opens_a_writer_inserts_rows_and_is_acknowledged(server):
     client.send(foreign_client.OPEN_WRITER, [pack(wanted)], session=welcome.session, sequence=1)
     opened = server.take()
     assert wire.schema_of(opened.body.schema) == SMALL
-    layout = wire.RowLayout.of(wire.schema_of(opened.body.schema), headed=True)
+    layout = wire.RowLayout.of(wire.schema_of(opened.body.schema))
     writer = wire.Writer(schema=opened.body.schema, applied=0, durable=0, window_bytes=1, window_rows=1, resumed=False)
     server.answer(wire.Message(writer, opened.session, opened.sequence, 7, layout.schema_id))
     answer = client.receive()
@@ -117,3 +118,30 @@ def test_it_can_read_why_it_is_refused(server):
     assert (error.type, error.sequence, said["code"], said["expected"]) == (foreign_client.ERROR, 5, 1, wire.NEWEST)
     assert "update the older side" in said["text"]
     assert said["retryable"] is False
+
+
+def test_it_opens_a_reader_and_finds_the_arrays_of_two_batches_in_one_message(server):
+    client = server.client
+    wanted = {"table": "replay", "batch_size": 2, "together": 8}
+    client.send(foreign_client.OPEN_READER, [pack(wanted)], session=81, sequence=1)
+    opened = server.take()
+    assert (opened.body.batch_size, opened.body.together, opened.body.prefetch) == (2, 8, 4)
+    schema = Schema.of({"done": "?", "index": "i8"})
+    reader = wire.Reader(schema=wire.spec_of(schema), leased=False, transport="tcp")
+    server.answer(wire.Message(reader, opened.session, opened.sequence, 7, wire.schema_id(schema)))
+    answer = client.receive()
+    _, fields = unpack(answer.frames[0])["schema"]
+    assert [(field[0], field[1], field[2]) for field in fields] == [("done", 1, []), ("index", 8, [])]
+
+    client.send(foreign_client.PULL, [struct.pack("<2Q", 4, 0)], session=81, number=answer.number)
+    pulled = server.take()
+    assert (pulled.number, pulled.body.granted, pulled.body.received, len(pulled.body.returned)) == (7, 4, 0, 0)
+    server.answer(wire.Message(examples()["BATCH of two"].body, 81, 5, 7, answer.schema))
+    came = client.receive()
+    assert (came.type, came.sequence, came.rows, len(came.frames)) == (foreign_client.BATCH, 5, 4, 1)
+    block = 64 + 64
+    found = [
+        (struct.unpack_from("<2?", came.frames[0], at), struct.unpack_from("<2q", came.frames[0], at + 64)) for at in (0, block)
+    ]
+    assert found == [((False, True), (5, 6)), ((True, False), (7, 8))]
+    assert len(came.frames[0]) == came.rows // 2 * block

@@ -13,7 +13,8 @@ from wire_rig import PIXELS, SMALL, examples, raw
 from async_loader.errors import Malformed
 from async_loader.feeder import wire
 
-LAYOUTS = [wire.RowLayout.of(schema, headed=headed) for schema in (SMALL, PIXELS) for headed in (True, False)]
+LAYOUTS = [wire.RowLayout.of(schema) for schema in (SMALL, PIXELS)]
+FORMS = [wire.BatchForm.of(schema, 3) for schema in (SMALL, PIXELS)]
 SEEDS = list(range(4))
 PER_SEED = 25_000
 INTERESTING = [0, 1, 2, 7, 8, 127, 128, 255, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**33, 2**63, 2**64 - 1]
@@ -83,13 +84,18 @@ def read(frames: list[bytes]) -> wire.Message:
     """Everything that a server or a client would look at."""
     message = wire.decode(frames)
     body = message.body
-    if isinstance(body, wire.Insert | wire.Batch):
+    if isinstance(body, wire.Insert):
         for layout in LAYOUTS:
-            if layout.headed == isinstance(body, wire.Insert) and layout.schema_id == message.schema:
-                wire.read_insert(body, layout) if layout.headed else wire.read_batch(body, layout)
+            if layout.schema_id == message.schema:
+                wire.read_insert(body, layout)
+    elif isinstance(body, wire.Batch):
+        for form in FORMS:
+            if form.schema_id == message.schema:
+                for block, _ in form.blocks(body):
+                    form.arrays(block)
     spec = getattr(body, "schema", None)
     if spec is not None:
-        wire.RowLayout.of(wire.schema_of(spec), headed=True)
+        wire.RowLayout.of(wire.schema_of(spec))
     return message
 
 

@@ -7,14 +7,14 @@ import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_rig import PIXELS, SMALL, array, examples, raw, reheaded, schemas, steps, three_steps
+from wire_rig import PIXELS, SMALL, examples, raw, reheaded, schemas, steps, three_steps
 
 from async_loader import Field, Schema
 from async_loader.errors import Malformed, SchemaError
 from async_loader.feeder import wire
 
-LAYOUT = wire.RowLayout.of(SMALL, headed=True)
-IMAGES = wire.RowLayout.of(PIXELS, headed=True)
+LAYOUT = wire.RowLayout.of(SMALL)
+IMAGES = wire.RowLayout.of(PIXELS)
 
 
 def same(left: np.ndarray, right: np.ndarray) -> bool:
@@ -28,7 +28,7 @@ def sent(layout: wire.RowLayout, rows: wire.Steps) -> list[bytes]:
 @settings(deadline=None)
 @given(schemas(), st.integers(1, 5), st.integers(0, 7), st.integers(0, 9))
 def test_rows_come_back_as_they_were(schema, rows, flags, seed):
-    layout = wire.RowLayout.of(schema, headed=True)
+    layout = wire.RowLayout.of(schema)
     before = steps(schema, rows, seed, flags)
     message = wire.decode(sent(layout, before))
     after = wire.read_insert(message.body, layout)
@@ -38,15 +38,6 @@ def test_rows_come_back_as_they_were(schema, rows, flags, seed):
     assert same(after.streams, before.streams)
     assert same(after.flags, before.flags)
     assert same(after.priorities, before.priorities)
-
-
-@settings(deadline=None)
-@given(schemas(), st.integers(1, 5), st.integers(0, 9))
-def test_batches_come_back_as_they_were(schema, rows, seed):
-    layout = wire.RowLayout.of(schema, headed=False)
-    before = steps(schema, rows, seed).columns
-    after = wire.read_batch(wire.decode(raw(wire.Message(wire.batch(layout, before)))).body, layout)
-    assert all(map(same, after, before))
 
 
 def test_rows_lie_where_the_page_says():
@@ -81,10 +72,10 @@ def test_what_is_not_aligned_is_copied(shift):
 
 
 def test_gaps_between_fields_are_zeros():
-    schema = Schema.of({"a": "f8", "b": "u1"})
-    layout = wire.RowLayout.of(schema, headed=False)
-    frame = raw(wire.Message(wire.batch(layout, [np.ones(2), np.full(2, 255, np.uint8)])))[1]
-    assert [frame[at : at + 7] for at in (9, 25)] == [bytes(7)] * 2
+    layout = wire.RowLayout.of(Schema.of({"a": "f8", "b": "u1"}))
+    rows = wire.Steps(*(steps(SMALL, 2).streams, np.zeros(2, np.uint32), np.ones(2)), [np.ones(2), np.full(2, 255, np.uint8)])
+    frame = sent(layout, rows)[1]
+    assert [frame[at + 25 : at + 32] for at in (0, 32)] == [bytes(7)] * 2
 
 
 @pytest.mark.parametrize(
@@ -252,7 +243,7 @@ def test_priorities_are_finite_and_not_negative(value):
         wire.Return(np.arange(4, dtype="i8")),
         wire.Return(np.arange(8, dtype="u8")[::2]),
         wire.Return(np.zeros((2, 2), "u8")),
-        wire.Pull(1, [1, 2]),
+        wire.Pull(1, 0, [1, 2]),
         wire.Priorities(np.arange(2), np.ones(3)),
     ],
     ids=["dtype", "strided", "matrix", "list", "lengths"],
@@ -263,7 +254,7 @@ def test_arrays_that_would_be_misread_are_not_sent(body):
 
 
 def test_empty_pulls_and_returns_are_fine():
-    assert wire.decode(raw(wire.Message(wire.Pull(2**64 - 1, np.empty(0, "u4"))))).body.granted == 2**64 - 1
+    assert wire.decode(raw(wire.Message(wire.Pull(2**64 - 1, 0, np.empty(0, "u4"))))).body.granted == 2**64 - 1
     assert len(wire.decode(raw(wire.Message(wire.Return(np.empty(0, "u8"))))).body.leases) == 0
 
 
@@ -272,10 +263,10 @@ def test_large_columns_are_sent_as_they_lie():
     assert wire.encode(wire.Message(wire.insert(IMAGES, rows)))[2] is rows.columns[0]
 
 
-def test_a_schema_of_large_fields_only_has_an_empty_first_frame():
+def test_a_schema_of_large_fields_only_has_heads_in_its_first_frame():
     field = Field("x", (2048,), "u1")
-    layout = wire.RowLayout.of(Schema.of([field]), headed=False)
-    column = array(np.random.default_rng(0), field, 2)
-    frames = raw(wire.Message(wire.batch(layout, [column])))
-    assert [len(frame) for frame in frames] == [64, 0, 4096]
-    assert same(wire.read_batch(wire.decode(frames).body, layout)[0], column)
+    layout = wire.RowLayout.of(Schema.of([field]))
+    rows = steps(Schema.of([field]), 2)
+    frames = sent(layout, rows)
+    assert [len(frame) for frame in frames] == [64, 32, 4096]
+    assert same(wire.read_insert(wire.decode(frames).body, layout).columns[0], rows.columns[0])

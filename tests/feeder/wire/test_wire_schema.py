@@ -148,24 +148,23 @@ def test_rows_of_another_schema_are_refused_with_the_one_agreed_on():
 @settings(deadline=None)
 @given(schemas())
 def test_a_layout_is_that_of_packed_rows_behind_a_head(schema):
-    for headed, head in ((True, 16), (False, 0)):
-        layout = wire.RowLayout.of(schema, headed=headed)
-        small = [f for f in schema.fields if f.nbytes < 1024]
-        row = PackedRow.of(small)
-        assert [at for at in layout.offsets if at is not None] == [head + at for at in row.offsets]
-        assert layout.stride == head + (row.stride if small else 0)
-        assert layout.sizes(7) == [7 * layout.stride, *(7 * f.nbytes for f in schema.fields if f.nbytes >= 1024)]
-        assert sum(layout.sizes(1)) == layout.row_bytes
+    layout = wire.RowLayout.of(schema)
+    small = [f for f in schema.fields if f.nbytes < 1024]
+    row = PackedRow.of(small)
+    assert [at for at in layout.offsets if at is not None] == [16 + at for at in row.offsets]
+    assert layout.stride == 16 + (row.stride if small else 0)
+    assert layout.sizes(7) == [7 * layout.stride, *(7 * f.nbytes for f in schema.fields if f.nbytes >= 1024)]
+    assert sum(layout.sizes(1)) == layout.row_bytes
 
 
 def test_sizes_do_not_overflow():
-    layout = wire.RowLayout.of(Schema.of({"x": ((2**30,), "u1")}), headed=True)
+    layout = wire.RowLayout.of(Schema.of({"x": ((2**30,), "u1")}))
     assert layout.sizes(2**32 - 1) == [(2**32 - 1) * 16, (2**32 - 1) * 2**30]
 
 
 def test_a_layout_knows_how_many_rows_fit():
-    assert wire.RowLayout.of(SMALL, headed=True).row_bytes == 16 + 24
-    assert wire.RowLayout.of(SMALL, headed=True).rows_within(401) == 10
+    assert wire.RowLayout.of(SMALL).row_bytes == 16 + 24
+    assert wire.RowLayout.of(SMALL).rows_within(401) == 10
     with pytest.raises(Malformed, match=r"a row takes .* raise message_bytes") as caught:
-        wire.RowLayout.of(PIXELS, headed=True).rows_within(1000)
+        wire.RowLayout.of(PIXELS).rows_within(1000)
     assert caught.value.code == wire.ErrorCode.TOO_LARGE

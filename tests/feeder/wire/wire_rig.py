@@ -39,7 +39,7 @@ def three_steps() -> wire.Steps:
 
 def examples() -> dict[str, wire.Message]:
     """Every kind of message, by name."""
-    small, pixels = wire.RowLayout.of(SMALL, headed=True), wire.RowLayout.of(PIXELS, headed=False)
+    small, pixels = wire.RowLayout.of(SMALL), wire.BatchForm.of(PIXELS, 3)
     spec = wire.spec_of(SMALL)
     tensors = (wire.TensorSpec("layer.weight", codes.dtype_code(np.dtype("f4")), (2, 2)),)
     producer, name = bytes(range(16)), "policy"
@@ -70,8 +70,9 @@ def examples() -> dict[str, wire.Message]:
         "INSERT": wire.insert(small, three_steps()),
         "ACK": wire.Ack(1, 0, 1 << 24, 4096),
         "GAP": wire.Gap(1, 0, 1 << 24, 4096),
-        "PULL": wire.Pull(4, np.array([0, 2], np.uint32)),
-        "BATCH": wire.batch(pixels, steps(PIXELS, 2).columns),
+        "PULL": wire.Pull(4, 1, np.array([0, 2], np.uint32)),
+        "BATCH": pixels.batch(steps(PIXELS, 2).columns),
+        "BATCH of two": _two_batches(),
         "BATCH in shared memory": wire.SlotBatches([wire.InSlot(2, 9, 256), wire.InSlot(0, 1, 256, 2)]),
         "PRIORITIES": wire.Priorities(np.array([3, 70], np.int64), np.array([0.5, 2.0])),
         "APPLIED": wire.Applied(1, 1),
@@ -80,9 +81,15 @@ def examples() -> dict[str, wire.Message]:
     schemas = {"INSERT": small.schema_id, "WRITER": small.schema_id, "BATCH": pixels.schema_id, "READER": pixels.schema_id}
     data = {"WEIGHTS": np.eye(2, dtype=np.float32).tobytes(), "PUBLISH": np.eye(2, dtype=np.float32).tobytes()}
     return {
-        name: wire.Message(body, 0 if at == 0 else 81, at, min(at, 1), schemas.get(name, 0), data=data.get(name))
+        name: wire.Message(body, 0 if at == 0 else 81, at, min(at, 1), schemas.get(name.split(" of ")[0], 0), data=data.get(name))
         for at, (name, body) in enumerate(bodies.items())
     }
+
+
+def _two_batches() -> wire.Batch:
+    form = wire.BatchForm.of(Schema.of({"done": "?", "index": "i8"}), 2)
+    pairs = [[np.array([False, True]), np.array([5, 6])], [np.array([True, False]), np.array([7, 8])]]
+    return wire.Batch(4, [np.concatenate([form.batch(columns).frames[0] for columns in pairs])])
 
 
 def raw(message: wire.Message) -> list[bytes]:

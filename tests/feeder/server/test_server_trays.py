@@ -1,0 +1,135 @@
+"""What batches over a socket are sent from: many in a message, and memory that is used again only when it may be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from server_rig import SCHEMA, Rig
+
+from async_loader import ReplayBuffer, Schema
+from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.trays import LENT_FROM, TOGETHER_BYTES, Copied, Lent, tray_for
+from async_loader.feeder.wire import BatchForm
+from async_loader.replay.limiter import Queue
+from async_loader.replay.samplers import Fifo
+
+MOST = 64 << 20
+WIDE = Schema.of({"x": np.int64, "pixels": ((LENT_FROM,), np.uint8)})
+
+
+def queue(schema=SCHEMA):
+    return ReplayBuffer(1000, schema, sampler=Fifo(), limiter=Queue(1000), max_times_sampled=1)
+
+
+def fill(peer, values):
+    peer.open_writer()
+    peer.insert(0, values)
+    peer.receive(Plane.INSERT)
+
+
+def test_small_batches_share_a_block_and_large_ones_are_lent():
+    small, large = BatchForm.of(SCHEMA, 4), BatchForm.of(WIDE, 1)
+    assert isinstance(tray_for(small, 64, 64, MOST), Copied)
+    assert isinstance(tray_for(large, 64, 64, MOST), Lent)
+    assert tray_for(small, 1, 64, MOST).most == 1
+    assert tray_for(small, 64, 64, MOST).most == 64
+    assert tray_for(small, 64, 64, 3 * small.nbytes + 1).most == 3
+    assert tray_for(BatchForm.of(SCHEMA, LENT_FROM // 32), 64, 64, MOST).most == TOGETHER_BYTES // (LENT_FROM // 32 * 9)
+
+
+def test_a_copied_frame_does_not_change_when_its_block_is_filled_again():
+    tray = tray_for(BatchForm.of(SCHEMA, 4), 2, 4, MOST)
+    spots = [tray.take(), tray.take()]
+    for i, spot in enumerate(spots):
+        spot.arrays[0][:] = i + 1
+    frame = tray.frame(spots)
+    tray.sent(0, spots)
+    tray.clear()
+    assert tray.take() is spots[0]
+    spots[0].arrays[0][:] = 9
+    assert np.frombuffer(frame, np.int64)[:4].tolist() == [1, 1, 1, 1]
+
+
+def test_a_lent_frame_is_filled_again_only_when_it_was_received():
+    tray = tray_for(BatchForm.of(WIDE, 1), 64, 4, MOST)
+    sent = []
+    for number in range(3):
+        spot = tray.take()
+        tray.sent(number, [spot])
+        sent.append(spot)
+    assert len({spot.slot for spot in sent}) == 3
+    tray.received(1)
+    assert tray.take() is sent[0]
+    assert tray.take() not in sent
+    tray.received(1)
+    tray.received(0)
+    assert tray.take() not in sent
+
+
+def test_a_lent_frame_that_was_not_sent_is_filled_again():
+    tray = tray_for(BatchForm.of(WIDE, 1), 64, 4, MOST)
+    spot = tray.take()
+    tray.clear()
+    assert tray.take() is spot
+
+
+def test_frames_of_a_reader_that_never_says_what_it_received_are_forgotten_not_kept_for_ever():
+    tray = tray_for(BatchForm.of(WIDE, 1), 64, 4, MOST)
+    for number in range(50):
+        spot = tray.take()
+        tray.frame([spot])
+        tray.sent(number, [spot])
+    assert len(tray._frames) == 2 * 4
+    tray.received(50)
+    assert tray.frame([tray.take()]) is not None
+
+
+def test_batches_that_may_go_together_do_and_are_counted_one_by_one():
+    with Rig({"t": queue()}) as rig:
+        peer = rig.peer()
+        fill(peer, range(40))
+        reader = peer.open_reader(together=4)
+        peer.pull(10)
+        messages = [peer.receive(Plane.PULL) for _ in range(3)]
+        assert [(one.sequence, one.body.rows) for one in messages] == [(0, 16), (4, 16), (8, 8)]
+        assert [x for one in messages for x in peer.values(one, reader)] == list(range(40))
+
+
+def test_a_reader_that_has_not_said_so_gets_one_batch_in_a_message():
+    with Rig({"t": queue()}) as rig:
+        peer = rig.peer()
+        fill(peer, range(8))
+        reader = peer.open_reader()
+        peer.pull(2)
+        assert [peer.values(peer.receive(Plane.PULL), reader) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_batches_that_were_sent_before_and_short_ones_go_alone():
+    with Rig({"t": queue()}) as rig:
+        peer, other = rig.peer(), rig.peer(client=b"o" * 16)
+        fill(peer, range(14))
+        other.open_reader()
+        other.pull(1)
+        other.receive(Plane.PULL)
+        other.close_reader()
+        reader = peer.open_reader(together=8)
+        rig.hall.begin_to_drain()
+        peer.pull(8)
+        messages = [peer.receive(Plane.PULL) for _ in range(3)]
+        assert [(one.sequence, one.body.rows, one.flags) for one in messages] == [(0, 4, 2), (1, 8, 0), (3, 2, 0)]
+        assert [x for one in messages for x in peer.values(one, reader)] == list(range(14))
+
+
+@pytest.mark.parametrize("received", [0, 3])
+def test_large_batches_are_what_was_drawn_whatever_a_reader_says_it_received(received):
+    with Rig({"t": queue(WIDE)}) as rig:
+        peer = rig.peer()
+        peer.open_writer(schema=WIDE)
+        for i in range(6):
+            peer.insert(i, [i], schema=WIDE)
+            peer.receive(Plane.INSERT)
+        reader = peer.open_reader(batch_size=1)
+        peer.pull(3)
+        first = [peer.values(peer.receive(Plane.PULL), reader) for _ in range(3)]
+        peer.pull(6, received=received)
+        assert first + [peer.values(peer.receive(Plane.PULL), reader) for _ in range(3)] == [[i] for i in range(6)]

@@ -1,0 +1,118 @@
+"""Batches in messages: they come back as they were, whatever is wrong is said, and nothing else is looked at."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_rig import PIXELS, array, raw, reheaded, schemas, steps
+
+from async_loader import Schema
+from async_loader.errors import Malformed, SchemaError
+from async_loader.feeder import wire
+
+FORM = wire.BatchForm.of(PIXELS, 3)
+
+
+def same(one, other):
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def together(form, batches):
+    """One message of several batches."""
+    frames = [form.batch(columns).frames[0] for columns in batches]
+    return wire.Batch(sum(len(columns[0]) for columns in batches), [np.concatenate(frames)])
+
+
+def read(form, body):
+    decoded = wire.decode(raw(wire.Message(body))).body
+    return [[column[:rows] for column in form.arrays(block)] for block, rows in form.blocks(decoded)]
+
+
+@settings(deadline=None)
+@given(schemas(), st.integers(1, 5), st.integers(1, 4), st.integers(0, 9))
+def test_batches_come_back_as_they_were(schema, rows, count, seed):
+    form = wire.BatchForm.of(schema, rows)
+    batches = [steps(schema, rows, seed + i).columns for i in range(count)]
+    after = read(form, together(form, batches))
+    assert len(after) == count
+    for columns, before in zip(after, batches, strict=True):
+        assert all(map(same, columns, before))
+        assert all(column.flags.aligned and column.flags.c_contiguous for column in columns)
+
+
+def test_a_short_batch_fills_the_first_rows_of_a_whole_one():
+    before = steps(PIXELS, 2).columns
+    body = FORM.batch(before)
+    assert (body.rows, len(body.frames[0])) == (2, FORM.nbytes)
+    assert all(map(same, read(FORM, body)[0], before))
+
+
+@pytest.mark.parametrize("shift", range(16))
+def test_what_is_not_aligned_is_copied(shift):
+    before = steps(PIXELS, 3).columns
+    frames = raw(wire.Message(FORM.batch(before)))
+    memory = np.zeros(FORM.nbytes + 32, np.uint8)
+    start = -memory.ctypes.data % 16 + shift
+    memory[start : start + FORM.nbytes] = np.frombuffer(frames[1], np.uint8)
+    body = wire.decode([frames[0], memory[start : start + FORM.nbytes]]).body
+    ((block, _),) = FORM.blocks(body)
+    after = FORM.arrays(block)
+    assert all(map(same, after, before))
+    assert all(column.flags.aligned for column in after)
+    assert np.shares_memory(after[0], memory) == (shift % 8 == 0)
+
+
+@pytest.mark.parametrize("rows", [0, 4, 5, 7])
+def test_rows_that_make_no_whole_batches_are_refused(rows):
+    frames = reheaded(raw(wire.Message(FORM.batch(steps(PIXELS, 3).columns))), rows=rows)
+    with pytest.raises(Malformed, match=f"BATCH holds {rows} rows, batches have 3"):
+        FORM.blocks(wire.decode(frames).body)
+
+
+def test_more_batches_than_there_are_bytes_for_are_refused():
+    frames = reheaded(raw(wire.Message(FORM.batch(steps(PIXELS, 3).columns))), rows=6)
+    with pytest.raises(Malformed, match=f"came in {FORM.nbytes} bytes, they take {2 * FORM.nbytes}"):
+        FORM.blocks(wire.decode(frames).body)
+
+
+@pytest.mark.parametrize("frames", [[], [b"x", b"y"]])
+def test_a_batch_is_one_frame(frames):
+    with pytest.raises(Malformed, match=f"BATCH has {len(frames)} body frames"):
+        FORM.blocks(wire.Batch(1, frames))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_bools_are_0_or_1_in_every_batch(which):
+    form = wire.BatchForm.of(Schema.of({"x": "i8", "hit": "?"}), 3)
+    body = together(form, [[np.arange(3), np.ones(3, bool)], [np.arange(3), np.zeros(3, bool)]])
+    assert len(form.blocks(body)) == 2
+    hit = form.layout.regions[1].offset
+    body.frames[0][which * form.nbytes + hit + 2] = 2
+    with pytest.raises(Malformed, match="field 'hit' holds bytes that are neither 0 nor 1"):
+        form.blocks(body)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda c: c[:2], lambda c: [*c[:2], c[2].astype("f8")], lambda c: [one[:0] for one in c], lambda c: [*c[:2], c[2][:2]]],
+    ids=["missing", "dtype", "empty", "short"],
+)
+def test_columns_that_do_not_fit_are_not_sent(wrong):
+    with pytest.raises(SchemaError):
+        FORM.batch(wrong(steps(PIXELS, 3).columns))
+
+
+def test_more_rows_than_a_batch_has_are_not_sent():
+    with pytest.raises(SchemaError, match="of 1 to 3 fit"):
+        FORM.batch(steps(PIXELS, 4).columns)
+
+
+def test_what_lies_between_arrays_is_zeros():
+    schema = Schema.of({"a": "u1", "b": "u1"})
+    form = wire.BatchForm.of(schema, 3)
+    frame = form.batch([array(np.random.default_rng(0), field, 3) for field in schema.fields]).frames[0]
+    assert form.nbytes == 128
+    assert not frame[3:64].any()
+    assert not frame[67:].any()
