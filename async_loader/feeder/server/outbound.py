@@ -31,7 +31,7 @@ REDELIVERED = 0x02
 _BATCHES = 64  # of one table in one round
 _BYTES = 16 << 20
 _TOLD_BYTES = 1 << 20
-"""Of batches that readers are told of without waiting for the others of the round."""
+"""In slots, of which readers are told without waiting for the others of the round."""
 
 
 class Outbound:
@@ -45,7 +45,7 @@ class Outbound:
 
     def __init__(self, hall: Hall, post: Post) -> None:
         self._hall, self._post = hall, post
-        self._bytes = self._untold_bytes = 0
+        self._bytes = self._slot_bytes = 0
         self._untold: dict[ReaderState, list[Parcel]] = {}  # batches that are ready, and still to be sent
         self._full: ReaderState | None = None  # whose batches make a message
 
@@ -98,7 +98,7 @@ class Outbound:
             sent += went
             if self._full is not None:
                 self._tell(self._full)
-            elif self._untold_bytes >= _TOLD_BYTES:
+            elif self._slot_bytes >= _TOLD_BYTES:
                 self._tell_all()
             if sent >= _BATCHES or self._bytes >= _BYTES:
                 return True
@@ -109,10 +109,11 @@ class Outbound:
         if self._hall.sessions.get(reader.session) is None:
             return False
         self._bytes += reader.form.nbytes
-        self._untold_bytes += reader.form.nbytes
         ready = self._untold.setdefault(reader, [])
         ready.append(parcel)
-        if reader.tray is not None and len(ready) == reader.tray.most:
+        if reader.tray is None:
+            self._slot_bytes += reader.form.nbytes
+        elif len(ready) == reader.tray.most:
             self._full = reader
         return True
 
@@ -124,12 +125,12 @@ class Outbound:
         """Send what is ready for a reader; what cannot be sent is its outlet's again."""
         self._full = None
         parcels = self._untold.pop(reader)
-        self._untold_bytes -= len(parcels) * reader.form.nbytes
         session = self._hall.sessions.get(reader.session)
         sent = 0
-        if session is not None and reader.tray is None:
-            sent = self._tell_slots(session, reader, parcels)
-        elif session is not None and reader.tray is not None:
+        if reader.tray is None:
+            self._slot_bytes -= len(parcels) * reader.form.nbytes
+            sent = 0 if session is None else self._tell_slots(session, reader, parcels)
+        elif session is not None:
             sent = self._send_from(reader.tray, session, reader, parcels)
         if sent < len(parcels):
             reader.outlet.unsent(reader, parcels[sent:])
@@ -148,7 +149,7 @@ class Outbound:
         sent, first = 0, reader.sent - len(parcels)
         for some in _alike(parcels, reader.batch_size):
             spots = [one.spot for one in some if one.spot is not None]
-            body = Batch(sum(one.rows for one in some), [tray.frame(spots)])
+            body = Batch(sum(one.rows for one in some), tray.frames(spots))
             flags = REDELIVERED if some[0].again else 0
             message = Message(
                 body, session.number, first + sent, reader.number, reader.form.schema_id, flags, session.version

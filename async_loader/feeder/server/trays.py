@@ -1,7 +1,7 @@
 """Memory for the batches of a reader that go over a socket, used again and again. Draws nothing, sends nothing.
 
 NOTE [copied or lent]. Small batches share a block, of which ZeroMQ gets a copy: many of them make one message. Large ones are
-each a frame of ZeroMQ's own, which is sent as it lies, and filled again when the reader has said that its batch came (PULL).
+each a frame of ZeroMQ's own, which is sent as it lies, some in a message, and filled again when the reader has said that its batch came (PULL).
 A reader that says so too early spoils its own batches, nobody else's. Wrapping memory of ours instead would have pyzmq
 tell us what was sent, through a thread and sockets of its own: twice the cost of everything else about a batch of 1 MB.
 """
@@ -21,8 +21,8 @@ from async_loader.feeder.wire import BatchForm
 
 LENT_FROM = 128 << 10
 """Bytes of a batch: a copy of it costs more than waiting for the reader's word."""
-TOGETHER_BYTES = 2 << 20
-"""Of small batches in one message."""
+COPIED_TOGETHER, LENT_TOGETHER = 1 << 20, 6 << 20
+"""Bytes of batches in one message: a message costs both sides what filling some dozens of small batches does."""
 
 
 class Tray(Protocol):
@@ -39,7 +39,7 @@ class Tray(Protocol):
     def take(self) -> Spot:
         """An empty place. There is one while fewer than ``most`` wait to be sent."""
 
-    def frame(self, spots: Sequence[Spot]) -> Any:
+    def frames(self, spots: Sequence[Spot]) -> list[Any]:
         """What to send: places that were taken one after the other."""
 
     def sent(self, first: int, spots: Sequence[Spot]) -> None:
@@ -54,9 +54,9 @@ class Tray(Protocol):
 
 def tray_for(form: BatchForm, together: int, ahead: int, message_bytes: int) -> Tray:
     """For up to ``together`` batches in a message, ``ahead`` on their way."""
-    if form.nbytes >= LENT_FROM:
-        return Lent(form, 2 * ahead)
-    return Copied(form, max(1, min(together, min(TOGETHER_BYTES, message_bytes) // form.nbytes)))
+    lent = form.nbytes >= LENT_FROM
+    most = max(1, min(together, min(LENT_TOGETHER if lent else COPIED_TOGETHER, message_bytes) // form.nbytes))
+    return Lent(form, most, 2 * ahead) if lent else Copied(form, most)
 
 
 class Copied:
@@ -73,9 +73,9 @@ class Copied:
         self._taken += 1
         return self._spots[self._taken - 1]
 
-    def frame(self, spots: Sequence[Spot]) -> Any:
+    def frames(self, spots: Sequence[Spot]) -> list[Any]:
         first, last = spots[0].slot, spots[-1].slot
-        return zmq.Frame(self._block[first * self._nbytes : (last + 1) * self._nbytes], copy=True)
+        return [zmq.Frame(self._block[first * self._nbytes : (last + 1) * self._nbytes], copy=True)]
 
     def sent(self, first: int, spots: Sequence[Spot]) -> None:
         pass
@@ -90,10 +90,8 @@ class Copied:
 class Lent:
     """Frames, one for each batch. No more than ``most_lent`` are waited for: a reader need not say what it received."""
 
-    most = 1
-
-    def __init__(self, form: BatchForm, most_lent: int) -> None:
-        self._form, self._most_lent = form, most_lent
+    def __init__(self, form: BatchForm, most: int, most_lent: int) -> None:
+        self.most, self._form, self._most_lent = most, form, most_lent
         self._frames: dict[int, Any] = {}
         self._lent: deque[tuple[int, Spot]] = deque()
         self._free: list[Spot] = []
@@ -111,13 +109,13 @@ class Lent:
         self._frames[self._made] = frame
         return Spot(self._made, 0, self._form.layout.views(block))
 
-    def frame(self, spots: Sequence[Spot]) -> Any:
-        return self._frames[spots[0].slot]
+    def frames(self, spots: Sequence[Spot]) -> list[Any]:
+        return [self._frames[spot.slot] for spot in spots]
 
     def sent(self, first: int, spots: Sequence[Spot]) -> None:
-        self._taken.clear()
-        self._lent.append((first, spots[0]))
-        if len(self._lent) > self._most_lent:
+        del self._taken[: len(spots)]
+        self._lent.extend(enumerate(spots, first))
+        while len(self._lent) > self._most_lent:
             _, forgotten = self._lent.popleft()
             del self._frames[forgotten.slot]
 

@@ -72,26 +72,28 @@ class BatchForm:
         return Batch(rows, [block])
 
     def blocks(self, body: Batch) -> list[tuple[Block, int]]:
-        """The blocks of a message, where they lie, and the rows of each. Reads nothing but their bools.
+        """The blocks of a message, where they lie, and the rows of each. Reads nothing but bools.
 
         Raises
         ------
         Malformed
         """
         rows, size = body.rows, self.batch_size
-        if len(body.frames) != 1:
-            raise Malformed(f"BATCH has {len(body.frames)} body frames, it takes 1")
         count = -(-rows // size)
         if not count or (count > 1 and rows % size):
             raise Malformed(f"BATCH holds {rows} rows, batches have {size}: send one batch of 1 row or more, or whole ones")
-        frame = np.frombuffer(memoryview(body.frames[0]), np.uint8)
-        if len(frame) != count * self.nbytes:
-            text = f"{rows} rows in batches of {size} came in {len(frame)} bytes, they take {count * self.nbytes}"
+        frames = [memoryview(frame) for frame in body.frames]
+        sizes = [frame.nbytes for frame in frames]
+        if sum(sizes) != count * self.nbytes or any(one % self.nbytes or not one for one in sizes):
+            text = f"{rows} rows in batches of {size} came in frames of {sizes} bytes, a batch takes {self.nbytes}"
             raise Malformed(f"{text}: was a frame cut?")
-        blocks = frame.reshape(count, self.nbytes)
-        for i in self.bools:
-            self._check(self.layout.regions[i], blocks)
-        return [(block, min(rows, size)) for block in blocks]
+        found = []
+        for frame in frames:
+            blocks = np.frombuffer(frame, np.uint8).reshape(-1, self.nbytes)
+            for i in self.bools:
+                self._check(self.layout.regions[i], blocks)
+            found += [(block, min(rows, size)) for block in blocks]
+        return found
 
     def _check(self, region: Region, blocks: NDArray[np.uint8]) -> None:
         """Raise Malformed for bytes that no bool has."""

@@ -8,7 +8,7 @@ from server_rig import SCHEMA, Rig
 
 from async_loader import ReplayBuffer, Schema
 from async_loader.feeder.server.ports import Plane
-from async_loader.feeder.server.trays import LENT_FROM, TOGETHER_BYTES, Copied, Lent, tray_for
+from async_loader.feeder.server.trays import COPIED_TOGETHER, LENT_FROM, LENT_TOGETHER, Copied, Lent, tray_for
 from async_loader.feeder.wire import BatchForm
 from async_loader.replay.limiter import Queue
 from async_loader.replay.samplers import Fifo
@@ -34,7 +34,9 @@ def test_small_batches_share_a_block_and_large_ones_are_lent():
     assert tray_for(small, 1, 64, MOST).most == 1
     assert tray_for(small, 64, 64, MOST).most == 64
     assert tray_for(small, 64, 64, 3 * small.nbytes + 1).most == 3
-    assert tray_for(BatchForm.of(SCHEMA, LENT_FROM // 32), 64, 64, MOST).most == TOGETHER_BYTES // (LENT_FROM // 32 * 9)
+    assert tray_for(large, 64, 64, MOST).most == LENT_TOGETHER // large.nbytes
+    assert tray_for(large, 64, 64, large.nbytes).most == 1
+    assert tray_for(BatchForm.of(SCHEMA, LENT_FROM // 32), 64, 64, MOST).most == COPIED_TOGETHER // (LENT_FROM // 32 * 9)
 
 
 def test_a_copied_frame_does_not_change_when_its_block_is_filled_again():
@@ -42,7 +44,7 @@ def test_a_copied_frame_does_not_change_when_its_block_is_filled_again():
     spots = [tray.take(), tray.take()]
     for i, spot in enumerate(spots):
         spot.arrays[0][:] = i + 1
-    frame = tray.frame(spots)
+    (frame,) = tray.frames(spots)
     tray.sent(0, spots)
     tray.clear()
     assert tray.take() is spots[0]
@@ -77,11 +79,11 @@ def test_frames_of_a_reader_that_never_says_what_it_received_are_forgotten_not_k
     tray = tray_for(BatchForm.of(WIDE, 1), 64, 4, MOST)
     for number in range(50):
         spot = tray.take()
-        tray.frame([spot])
+        tray.frames([spot])
         tray.sent(number, [spot])
     assert len(tray._frames) == 2 * 4
     tray.received(50)
-    assert tray.frame([tray.take()]) is not None
+    assert tray.frames([tray.take()]) is not None
 
 
 def test_batches_that_may_go_together_do_and_are_counted_one_by_one():
@@ -120,16 +122,26 @@ def test_batches_that_were_sent_before_and_short_ones_go_alone():
         assert [x for one in messages for x in peer.values(one, reader)] == list(range(14))
 
 
+@pytest.mark.parametrize("together", [1, 2, 8])
 @pytest.mark.parametrize("received", [0, 3])
-def test_large_batches_are_what_was_drawn_whatever_a_reader_says_it_received(received):
+def test_large_batches_are_what_was_drawn_whatever_a_reader_says_it_received(received, together):
     with Rig({"t": queue(WIDE)}) as rig:
         peer = rig.peer()
         peer.open_writer(schema=WIDE)
         for i in range(6):
             peer.insert(i, [i], schema=WIDE)
             peer.receive(Plane.INSERT)
-        reader = peer.open_reader(batch_size=1)
+        reader = peer.open_reader(batch_size=1, together=together)
+
+        def values(count):
+            found = []
+            while len(found) < count:
+                message = peer.receive(Plane.PULL)
+                assert len(message.body.frames) <= together
+                found += peer.values(message, reader)
+            return found
+
         peer.pull(3)
-        first = [peer.values(peer.receive(Plane.PULL), reader) for _ in range(3)]
+        first = values(3)
         peer.pull(6, received=received)
-        assert first + [peer.values(peer.receive(Plane.PULL), reader) for _ in range(3)] == [[i] for i in range(6)]
+        assert first + values(3) == list(range(6))

@@ -73,14 +73,26 @@ def test_rows_that_make_no_whole_batches_are_refused(rows):
 
 def test_more_batches_than_there_are_bytes_for_are_refused():
     frames = reheaded(raw(wire.Message(FORM.batch(steps(PIXELS, 3).columns))), rows=6)
-    with pytest.raises(Malformed, match=f"came in {FORM.nbytes} bytes, they take {2 * FORM.nbytes}"):
+    with pytest.raises(Malformed, match=rf"came in frames of \[{FORM.nbytes}\] bytes, a batch takes {FORM.nbytes}"):
         FORM.blocks(wire.decode(frames).body)
 
 
-@pytest.mark.parametrize("frames", [[], [b"x", b"y"]])
-def test_a_batch_is_one_frame(frames):
-    with pytest.raises(Malformed, match=f"BATCH has {len(frames)} body frames"):
-        FORM.blocks(wire.Batch(1, frames))
+@pytest.mark.parametrize("cuts", [[1, 2], [3], [1, 1, 1], [2, 1]])
+def test_blocks_may_come_in_any_number_of_frames(cuts):
+    batches = [steps(PIXELS, 3, seed).columns for seed in range(3)]
+    whole, at, frames = together(FORM, batches).frames[0], 0, []
+    for blocks in cuts:
+        frames.append(whole[at : at + blocks * FORM.nbytes])
+        at += blocks * FORM.nbytes
+    for columns, before in zip(read(FORM, wire.Batch(9, frames)), batches, strict=True):
+        assert all(map(same, columns, before))
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [0, 3], [1.5, 1.5], [3, 1]])
+def test_frames_that_end_within_a_block_or_hold_another_number_are_refused(cuts):
+    frames = [bytes(int(blocks * FORM.nbytes)) for blocks in cuts]
+    with pytest.raises(Malformed, match=f"9 rows in batches of 3 came in frames of .* a batch takes {FORM.nbytes}"):
+        FORM.blocks(wire.Batch(9, frames))
 
 
 @pytest.mark.parametrize("which", [0, 1])
