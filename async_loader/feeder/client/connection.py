@@ -16,6 +16,7 @@ more. So a learner in a hurry waits until the IO thread has had its turn: some 0
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import secrets
@@ -56,7 +57,6 @@ Failure = Callable[[], AsyncLoaderError]
 """Makes what to raise; a new one for each thread."""
 _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, and perhaps later."""
-_PLANES = tuple(Plane)
 _TURN_S = 0.001
 """See NOTE [turns]."""
 _AT_ONCE = 256
@@ -133,6 +133,7 @@ class Connection:
         self._numbers = self._sequences = 0
         self._failure: Failure | None = None
         self._parting: float | None = None
+        self._session_due = -math.inf  # when the session has something to say, or earlier: signs of life put it off
         self._stop = False
         self._refusal = ""
         self._followed: tuple[int, Failure] | None = None
@@ -325,23 +326,25 @@ class Connection:
 
     def _round(self) -> None:
         now = self.clock()
-        while (act := self.session.step(now)) is not None:
-            self._act(act)
-        dues = [line.step(now, self) for line in list(self._lines.values())]
+        if now >= self._session_due:
+            self._step_session(now)
+        due = self._session_due if self._parting is None else min(self._session_due, self._parting)
+        for line in list(self._lines.values()):
+            lines_due = line.step(now, self)
+            if lines_due is not None and lines_due < due:
+                due = lines_due
         self._turned.open()
-        if self.is_open:
+        if self._unsent and self.is_open:
             self._send_calls()
-        dues += [self.session.due(), self._parting]
-        left = min((due for due in dues if due is not None), default=None)
         followed = self._followed
         if followed is not None:
             self._planes.follow(followed[0])
-        over = self._planes.wait(None if left is None else max(0.0, left - self.clock()))
+        over = self._planes.wait(None if due == math.inf else max(0.0, due - self.clock()))
         if self._rung:
             self._bell.clear()
             self._rung = False  # before looking: what comes from here on rings again
         cut = self._planes.cut()  # before reading: what came before the end of a connection is read then
-        for plane in _PLANES:
+        for plane in self._planes.ready():
             for _ in range(_AT_ONCE):
                 frames = self._planes.receive(plane)
                 if frames is None:
@@ -358,6 +361,12 @@ class Connection:
                 raise ConfigError(f"the feeder at {self.address} {self._refusal}")
         if over and followed is not None:  # what it had said before was read
             raise followed[1]()
+
+    def _step_session(self, now: float) -> None:
+        while (act := self.session.step(now)) is not None:
+            self._act(act)
+        due = self.session.due()
+        self._session_due = math.inf if due is None else due
 
     def _act(self, act: Act) -> None:
         if act is Act.CONNECT:
@@ -431,6 +440,7 @@ class Connection:
         assert isinstance(welcome, Welcome)
         if not self.session.welcomed(self.clock(), message.session, welcome):
             return
+        self._session_due = -math.inf
         self.servers += self.incarnation not in (b"", welcome.incarnation)
         self.limits, self.incarnation = welcome.limits, welcome.incarnation
         self._planes.open_data(
@@ -447,8 +457,7 @@ class Connection:
     def _refused(self, error: Error) -> None:
         """A HELLO was. What passes by itself is asked for again."""
         if error.retryable:
-            self.session.lost(self.clock())
-            self._planes.leave()
+            self._lose_session()
         else:
             raise error_of(error, self.address)
 
@@ -467,7 +476,11 @@ class Connection:
 
     def _leave(self) -> None:
         self._parting = None
+        self._lose_session()
+
+    def _lose_session(self) -> None:
         self.session.lost(self.clock())
+        self._session_due = -math.inf
         self._planes.leave()
 
     def _is_answer(self, plane: Plane, message: Message) -> bool:

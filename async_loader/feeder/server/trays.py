@@ -1,9 +1,9 @@
 """Memory for the batches of a reader that go over a socket, used again and again. Draws nothing, sends nothing.
 
 NOTE [copied or lent]. Small batches share a block, of which ZeroMQ gets a copy: many of them make one message. Large ones are
-each a frame of ZeroMQ's own, which is sent as it lies, some in a message, and filled again when the reader has said that its batch came (PULL).
-A reader that says so too early spoils its own batches, nobody else's. Wrapping memory of ours instead would have pyzmq
-tell us what was sent, through a thread and sockets of its own: twice the cost of everything else about a batch of 1 MB.
+each a frame of ZeroMQ's own, which is sent as it lies, some in a message, and filled again when the reader has said that its
+batch came (PULL). A reader that says so too early spoils its own batches, nobody else's. Wrapping memory of ours instead would
+have pyzmq tell us what was sent, through a thread and sockets of its own: 80 us of CPU a batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from async_loader.feeder.wire import BatchForm
 
 LENT_FROM = 128 << 10
 """Bytes of a batch: a copy of it costs more than waiting for the reader's word."""
-COPIED_TOGETHER, LENT_TOGETHER = 1 << 20, 6 << 20
+COPIED_TOGETHER, LENT_TOGETHER = 2 << 20, 6 << 20
 """Bytes of batches in one message: a message costs both sides what filling some dozens of small batches does."""
 
 
