@@ -76,11 +76,12 @@ class ReaderState:
     def _has_slot(self) -> bool:
         return self.shelf is not None and self.shelf.free > 0
 
-    def spot(self) -> Spot:
-        """Where its next batch goes. It is hungry."""
+    @property
+    def memory(self) -> Tray | Shelf:
+        """Where its batches go. It is hungry."""
         memory = self.tray or self.shelf
         assert memory is not None
-        return memory.take()
+        return memory
 
     def grant(self, total: int, received: int) -> None:
         """It takes so many batches, counted from its opening, and has got so many; fewer than before says nothing."""
@@ -285,17 +286,21 @@ class Outlet:
         else:
             parcel = self._made(reader, may_draw)
         if parcel is not None and parcel.spot is None:  # a copy stays here: it may have to go to somebody else
-            parcel.lie(reader.spot())
+            parcel.lie(reader.memory.take())
         return parcel
 
     def _filled(self, reader: ReaderState) -> Parcel | None:
         """A new batch, read straight to where it is sent from."""
         if reader.drawing.why_not(reader.batch_size) is not None:
             return None
-        spot = reader.spot()
-        if spot.target is None:
-            spot.target = reader.drawing.target(spot.arrays)
-        reader.drawing.fill(spot.target)
+        spot = reader.memory.take()
+        try:
+            if spot.target is None:
+                spot.target = reader.drawing.target(spot.arrays)
+            reader.drawing.fill(spot.target)
+        except BaseException:
+            reader.memory.put_back(spot)
+            raise
         return Parcel(reader.batch_size, spot=spot)
 
     def _made(self, reader: ReaderState, may_draw: bool) -> Parcel | None:

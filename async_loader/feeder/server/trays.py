@@ -39,6 +39,9 @@ class Tray(Protocol):
     def take(self) -> Spot:
         """An empty place. There is one while fewer than ``most`` wait to be sent."""
 
+    def put_back(self, spot: Spot) -> None:
+        """The one that was taken last is empty still."""
+
     def frames(self, spots: Sequence[Spot]) -> list[Any]:
         """What to send: places that were taken one after the other."""
 
@@ -56,7 +59,7 @@ def tray_for(form: BatchForm, together: int, ahead: int, message_bytes: int) -> 
     """For up to ``together`` batches in a message, ``ahead`` on their way."""
     lent = form.nbytes >= LENT_FROM
     most = max(1, min(together, min(LENT_TOGETHER if lent else COPIED_TOGETHER, message_bytes) // form.nbytes))
-    return Lent(form, most, 2 * ahead) if lent else Copied(form, most)
+    return Lent(form, most, ahead) if lent else Copied(form, most)
 
 
 class Copied:
@@ -73,6 +76,9 @@ class Copied:
         self._taken += 1
         return self._spots[self._taken - 1]
 
+    def put_back(self, spot: Spot) -> None:
+        self._taken -= 1
+
     def frames(self, spots: Sequence[Spot]) -> list[Any]:
         first, last = spots[0].slot, spots[-1].slot
         return [zmq.Frame(self._block[first * self._nbytes : (last + 1) * self._nbytes], copy=True)]
@@ -88,7 +94,10 @@ class Copied:
 
 
 class Lent:
-    """Frames, one for each batch. No more than ``most_lent`` are waited for: a reader need not say what it received."""
+    """Frames, one for each batch. No more than ``most_lent`` are waited for: a reader need not say what it received.
+
+    One that does has no more on their way than it may have ahead: the PULL that grants them says what has come.
+    """
 
     def __init__(self, form: BatchForm, most: int, most_lent: int) -> None:
         self.most, self._form, self._most_lent = most, form, most_lent
@@ -108,6 +117,9 @@ class Lent:
         self._made += 1
         self._frames[self._made] = frame
         return Spot(self._made, 0, self._form.layout.views(block))
+
+    def put_back(self, spot: Spot) -> None:
+        self._free.append(self._taken.pop())
 
     def frames(self, spots: Sequence[Spot]) -> list[Any]:
         return [self._frames[spot.slot] for spot in spots]

@@ -92,6 +92,11 @@ class Shelf:
         spot.generation = (spot.generation + 1) & 0xFFFFFFFF
         return spot
 
+    def put_back(self, spot: Spot) -> None:
+        """It was taken, and was not used."""
+        self._lent.remove(spot.slot)
+        self._free.appendleft(spot.slot)
+
     def close(self) -> None:
         self._spots.clear()
         self._free.clear()
