@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.server.parcels import Parcel, Returned
 from async_loader.feeder.server.trays import Tray, tray_for
-from async_loader.feeder.shared import Shelf, Spot
+from async_loader.feeder.shared import Shelf
 from async_loader.feeder.wire import MOST_AHEAD, BatchForm, ErrorCode, Limits, OpenReader
 from async_loader.replay.served import Drawing, ServedTable
 from async_loader.replay.views import Transitions
