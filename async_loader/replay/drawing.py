@@ -14,7 +14,7 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader, Target
 from async_loader.replay.rows import LOOKAHEAD
-from async_loader.replay.samplers import Sampler, shortcut
+from async_loader.replay.samplers import Sampler, Uniform, shortcut
 from async_loader.replay.views import Recipe, Transitions
 from async_loader.source import Window
 
@@ -68,7 +68,7 @@ class Drawer:
         return arrays
 
     def fill(self, reader: ReplayReader, sampler: Sampler, target: Target) -> None:
-        """A batch into a target of the reader's. `why_not` said ``None``, so that there is nothing to wait for."""
+        """A batch into a target of the reader's. `why_not` said ``None``, and nobody has taken anything out since."""
         count = len(target.rows)
         if reader.at_once(count) and self._at_once(reader, sampler, count, target, asked=True) is not None:
             return
@@ -81,8 +81,8 @@ class Drawer:
             self._draw_again(reader, sampler, ids, gone, into)
 
     def _in_parts(self, reader: ReplayReader, sampler: Sampler, parts: Sequence[Target]) -> bool:
-        """Whether draws one after the other are as one draw of all, as weights and differences are not; then it is done."""
-        if sampler.weighted or not sampler.repeats or shortcut(sampler, "draw_into", "draw") is None:
+        """Whether draws one after the other are as one draw of all, which is known of one sampler only; then it is done."""
+        if type(sampler) is not Uniform or not sampler.repeats:
             return False
         return all(self._at_once(reader, sampler, len(part.rows), part) is not None for part in parts)
 

@@ -137,10 +137,9 @@ class ReplayReader:
 
     def target(self, arrays: Sequence[Array]) -> Target:
         """The caller's arrays ``[count, *shape]``, one per field, C order, as something to be read into again and again."""
-        whole, count = self._target(arrays), len(arrays[self._index])
-        if count <= self._short or not self.at_once(min(count, max(1, self._short))):
+        whole, count, most = self._target(arrays), len(arrays[self._index]), max(1, self._short)
+        if count <= most or not self.at_once(most):
             return whole
-        most = max(1, self._short)
         cuts = [slice(at, at + most) for at in range(0, count, most)]
         return replace(whole, parts=tuple(self._target([array[cut] for array in arrays]) for cut in cuts))
 

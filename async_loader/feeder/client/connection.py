@@ -340,7 +340,7 @@ class Connection:
         if followed is not None:
             self._planes.follow(followed[0])
         over = self._planes.wait(None if due == math.inf else max(0.0, due - self.clock()))
-        if self._rung:
+        if self._planes.rang:
             self._bell.clear()
             self._rung = False  # before looking: what comes from here on rings again
         cut = self._planes.cut()  # before reading: what came before the end of a connection is read then

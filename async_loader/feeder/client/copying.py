@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.feeder.wire import BatchForm
+from async_loader.feeder.wire import BatchForm, Lying
 from async_loader.layout import BatchLayout
 
 COPY_BELOW = 64 << 10
@@ -39,21 +39,22 @@ class Unpacking:
 
     def __init__(self, form: BatchForm) -> None:
         self.form = form
-        self._copier = Copier(form.layout) if form.nbytes < COPY_BELOW else None
+        self._copier = Copier(form.layout)
 
-    def arrays(self, block: Block, rows: int) -> Arrays:
-        """Of one batch: copies of a small one, a large one where it lies."""
-        arrays = self.form.arrays(block) if self._copier is None else self._copier.arrays(block)
-        return arrays if rows == self.form.batch_size else [array[:rows] for array in arrays]
+    def arrays(self, lying: Lying) -> Arrays:
+        """Of one batch: copies of a small one, or of one that would keep others alive; else as it lies."""
+        copied = not lying.alone or self.form.nbytes < COPY_BELOW
+        arrays = self._copier.arrays(lying.block) if copied else self.form.arrays(lying.block)
+        return arrays if lying.rows == self.form.batch_size else [array[: lying.rows] for array in arrays]
 
 
 class Arrived:
     """A batch as it came, until somebody wants it."""
 
-    __slots__ = ("block", "rows", "unpacking")
+    __slots__ = ("lying", "unpacking")
 
-    def __init__(self, unpacking: Unpacking, block: Block, rows: int) -> None:
-        self.unpacking, self.block, self.rows = unpacking, block, rows
+    def __init__(self, unpacking: Unpacking, lying: Lying) -> None:
+        self.unpacking, self.lying = unpacking, lying
 
     def arrays(self) -> Arrays:
-        return self.unpacking.arrays(self.block, self.rows)
+        return self.unpacking.arrays(self.lying)

@@ -148,7 +148,10 @@ class Planes:
         socket = self._sockets.get(plane)
         if socket is None or socket not in self._ready or not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             return None  # asking is cheaper than an exception
-        frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        try:
+            frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # its connection has ended just now; see NOTE [last words]
+            return None
         return frames
 
     def cut(self) -> set[Plane]:
@@ -195,6 +198,11 @@ class Planes:
             while queue and self.send_now(plane, queue[0]):
                 queue.popleft()
         return self._followed in self._ready
+
+    @property
+    def rang(self) -> bool:
+        """Whether ``wake`` was readable at the end of the last `wait`."""
+        return self._wake in self._ready
 
     def ready(self) -> list[Plane]:
         """Those of which something had come by the end of the last `wait`."""

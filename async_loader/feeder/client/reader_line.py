@@ -385,8 +385,11 @@ class ReaderLine:
         unpacking = self._unpacking
         assert unpacking is not None
         try:
-            for i, (block, rows) in enumerate(unpacking.form.blocks(body)):
-                self._add(message.sequence + i, Arrived(unpacking, block, rows), message.flags)
+            found = unpacking.form.blocks(body)
+            if message.sequence + len(found) > self._granted:  # nobody asked for it: it is of an earlier opening
+                return
+            for i, lying in enumerate(found):
+                self._add(message.sequence + i, Arrived(unpacking, lying), message.flags)
         except Malformed as error:
             text = f"a batch of table {self.wanted.table!r} is not as the feeder said it would be: {error}"
             self.failure, self.phase = lambda: Malformed(text), Phase.FAILED
@@ -394,7 +397,7 @@ class ReaderLine:
 
     def _filled(self, message: Message, body: SlotBatches, now: float) -> None:
         """The same, of batches in shared memory."""
-        if self.phase is not Phase.READY or message.sequence < self._came:
+        if self.phase is not Phase.READY or not self._came <= message.sequence <= self._granted - len(body.places):
             return
         try:
             if self._slots is None:

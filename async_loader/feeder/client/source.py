@@ -126,7 +126,7 @@ class RemoteSource:
                 line.ask()
         if line.due or line.leased:  # to ask for more, to give back the last
             now = time.monotonic()
-            if came is not None and now - self._asked_at < IN_A_HURRY_S:
+            if came is not None and line.due and now - self._asked_at < IN_A_HURRY_S:
                 self._connection.hand_over()
             else:
                 self._connection.wake()

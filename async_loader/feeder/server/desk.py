@@ -199,7 +199,7 @@ class Desk:
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         outlet = self._hall.table(wanted.table).outlet
         shared = wanted.transport == "shm" and self._hall.memory is not None
-        reader = session.readers[message.number] = outlet.open(session.number, message.number, wanted, shared)
+        reader = session.readers[message.number] = outlet.open(session.number, message.number, wanted, message.sequence, shared)
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
         reply = Reader(schema=spec_of(reader.drawing.schema), leased=outlet.table.leased, transport=transport)
         return message.reply(reply, schema=reader.form.schema_id)

@@ -64,7 +64,7 @@ class Outbound:
                 return
             if len(body.returned):
                 reader.take_back(body.returned.tolist())
-            reader.grant(body.granted, body.received)
+            reader.grant(body.granted, body.received if message.sequence > reader.opening else 0)
             reader.outlet.want(reader, session.heard)
         elif reader is not None and isinstance(body, Priorities):
             self._post.send(session, Plane.PULL, message.reply(self._applied(reader, body)))
@@ -132,6 +132,8 @@ class Outbound:
             sent = 0 if session is None else self._tell_slots(session, reader, parcels)
         elif session is not None:
             sent = self._send_from(reader.tray, session, reader, parcels)
+        for one in parcels[:sent]:
+            one.spot = None  # it may be leased for long, and is in columns of its own then
         if sent < len(parcels):
             reader.outlet.unsent(reader, parcels[sent:])
 

@@ -38,6 +38,8 @@ class ReaderState:
         What could not be sent; it is the next, when the reader has been heard again.
     leases : dict
         By the number of the batch: what it has not given back.
+    opening : int
+        The sequence of its OPEN_READER: what PULLs before it say of batches is of an earlier opening.
     tray : Tray | None
         What its batches are sent from; ``None``: they go into memory of its own, ``shelf``, as soon as it has offered that.
     """
@@ -49,6 +51,7 @@ class ReaderState:
     form: BatchForm
     timeout_s: float | None
     ahead: int
+    opening: int
     tray: Tray | None
     granted: int = 0
     sent: int = 0
@@ -79,7 +82,7 @@ class ReaderState:
     @property
     def memory(self) -> Tray | Shelf:
         """Where its batches go. It is hungry."""
-        memory = self.tray or self.shelf
+        memory = self.shelf if self.tray is None else self.tray
         assert memory is not None
         return memory
 
@@ -138,7 +141,7 @@ class Outlet:
         self.draining = False
         self.batches = self.rows = self.redelivered = 0
 
-    def open(self, session: int, number: int, wanted: OpenReader, shared: bool = False) -> ReaderState:
+    def open(self, session: int, number: int, wanted: OpenReader, opening: int, shared: bool = False) -> ReaderState:
         """A reader. The table has a schema. ``shared``: its batches go into memory that it will offer.
 
         Raises
@@ -165,7 +168,7 @@ class Outlet:
         self._views.add(view)
         ahead = MOST_AHEAD if shared else self._limits.ahead(form.nbytes)
         tray = None if shared else tray_for(form, wanted.together, ahead, self._limits.message_bytes)
-        reader = ReaderState(session, number, self, drawing, form, wanted.timeout_s, ahead, tray)
+        reader = ReaderState(session, number, self, drawing, form, wanted.timeout_s, ahead, opening, tray)
         self._readers.add(reader)
         return reader
 
@@ -262,7 +265,7 @@ class Outlet:
             self.redelivered -= parcel.again
 
     def _keep(self, reader: ReaderState, parcel: Parcel) -> None:
-        if reader.tray is not None:
+        if reader.tray is not None:  # nothing of this reader waits in it
             parcel.stay()
             reader.tray.clear()
         reader.kept.appendleft(parcel)

@@ -80,7 +80,10 @@ class Ports:
         for _ in range(most):
             if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # cheaper than an exception
                 return
-            route, *frames = socket.recv_multipart(zmq.NOBLOCK, copies)
+            try:
+                route, *frames = socket.recv_multipart(zmq.NOBLOCK, copies)
+            except zmq.Again:
+                return
             if asked:
                 self.user = user_of(route)
             if not copies:

@@ -58,7 +58,7 @@ class Tray(Protocol):
 def tray_for(form: BatchForm, together: int, ahead: int, message_bytes: int) -> Tray:
     """For up to ``together`` batches in a message, ``ahead`` on their way."""
     lent = form.nbytes >= LENT_FROM
-    most = max(1, min(together, min(LENT_TOGETHER if lent else COPIED_TOGETHER, message_bytes) // form.nbytes))
+    most = max(1, min(together, ahead, min(LENT_TOGETHER if lent else COPIED_TOGETHER, message_bytes) // form.nbytes))
     return Lent(form, most, ahead) if lent else Copied(form, most)
 
 

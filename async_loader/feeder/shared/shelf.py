@@ -25,7 +25,7 @@ class Spot:
     Attributes
     ----------
     slot, generation : int
-        Which it is, and how often it was taken.
+        Which it is of those of a reader, and of shared memory how often it was taken.
     arrays : list of arrays [batch_size, *shape]
     target : object
         What whoever fills it made of the arrays.

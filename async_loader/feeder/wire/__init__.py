@@ -26,7 +26,7 @@ gap or of a fenced writer stands in the header. Only then are the rows worth rea
 from __future__ import annotations
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire.batches import Batch, BatchForm
+from async_loader.feeder.wire.batches import Batch, BatchForm, Lying
 from async_loader.feeder.wire.bounds import MOST_AHEAD, Limits
 from async_loader.feeder.wire.codes import ACK_NOW, FINAL, SHARED, SHOWN, TERMINATED, TRUNCATED, ErrorCode, Type, worth_retrying
 from async_loader.feeder.wire.control import (
@@ -100,6 +100,7 @@ __all__ = [
     "Insert",
     "Latest",
     "Limits",
+    "Lying",
     "Malformed",
     "Message",
     "OpenReader",

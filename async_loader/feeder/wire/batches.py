@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,14 @@ class Batch(Framed, frozen=True):
     """One batch or more, not looked into; the header's sequence is that of the first. `BatchForm` gives the arrays."""
 
     TYPE = Type.BATCH
+
+
+class Lying(NamedTuple):
+    """A batch where it came: its block, how many rows of it are there, and whether it has a frame to itself."""
+
+    block: Block
+    rows: int
+    alone: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +80,8 @@ class BatchForm:
             into[:rows] = column
         return Batch(rows, [block])
 
-    def blocks(self, body: Batch) -> list[tuple[Block, int]]:
-        """The blocks of a message, where they lie, and the rows of each. Reads nothing but bools.
+    def blocks(self, body: Batch) -> list[Lying]:
+        """The batches of a message, where they lie. Reads nothing but bools.
 
         Raises
         ------
@@ -91,13 +100,13 @@ class BatchForm:
         for frame in frames:
             blocks = np.frombuffer(frame, np.uint8).reshape(-1, self.nbytes)
             for i in self.bools:
-                self._check(self.layout.regions[i], blocks)
-            found += [(block, min(rows, size)) for block in blocks]
+                self._check(self.layout.regions[i], blocks, min(rows, size))
+            found += [Lying(block, min(rows, size), len(blocks) == 1) for block in blocks]
         return found
 
-    def _check(self, region: Region, blocks: NDArray[np.uint8]) -> None:
+    def _check(self, region: Region, blocks: NDArray[np.uint8], rows: int) -> None:
         """Raise Malformed for bytes that no bool has."""
-        values = blocks[:, region.offset : region.offset + math.prod(region.shape)]
+        values = blocks[:, region.offset : region.offset + rows * math.prod(region.shape[1:])]
         if values.size and values.max() > 1:
             raise Malformed(f"field {region.name!r} holds bytes that are neither 0 nor 1")
 

@@ -69,6 +69,28 @@ def test_heartbeats_go_on_while_nothing_else_does(feeder, client):
     assert client.stats().sessions == 1
 
 
+def test_a_bell_that_rings_late_wakes_once(feeder, client):
+    connection, rounds = client._connection, []
+    wait, ring = connection._planes.wait, connection._bell.ring
+
+    def counted(left_s):
+        rounds.append(left_s)
+        return wait(left_s)
+
+    def late():
+        before = len(rounds)
+        feeder.until(lambda: len(rounds) > before + 1)  # a heartbeat has woken the thread, and it has looked
+        ring()
+
+    connection._planes.wait, connection._bell.ring = counted, late
+    connection.wake()
+    connection._bell.ring = ring
+    heard = feeder.seen[Type.PING]
+    del rounds[:]
+    feeder.until(lambda: feeder.seen[Type.PING] > heard + 3)
+    assert len(rounds) < 100, "it looks again and again, for nothing"
+
+
 def test_silence_ends_a_session_and_begins_another(address):
     with FakeFeeder(address, silence_s=0.2) as feeder, connect(address) as client:
         feeder.hooks[Type.PING] = deaf

@@ -136,6 +136,32 @@ def test_a_lost_session_opens_the_reader_again(feeder, client):
     assert plan(source).batch["index"][0] == 200
 
 
+@pytest.mark.parametrize("sequence", [2, 500, 2**64 - 1])
+def test_batches_that_nobody_asked_for_are_of_an_earlier_opening(feeder, client, sequence):
+    source = client.table("replay").source(prefetch=2)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 2)
+    feeder.do(lambda feeder: [feeder.batch(1, sequence, 900), feeder.batch(1, 0, 100), feeder.batch(1, 1, 200)])
+    assert [plan(source).batch["index"][0] for _ in range(2)] == [100, 200]
+    feeder.until(lambda: feeder.granted[1] == 4)
+    assert client.status() == {"fine": True}
+
+
+def test_a_feeder_is_told_what_has_come(feeder, client):
+    source = client.table("replay").source(prefetch=2)
+    with pytest.raises(Timeout):
+        source.plan(4, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 2)
+    feeder.do(lambda feeder: [feeder.batch(1, i) for i in range(2)])
+    plan(source)
+    feeder.until(lambda: feeder.granted[1] == 3)
+    plan(source)
+    feeder.until(lambda: feeder.granted[1] == 4)
+    pulled = [message.body for message in feeder.messages if message.type is Type.PULL]
+    assert {(body.granted, body.received) for body in pulled} == {(2, 0), (3, 2), (4, 2)}
+
+
 def test_leases_go_back_with_the_next_batch(feeder, client):
     feeder.leases = None
     source = client.table("replay").source(prefetch=4)

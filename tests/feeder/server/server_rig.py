@@ -149,7 +149,7 @@ class Peer:
     def values(self, message: Message, reader: Message) -> list[int]:
         """The x of a BATCH, of all its batches."""
         form = BatchForm.of(schema_of(reader.body.schema), self._batch_sizes[message.number])
-        found = [form.arrays(block)[0][:rows].reshape(rows, -1)[:, 0] for block, rows in form.blocks(message.body)]
+        found = [form.arrays(block)[0][:rows].reshape(rows, -1)[:, 0] for block, rows, _ in form.blocks(message.body)]
         return np.concatenate(found).tolist()
 
 

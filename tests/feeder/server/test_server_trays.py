@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from server_rig import SCHEMA, Rig
+from server_rig import NO_SLOTS, SCHEMA, Rig
 
 from async_loader import ReplayBuffer, Schema
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.server.trays import COPIED_TOGETHER, LENT_FROM, LENT_TOGETHER, Copied, Lent, tray_for
-from async_loader.feeder.wire import BatchForm
+from async_loader.feeder.wire import BatchForm, Pull
 from async_loader.replay.limiter import Queue
 from async_loader.replay.samplers import Fifo
 
@@ -32,6 +32,7 @@ def test_small_batches_share_a_block_and_large_ones_are_lent():
     assert isinstance(tray_for(small, 64, 64, MOST), Copied)
     assert isinstance(tray_for(large, 64, 64, MOST), Lent)
     assert tray_for(small, 1, 64, MOST).most == 1
+    assert tray_for(small, 1 << 20, 64, MOST).most == 64, "more are never on their way"
     assert tray_for(small, 64, 64, MOST).most == 64
     assert tray_for(small, 64, 64, 3 * small.nbytes + 1).most == 3
     assert tray_for(large, 64, 64, MOST).most == LENT_TOGETHER // large.nbytes
@@ -157,3 +158,31 @@ def test_large_batches_are_what_was_drawn_whatever_a_reader_says_it_received(rec
         first = values(3)
         peer.pull(6, received=received)
         assert first + values(3) == list(range(6))
+
+
+def test_what_a_pull_of_an_earlier_opening_has_received_frees_nothing_of_this_one():
+    with Rig({"t": queue(WIDE)}) as rig:
+        peer = rig.peer()
+        peer.open_writer(schema=WIDE)
+        for i in range(6):
+            peer.insert(i, [i], schema=WIDE)
+            peer.receive(Plane.INSERT)
+        before = peer.sequence
+        reader = peer.open_reader(batch_size=1)
+        peer.pull(3)
+        rig.turn()
+        peer.send(Plane.PULL, Pull(6, 400, NO_SLOTS), 1, before)
+        assert [peer.values(peer.receive(Plane.PULL), reader) for _ in range(6)] == [[i] for i in range(6)]
+
+
+def test_a_leased_batch_keeps_no_place():
+    with Rig({"t": queue(WIDE)}) as rig:
+        peer = rig.peer()
+        peer.open_writer(schema=WIDE)
+        peer.insert(0, [7], schema=WIDE)
+        peer.receive(Plane.INSERT)
+        peer.open_reader(batch_size=1)
+        peer.pull(1)
+        peer.receive(Plane.PULL)
+        (reader,) = rig.hall.tables["t"].outlet.readers
+        assert [one.spot for one in reader.leases.values()] == [None]

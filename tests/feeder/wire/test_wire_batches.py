@@ -27,7 +27,7 @@ def together(form, batches):
 
 def read(form, body):
     decoded = wire.decode(raw(wire.Message(body))).body
-    return [[column[:rows] for column in form.arrays(block)] for block, rows in form.blocks(decoded)]
+    return [[column[:rows] for column in form.arrays(block)] for block, rows, _ in form.blocks(decoded)]
 
 
 @settings(deadline=None)
@@ -49,6 +49,13 @@ def test_a_short_batch_fills_the_first_rows_of_a_whole_one():
     assert all(map(same, read(FORM, body)[0], before))
 
 
+def test_what_lies_behind_a_short_batch_means_nothing():
+    form = wire.BatchForm.of(Schema.of({"hit": "?"}), 4)
+    body = form.batch([np.ones(2, bool)])
+    body.frames[0][2:] = 0xAB
+    assert [(lying.rows, lying.alone) for lying in form.blocks(body)] == [(2, True)]
+
+
 @pytest.mark.parametrize("shift", range(16))
 def test_what_is_not_aligned_is_copied(shift):
     before = steps(PIXELS, 3).columns
@@ -57,7 +64,7 @@ def test_what_is_not_aligned_is_copied(shift):
     start = -memory.ctypes.data % 16 + shift
     memory[start : start + FORM.nbytes] = np.frombuffer(frames[1], np.uint8)
     body = wire.decode([frames[0], memory[start : start + FORM.nbytes]]).body
-    ((block, _),) = FORM.blocks(body)
+    ((block, _, _),) = FORM.blocks(body)
     after = FORM.arrays(block)
     assert all(map(same, after, before))
     assert all(column.flags.aligned for column in after)

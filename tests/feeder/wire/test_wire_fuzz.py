@@ -91,7 +91,7 @@ def read(frames: list[bytes]) -> wire.Message:
     elif isinstance(body, wire.Batch):
         for form in FORMS:
             if form.schema_id == message.schema:
-                for block, _ in form.blocks(body):
+                for block, _, _ in form.blocks(body):
                     form.arrays(block)
     spec = getattr(body, "schema", None)
     if spec is not None:
