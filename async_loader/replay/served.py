@@ -190,7 +190,8 @@ class ServedTable:
         """What kernels take: where each field lies in the table, and where in the message."""
         stage = self._owner.stage
         columns = steps.columns
-        fields = stage.fields(stage.everything, columns)
+        # Columns of a message are strided, which `address_of` finds out by an exception.
+        fields = stage.fields_at(stage.everything, [column.ctypes.data for column in columns])
         fields[:, 4] = [column.strides[0] for column in columns]
         return _from_row(fields, start)
 
@@ -269,6 +270,8 @@ def warm() -> None:
 
 def _from_row(fields: Ids, row: int) -> Ids:
     """The same sources, from a later row on."""
+    if not row:
+        return fields
     moved = fields.copy()
     moved[:, 3] += row * moved[:, 4]
     return moved

@@ -53,8 +53,12 @@ class Stage:
 
     def fields(self, which: list[int], sources: Sequence[Array]) -> Ids:
         """What `kernels.write` takes: where these fields lie, and their sources ``[steps, *shape]``."""
+        return self.fields_at(which, [address_of(source) for source in sources])
+
+    def fields_at(self, which: list[int], addresses: list[int]) -> Ids:
+        """As `fields`, of sources whose addresses are known."""
         made = self._template[which]
-        made[:, 3] = [address_of(source) for source in sources]
+        made[:, 3] = addresses
         return made
 
     def values(self, step: Mapping[str, Any]) -> list[Any]:

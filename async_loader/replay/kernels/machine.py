@@ -187,30 +187,6 @@ def copy(target: int, source: int, count: int) -> None:
             poke8(target + i, peek8(source + i))
 
 
-@kernel(inline=True)
-def copy_each(target: int, item: int, source: int, stride: int, count: int, rows: Any, start: int, stop: int) -> None:
-    """As `copy`, ``count`` bytes from each of the rows ``start`` to ``stop``: what kind of copy it is, is decided once."""
-    if count == 4:
-        for i in range(start, stop):
-            _move4(target + i * item, source + rows[i] * stride)
-    elif count == 1:
-        for i in range(start, stop):
-            poke8(target + i * item, peek8(source + rows[i] * stride))
-    elif count == 8:
-        for i in range(start, stop):
-            _move8(target + i * item, source + rows[i] * stride)
-    elif 32 <= count <= _CALL_FROM:
-        last = count - 32
-        for i in range(start, stop):
-            to, at = target + i * item, source + rows[i] * stride
-            for done in range(0, last, 32):
-                _move32(to + done, at + done)
-            _move32(to + last, at + last)
-    else:
-        for i in range(start, stop):
-            copy(target + i * item, source + rows[i] * stride, count)
-
-
 @intrinsic
 def poke_float(typingctx: Any, address: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
