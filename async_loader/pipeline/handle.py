@@ -228,7 +228,10 @@ class Handle:
             exitcode = self._process.exitcode
         self.close()
         if exitcode is not None:
-            self._process.close()
+            # Not its close(): whoever starts a process meanwhile, in another thread, asks all that were running how they are,
+            # and a closed one raises. Nobody else has this one, so that its descriptor is closed too.
+            self._process.join(0)
+            self._process = None
         return exitcode
 
     @property

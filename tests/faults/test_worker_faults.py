@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 
@@ -98,6 +99,17 @@ def test_a_worker_killed_while_idle_is_replaced_and_nothing_is_lost():
         assert [first(next(loader)) for _ in range(20)] == list(range(12, 92, 4))
         assert loader.stats().workers_replaced == 1
         assert before[0] not in pids(loader)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_workers_that_have_ended_can_still_be_asked_by_whoever_starts_a_process_in_another_thread(start_method):
+    with load(Batches({}), context=start_method) as loader:
+        next(loader)
+        workers = multiprocessing.active_children()
+    asked = [worker._popen for worker in workers if worker.name.startswith("async-loader-worker")]
+    assert len(asked) == 2
+    assert None not in asked, "Process.start() asks all that were running when it began, also those that end meanwhile"
+    assert not set(workers) & set(multiprocessing.active_children())
 
 
 def test_workers_that_crash_again_and_again_do_not_hang_the_loader():
