@@ -27,6 +27,14 @@ def fill(peer, values):
     peer.receive(Plane.INSERT)
 
 
+def fill_one_by_one(peer, count):
+    """Rows of WIDE, a message each."""
+    peer.open_writer(schema=WIDE)
+    for i in range(count):
+        peer.insert(i, [i], schema=WIDE)
+        peer.receive(Plane.INSERT)
+
+
 def test_small_batches_share_a_block_and_large_ones_are_lent():
     small, large = BatchForm.of(SCHEMA, 4), BatchForm.of(WIDE, 1)
     assert isinstance(tray_for(small, 64, 64, MOST), Copied)
@@ -140,10 +148,7 @@ def test_batches_that_were_sent_before_and_short_ones_go_alone():
 def test_large_batches_are_what_was_drawn_whatever_a_reader_says_it_received(received, together):
     with Rig({"t": queue(WIDE)}) as rig:
         peer = rig.peer()
-        peer.open_writer(schema=WIDE)
-        for i in range(6):
-            peer.insert(i, [i], schema=WIDE)
-            peer.receive(Plane.INSERT)
+        fill_one_by_one(peer, 6)
         reader = peer.open_reader(batch_size=1, together=together)
 
         def values(count):
@@ -163,10 +168,7 @@ def test_large_batches_are_what_was_drawn_whatever_a_reader_says_it_received(rec
 def test_what_a_pull_of_an_earlier_opening_has_received_frees_nothing_of_this_one():
     with Rig({"t": queue(WIDE)}) as rig:
         peer = rig.peer()
-        peer.open_writer(schema=WIDE)
-        for i in range(6):
-            peer.insert(i, [i], schema=WIDE)
-            peer.receive(Plane.INSERT)
+        fill_one_by_one(peer, 6)
         before = peer.sequence
         reader = peer.open_reader(batch_size=1)
         peer.pull(3)
@@ -178,9 +180,7 @@ def test_what_a_pull_of_an_earlier_opening_has_received_frees_nothing_of_this_on
 def test_a_leased_batch_keeps_no_place():
     with Rig({"t": queue(WIDE)}) as rig:
         peer = rig.peer()
-        peer.open_writer(schema=WIDE)
-        peer.insert(0, [7], schema=WIDE)
-        peer.receive(Plane.INSERT)
+        fill_one_by_one(peer, 1)
         peer.open_reader(batch_size=1)
         peer.pull(1)
         peer.receive(Plane.PULL)
