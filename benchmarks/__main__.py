@@ -1,4 +1,7 @@
-"""`./scripts/bench SUITE`: parse, make the environments, run, report. Judges nothing itself."""
+"""`./scripts/bench SUITE`: parse, make the environments, run, report. Judges nothing itself.
+
+`./scripts/bench compare` pairs this checkout with an earlier commit: see `benchmarks.compare`.
+"""
 
 import argparse
 import importlib
@@ -94,4 +97,8 @@ def _about(pythons: dict[str, Any], repeats: int, quick: bool) -> dict[str, Any]
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["compare"]:
+        from benchmarks import compare
+
+        sys.exit(compare.main(sys.argv[2:]))
     sys.exit(main())

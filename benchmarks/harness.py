@@ -173,19 +173,22 @@ def run_row(row: Row, module: str, pythons: Mapping[str, Path | str], repeats: i
             try:
                 if isinstance(python, str):
                     raise NotMeasured(python)
-                one.repeats.append(_run_contender(python, module, one.contender.name, row.seconds * hurry))
+                one.repeats.append(run_contender(python, module, one.contender.name, row.seconds * hurry))
             except NotMeasured as reason:
                 one.not_measured = str(reason)
     yield Outcome(row, measured)
 
 
-def _run_contender(python: Path, module: str, name: str, seconds: float) -> Figures:
-    """One process, in a session of its own, so that what it leaves behind can be counted and ended."""
+def run_contender(python: Path, module: str, name: str, seconds: float, root: Path = ROOT) -> Figures:
+    """Run one contender of the checkout in `root`, in a process and a session of its own.
+
+    The session lets the processes that the contender leaves behind be counted and ended. Raises NotMeasured.
+    """
     command = [str(python), "-m", "benchmarks.contender", module, name, str(seconds)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:  # not pipes: what a contender leaves behind would hold them
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            command, cwd=root, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=err
         )
         try:
             process.wait(seconds + TIME_LIMIT_S)
