@@ -1,0 +1,157 @@
+"""Ctrl-C at any point of a call: raised by a trace function at the n-th point, or by real signals at random moments.
+
+# NOTE [points]
+CPython runs a signal's handler between two bytecodes, but not between any two: when a function begins, after a call, and
+when a loop jumps back. These are the points that are counted and struck, so a failure here is one that a signal can cause.
+(One kind is counted beside them: the return of a Python function into its caller, where CPython may be one point later.)
+Points are those of the calling thread, in files of the package and in those modules of the standard library through which
+the package acquires and releases things.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import async_loader
+
+PACKAGE = os.path.dirname(os.path.abspath(async_loader.__file__)) + os.sep
+_BESIDE = tuple(f"{os.sep}{name}.py" for name in ("contextlib", "threading", "weakref", "functools"))
+_BEFORE_A_POINT = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD"}
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What became of a call that was struck.
+
+    Attributes
+    ----------
+    raised : BaseException | None
+        What left the call; ``None`` if it returned.
+    where : str
+        The point, as ``file:line function``; empty if the call ended before it.
+    result : object
+        What the call returned.
+    """
+
+    raised: BaseException | None
+    where: str
+    result: Any = None
+
+
+@functools.cache
+def _points_of(code: CodeType) -> frozenset[int]:
+    """Offsets of the instructions before which a signal may be handled, but for the first."""
+    found, before = set(), ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "CACHE":
+            continue
+        if before in _BEFORE_A_POINT:
+            found.add(instruction.offset)
+        before = instruction.opname
+    return frozenset(found)
+
+
+class _Tracer:
+    def __init__(self, strike_at: int, error: type[BaseException], within: tuple[str, ...]) -> None:
+        self._left, self._error, self._within = strike_at, error, within
+        self.seen = 0
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        name = frame.f_code.co_filename
+        if not (name.startswith(self._within) or name.endswith(_BESIDE)):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self._pass(frame)
+        return self._local
+
+    def _local(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "opcode" and frame.f_lasti in _points_of(frame.f_code):
+            self._pass(frame)
+        return self._local
+
+    def _pass(self, frame: FrameType) -> None:
+        self.seen += 1
+        if self.seen == self._left:
+            code = frame.f_code
+            self.where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}"
+            raise self._error(f"struck at {self.where}")
+
+
+def strike(
+    call: Callable[[], Any],
+    at: int,
+    error: type[BaseException] = KeyboardInterrupt,
+    within: tuple[str, ...] = (PACKAGE,),
+) -> Struck:
+    """Run ``call`` in this thread and raise ``error`` at its point ``at``, counted from 1.
+
+    Whatever else the call raises is in the answer too; an error that is not the strike is for the test to judge.
+    """
+    tracer = _Tracer(at, error, within)
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        result = call()
+    except BaseException as raised:
+        sys.settrace(before)
+        return Struck(raised, tracer.where)
+    finally:
+        sys.settrace(before)
+    return Struck(None, tracer.where, result)
+
+
+def count_points(call: Callable[[], Any], within: tuple[str, ...] = (PACKAGE,)) -> int:
+    """How many points ``call`` passes; it is run once."""
+    tracer = _Tracer(0, KeyboardInterrupt, within)
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return tracer.seen
+
+
+def some_points(total: int, most: int, seed: int = 0) -> list[int]:
+    """All points from 1 to ``total`` if these are no more than ``most``, or a seeded sample of them, in order."""
+    points = range(1, total + 1)
+    return list(points) if total <= most else sorted(random.Random(seed).sample(points, most))
+
+
+@contextlib.contextmanager
+def alarms(seed: int, shortest_s: float = 2e-6, longest_s: float = 2e-4) -> Iterator[Callable[[], None]]:
+    """Real signals: each call of what this gives sets one off within the next moment. For the main thread.
+
+    The handler raises KeyboardInterrupt once for each call; leaving the block takes back a signal that has not come.
+    """
+    assert threading.current_thread() is threading.main_thread()
+    chance, armed = random.Random(seed), [False]
+
+    def handle(*_: object) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise KeyboardInterrupt
+
+    def arm() -> None:
+        armed[0] = True
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(shortest_s, longest_s))
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        yield arm
+    finally:
+        armed[0] = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
