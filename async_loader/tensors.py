@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,16 +14,66 @@ if TYPE_CHECKING:
     import torch
 
 
+_FORK_TIMEOUT_S = 30.0
+_torch: Any = None  # once it is whole
+
+
+def loaded(name: str) -> Any:
+    """The module, if this process has imported it whole; ``None`` otherwise. Imports nothing.
+
+    A module that another thread is importing is in `sys.modules` already and lacks most of what it will have: it counts
+    as absent. Nothing can be an instance of its classes yet.
+    """
+    module = sys.modules.get(name)
+    if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return None
+    return module
+
+
+def loaded_torch() -> Any:
+    """As `loaded`, for torch; asked for every value, so the answer is kept."""
+    global _torch
+    if _torch is None:
+        _torch = loaded("torch")
+    return _torch
+
+
 def is_tensor(value: object) -> bool:
     """Whether ``value`` is a torch tensor. Does not import torch: where it is not loaded nothing can be one."""
-    torch = sys.modules.get("torch")
+    torch = _torch or loaded_torch()
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def tensor_types() -> tuple[type, ...]:
     """The exact types of plain tensors; none where torch is not loaded."""
-    torch = sys.modules.get("torch")
+    torch = loaded_torch()
     return () if torch is None else (torch.Tensor, torch.nn.Parameter)
+
+
+def _before_fork() -> None:
+    """Let another thread finish its import of torch: the child would have half of it, and no way to get the rest."""
+    if "torch" not in sys.modules or loaded_torch() is not None or _is_importing_torch():
+        return
+    thread = threading.Thread(target=_import_torch, name="async-loader-torch", daemon=True)
+    thread.start()
+    thread.join(_FORK_TIMEOUT_S)
+
+
+def _import_torch() -> None:
+    importlib.import_module("torch")  # waits for the thread that is at it
+
+
+def _is_importing_torch() -> bool:
+    """Whether the calling thread is: torch's own import may fork."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+os.register_at_fork(before=_before_fork)
 
 
 _NUMPY: dict[Any, np.dtype[Any]] = {}
@@ -101,7 +154,7 @@ def from_parts(array: Any, dtype: str) -> torch.Tensor:
 
 def reduced(obj: Any) -> Any:
     """How a tensor, of any class, or a storage is pickled with its memory out of band; NotImplemented for what is neither."""
-    torch = sys.modules.get("torch")
+    torch = loaded_torch()
     if torch is None:
         return NotImplemented
     if not isinstance(obj, torch.Tensor):

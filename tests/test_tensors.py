@@ -102,3 +102,46 @@ def test_parts_of_a_numeric_tensor_share_its_memory(a, b, dtype):
 def test_asking_whether_something_is_a_tensor_does_not_import_torch():
     code = "import sys; from async_loader import tensors; assert not tensors.is_tensor(3); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+HALF = """
+import os, sys, threading
+from async_loader import tensors
+from async_loader.schema import kind_of
+
+importer = threading.Thread(target=__import__, args=("torch",))
+threading.begun, threading.go = threading.Event(), threading.Event()
+importer.start()
+threading.begun.wait()
+assert "torch" in sys.modules and not hasattr(sys.modules["torch"], "Tensor")
+assert not tensors.is_tensor(1) and tensors.tensor_types() == ()
+assert tensors.reduced(1) is NotImplemented and tensors.as_array([1]) is None and kind_of("a") is None
+"""
+SLOW_TORCH = """
+import threading
+threading.begun.set()
+threading.go.wait()
+threading.Event().wait(0.2)  # a fork that does not wait for this import gets half of it
+class Tensor: pass
+class nn: Parameter = Tensor
+"""
+WHOLE = HALF + "threading.go.set(); importer.join(); import torch; assert tensors.is_tensor(torch.Tensor())"
+FORKED = (
+    HALF
+    + """
+os.register_at_fork(before=threading.go.set)
+pid = os.fork()
+import torch
+assert tensors.is_tensor(torch.Tensor())
+if not pid:
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+)
+
+
+@pytest.mark.parametrize("script", [WHOLE, FORKED], ids=["the same process", "a child forked meanwhile"])
+def test_a_torch_that_another_thread_is_importing_counts_as_absent_until_it_is_whole(tmp_path, script):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(SLOW_TORCH)
+    subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{script}"], check=True, timeout=60)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,7 +98,7 @@ def columns_of(dataset: Any) -> Columns:
     NoColumns
         With the reason.
     """
-    torch_data: Any = sys.modules.get("torch.utils.data")
+    torch_data: Any = tensors.loaded("torch.utils.data")
     if torch_data is not None and type(dataset) is torch_data.Subset:
         return columns_of(dataset.dataset).subset(dataset.indices)
     if torch_data is not None and type(dataset) is torch_data.TensorDataset:

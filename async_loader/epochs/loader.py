@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from async_loader import tensors
 from async_loader.epochs import collation
 from async_loader.epochs.columns import Columns, Items, NoColumns, columns_of, is_columns
 from async_loader.epochs.epoch import Epoch, can_pin, pinned
@@ -366,7 +366,7 @@ def _length(items: Any) -> int:
 
 def _is_torch_iterable(items: Any) -> bool:
     """Torch's IterableDataset has a `__getitem__` of its own, which raises."""
-    torch_data: Any = sys.modules.get("torch.utils.data")
+    torch_data: Any = tensors.loaded("torch.utils.data")
     return torch_data is not None and isinstance(items, torch_data.IterableDataset)
 
 

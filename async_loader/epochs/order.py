@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from async_loader import tensors
 from async_loader.errors import ConfigError
 from async_loader.source import END
 
@@ -234,7 +234,7 @@ class Sampled(Batches):
     @property
     def _draws_globally(self) -> bool:
         """Whether it is one of torch's random samplers without a generator: when it begins it draws from the global one."""
-        torch_data: Any = sys.modules.get("torch.utils.data")
+        torch_data: Any = tensors.loaded("torch.utils.data")
         inner: Any = getattr(self._sampler, "sampler", self._sampler)
         return torch_data is not None and isinstance(inner, torch_data.Sampler) and getattr(inner, "generator", self) is None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from async_loader import tensors
 from async_loader.source import Seed
 
 
@@ -19,7 +20,7 @@ def seed_globals(seed: Seed) -> None:
     state = np.random.SeedSequence(seed).generate_state(2)
     random.seed(int(state[0]))
     np.random.seed(state[1])
-    torch = sys.modules.get("torch")
+    torch = tensors.loaded_torch()
     if torch is not None:
         # The CPU's generator alone: torch.manual_seed goes through every device's and costs 150 times as much.
         torch.default_generator.manual_seed(int(state[0]))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from async_loader import tree
+from async_loader import tensors, tree
 from async_loader.errors import CannotSend
 from async_loader.layout import BatchLayout
 from async_loader.lifecycle import readable
@@ -136,8 +136,8 @@ def _one_thread_each() -> None:
     """Workers are the parallelism; torch and BLAS threads on top of them fight over the cores."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
+    if (torch := tensors.loaded_torch()) is not None:
+        torch.set_num_threads(1)
 
 
 class Worker:
