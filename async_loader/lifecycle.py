@@ -7,13 +7,41 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import numbers
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
-from async_loader.errors import Closed, Timeout
+from async_loader.errors import Closed, ConfigError, Timeout
+
+LONGEST_S: Final = 1e6
+"""The longest limit that is kept, 11 days: poll and join take no more than some millions of seconds."""
+
+
+def seconds(name: str, value: object) -> float:
+    """Check a timeout: 0 tries once, ``math.inf`` waits for ever.
+
+    Every public call that takes a timeout checks it here, before it does anything.
+
+    Raises
+    ------
+    ConfigError
+        For NaN, for a negative number, and for what is not a real number.
+    """
+    if type(value) is float and value >= 0.0:
+        return value
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not float(value) >= 0.0:  # type: ignore[arg-type]
+        raise ConfigError(f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever")
+    return float(value)  # type: ignore[arg-type]
+
+
+def seconds_or_none(name: str, value: object) -> float | None:
+    """As `seconds`; ``None`` stays ``None``, whose meaning the call documents."""
+    return None if value is None else seconds(name, value)
 
 
 class Deadline:
@@ -21,17 +49,19 @@ class Deadline:
 
     Parameters
     ----------
-    seconds : float | None
-        From now; ``None`` is never.
+    timeout_s : float | None
+        Seconds from now, checked by `seconds`; ``None``, ``math.inf`` and more than `LONGEST_S` are
+        never.
     clock : callable
         Returns seconds; passed in so that tests need not wait.
     """
 
     __slots__ = ("_at", "_clock")
 
-    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, timeout_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._at = None if seconds is None else clock() + seconds
+        limit = None if timeout_s is None else seconds("timeout_s", timeout_s)
+        self._at = None if limit is None or limit > LONGEST_S else clock() + limit
 
     def left(self) -> float | None:
         """Seconds until the deadline, never below zero; ``None`` when there is none."""
@@ -192,7 +222,7 @@ def join(thread: threading.Thread, timeout_s: float | None) -> bool:
     """Wait until the thread has ended; whether it has. It need not wait for one that never started, nor for itself."""
     if thread.ident is None or thread is threading.current_thread():
         return True
-    thread.join(timeout_s)
+    thread.join(None if timeout_s is None else min(timeout_s, LONGEST_S))
     return not thread.is_alive()
 
 

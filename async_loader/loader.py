@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError
-from async_loader.lifecycle import State
+from async_loader.lifecycle import State, seconds, seconds_or_none
 from async_loader.pipeline import live
 from async_loader.pipeline.arguments import (
     callable_or_none,
@@ -21,7 +21,6 @@ from async_loader.pipeline.arguments import (
     context_of,
     one_of,
     refuse_start_in_child,
-    seconds_or_none,
     whole,
 )
 from async_loader.pipeline.iterator import OnError
@@ -209,8 +208,9 @@ class AsyncDataLoader:
         Batches that were not taken are dropped. Workers get half a second to finish a job, then they are killed. Only
         a data source that blocks for ever is left behind, in a daemon thread, with a warning that names it.
         """
+        limit = seconds("timeout", timeout)
         self._dropped.detach()
-        self._pipeline.close(timeout)
+        self._pipeline.close(limit)
 
     def __enter__(self) -> AsyncDataLoader:
         return self

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from async_loader.errors import ConfigError
+from async_loader.lifecycle import seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,7 @@ class Settings:
             _at_least(1, self, name)
         _at_least(self.dqn.batch_size, self, "warmup_steps")
         _at_least(self.warmup_steps, self, "capacity")
+        seconds("max_seconds", self.max_seconds)
         _above(0.0, self, "max_seconds")
         _above(0.0, self, "steps_per_update")
         _between(1.0, 500.0, self, "target")

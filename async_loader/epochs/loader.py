@@ -18,8 +18,9 @@ from async_loader.epochs.ferry import Ferry, moved
 from async_loader.epochs.order import Batches, LastBatch, Own, Sampled, Streams, check_last
 from async_loader.epochs.works import GatherWork, MapWork, StreamWork, Told, epoch_of
 from async_loader.errors import ConfigError
+from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.naming import describe
-from async_loader.pipeline.arguments import callable_or_none, one_of, seconds_or_none, whole
+from async_loader.pipeline.arguments import callable_or_none, one_of, whole
 from async_loader.pipeline.device import TorchBackend, backend_for
 from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.pool import CLOSE_TIMEOUT_S, Pool
@@ -283,7 +284,7 @@ class DataLoader:
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """End the workers; idempotent. A loader that is dropped does so by itself."""
-        self._pool.close(timeout)
+        self._pool.close(seconds("timeout", timeout))
 
     def __enter__(self) -> DataLoader:
         return self

@@ -24,7 +24,7 @@ import msgspec
 from async_loader.errors import Broken, Timeout, Unsupported
 from async_loader.feeder.reading import settings_of
 from async_loader.feeder.settings import ServerSettings
-from async_loader.lifecycle import Deadline, readable
+from async_loader.lifecycle import LONGEST_S, Deadline, readable, seconds
 
 _LAST_WORDS_S = 15.0  # a server that was told to stop, and is still there, is ended then
 
@@ -115,8 +115,9 @@ class Embedded:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Let it drain, and end it if it does not. May be called again."""
+        limit = min(seconds("timeout_s", timeout_s), LONGEST_S)
         if self._finalizer.detach() is not None:
-            _end(self._process, self._folder, os.getpid(), timeout_s)
+            _end(self._process, self._folder, os.getpid(), limit)
 
 
 def _end(process: subprocess.Popen[bytes], folder: str, pid: int, timeout_s: float) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
-import numbers
 import os
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -19,15 +17,6 @@ def whole(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ConfigError(f"{name} is {number}: give an integer of at least {least}")
     return number
-
-
-def seconds_or_none(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise ConfigError(f"{name} is {value!r}: give seconds above 0, or None to wait for ever")
-    return float(value)
 
 
 def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

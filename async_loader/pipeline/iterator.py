@@ -154,7 +154,8 @@ class Iterator:
         if deadline.expired:
             raise Timeout(f"no batch within {self._timeout_s:g} s: {self._overseer.diagnosis()}")
         self._warned = True
-        text = f"no batch for {_WARN_AFTER_S:g} s: {self._overseer.diagnosis()}; waiting on (set timeout= to raise instead)"
+        text = f"no batch for {_WARN_AFTER_S:g} s: {self._overseer.diagnosis()}. next() goes on waiting; "
+        text += "a loader with timeout= raises Timeout instead"
         warnings.warn(text, RuntimeWarning, stacklevel=6)
 
     def _refuse_deadlock(self) -> None:

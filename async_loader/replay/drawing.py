@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import ConfigError
+from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader, Target
@@ -46,6 +47,8 @@ class Drawer:
         """A batch as one array for each field of the recipe's schema. Waits as `ids` does."""
         owner = self._owner
         positive("batch_size", batch_size)
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
         if not owner.ready:
             if owner.limiter is None and timeout_s is None:
                 raise self._nothing(batch_size)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError, SchemaError, Timeout, Unsupported
+from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import floats_of, schema_of_columns
 from async_loader.replay.owner import Owner
 from async_loader.replay.rows import TERMINATED, TRUNCATED
@@ -47,6 +48,8 @@ class Inserter:
     ) -> int:
         """One step; its id. ``said``: flags that say how the episode stands, beside what the step's own fields do."""
         owner = self._owner
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
         if not owner.ready:
             owner.start(Schema.of_step(step))
         stage = owner.stage
@@ -85,6 +88,8 @@ class Inserter:
     ) -> Ids:
         """Many steps; their ids. ``said``: as in `add`, for each."""
         owner = self._owner
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
         if not owner.ready:
             owner.start(schema_of_columns(batch))
         stage = owner.stage

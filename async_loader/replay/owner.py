@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
+from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
 from async_loader.replay.limiter import Limits, RateLimiter
 from async_loader.replay.samplers import Fifo, Sampler
@@ -159,7 +160,8 @@ class Owner:
             return self.writers.handle(self)
 
     def close(self, timeout_s: float | None) -> None:
-        """No more is added or drawn: writers are told, their thread ends, and whoever waits is woken."""
+        """Close the table: tell its writers, end their thread, and wake every waiting call."""
+        seconds_or_none("timeout_s", timeout_s)
         with self.lock:
             if self.foreign:
                 return

@@ -13,6 +13,7 @@ from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.lifecycle import Bell, Deadline, Gate
 
 WARN_AFTER_S = 10.0
+_INSTEAD = "with timeout_s= it raises Timeout instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Waiters:
         Raises
         ------
         WouldDeadlock
-            If the calling thread is the only one, so that nobody could end the wait.
+            If the calling thread is the only one, so that nothing could end the wait.
         Timeout
             After ``timeout_s``; with ``None`` a warning after 10 s instead.
         """
@@ -110,7 +111,7 @@ class Waiters:
                         if self.on_wait is not None:
                             self.on_wait()
                     why = reason() or "another change"
-                if timeout_s is None and threading.active_count() == 1:
+                if deadline.left() is None and threading.active_count() == 1:
                     raise WouldDeadlock(f"cannot {what}: {why}. No other thread is there to do it, so waiting would never end")
                 if deadline.expired:
                     raise Timeout(f"{timeout_s:g} s have passed, and still cannot {what}: {why}")
@@ -119,7 +120,8 @@ class Waiters:
                 gate.pass_through(patience if left is None and not warned else left)
                 if left is None and not warned and time.monotonic() - since >= WARN_AFTER_S:
                     warned = True
-                    warnings.warn(f"waiting to {what} for {WARN_AFTER_S:g} s: {why}", RuntimeWarning, stacklevel=4)
+                    text = f"waiting to {what} for {WARN_AFTER_S:g} s: {why}. The call goes on waiting; "
+                    warnings.warn(text + _INSTEAD, RuntimeWarning, stacklevel=4)
         finally:
             if entered:
                 with self._lock:

@@ -166,7 +166,10 @@ def test_a_warning_comes_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> 
     learner.thread.join(0.2)
     buffer.extend(x=np.arange(6))
     learner.done()
-    assert heard == ["waiting to sample for 0.02 s: sampling 1 needs the table to hold 10 items, it holds 4: add 6 more"]
+    assert heard == [
+        "waiting to sample for 0.02 s: sampling 1 needs the table to hold 10 items, it holds 4: add 6 more. "
+        "The call goes on waiting; with timeout_s= it raises Timeout instead"
+    ]
 
 
 def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +186,9 @@ def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: 
         actor = Doing(change)
         waiters.until(lambda: bool(caught) or deadline.expired, "sample", lambda: "reasons", None)
     actor.done()
-    assert [str(one.message) for one in caught] == ["waiting to sample for 0.3 s: reasons"]
+    assert [str(one.message) for one in caught] == [
+        "waiting to sample for 0.3 s: reasons. The call goes on waiting; with timeout_s= it raises Timeout instead"
+    ]
 
 
 def test_a_queue_hands_out_every_item_once_in_order() -> None:

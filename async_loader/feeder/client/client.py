@@ -24,7 +24,7 @@ from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_line import Phase, WriterLine
 from async_loader.feeder.keys import load_client_keys
 from async_loader.feeder.wire import MOST_AHEAD, Drain, OpenReader, Status, StatusReply
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import LONGEST_S, Deadline, seconds, seconds_or_none
 from async_loader.replay.arguments import positive
 from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 OnDisconnect = Literal["wait", "raise"] | float
 _EMBEDDED_DRAIN_S = 1.0
+_TRY_ONCE_S = 1e-3
+"""What a timeout of 0 is on the wire, which knows no time limit of 0."""
 
 
 def connect(
@@ -80,18 +82,19 @@ def connect(
         raise ConfigError(f"tables={tables!r}: the feeder at {address!r} has its own: leave them out, or connect to 'embedded'")
     if not isinstance(address, str) or "://" not in address:
         raise ConfigError(f"{address!r} is no address: give tcp://host:port, ipc:///path or 'embedded'")
+    limit = seconds("timeout_s", timeout_s)
     waits = {"wait": None, "raise": 0.0}
     if isinstance(on_disconnect, str) and on_disconnect not in waits:
         raise ConfigError(f"on_disconnect={on_disconnect!r}: 'wait', 'raise' or seconds")
-    wait_s = waits[on_disconnect] if isinstance(on_disconnect, str) else float(on_disconnect)
+    wait_s = waits[on_disconnect] if isinstance(on_disconnect, str) else seconds("on_disconnect", on_disconnect)
     own = None if keys is None else load_client_keys(os.fspath(keys))
     connection = Connection(address, wait_s, keys=own)
     try:
-        connection.wait_open(Deadline(_seconds("timeout_s", timeout_s)))
+        connection.wait_open(Deadline(limit))
     except BaseException:
-        connection.stop(timeout_s)
+        connection.stop(limit)
         raise
-    return Client(connection, timeout_s)
+    return Client(connection, limit)
 
 
 def _embedded(tables: Mapping[str, Any] | None, on_disconnect: OnDisconnect, timeout_s: float) -> Client:
@@ -196,8 +199,9 @@ class Client:
         ------
         Timeout, Closed, Broken
         """
-        deadline = Deadline(max(0.0, timeout_s) + self._timeout_s)
-        return weights.latest(self._connection, name, newer_than, timeout_s, deadline, as_torch)
+        wait_s = seconds("timeout_s", timeout_s)
+        deadline = Deadline(wait_s + self._timeout_s)
+        return weights.latest(self._connection, name, newer_than, wait_s, deadline, as_torch)
 
     def stats(self) -> ClientStats:
         """What was sent, lost and received so far."""
@@ -353,11 +357,13 @@ class TableClient:
         if prefetch is not None and (isinstance(prefetch, bool) or prefetch != 0):
             prefetch = positive("prefetch", prefetch)
         seen = view_of(view)
+        limit = seconds_or_none("timeout_s", timeout_s)
+        limit = None if limit is None or limit > LONGEST_S else max(limit, _TRY_ONCE_S)
 
         def wanted(batch_size: int, ahead: int) -> OpenReader:
             return OpenReader(
                 table=self.name, batch_size=batch_size, view=seen, rank=rank, world_size=world_size, seed=seed,
-                timeout_s=timeout_s, prefetch=ahead, together=MOST_AHEAD,
+                timeout_s=limit, prefetch=ahead, together=MOST_AHEAD,
             )  # fmt: skip
 
         source = RemoteSource(self._connection, wanted, prefetch, transport, self._timeout_s, self._client)
@@ -379,9 +385,3 @@ class TableClient:
                 self._updates = self._connection.add(lambda number: ReaderLine(number, wanted, 0))
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         return update(self._connection, self._updates, ids, priority, deadline)
-
-
-def _seconds(name: str, value: float) -> float:
-    if not value > 0:
-        raise ConfigError(f"{name}={value!r}: seconds, more than 0")
-    return float(value)

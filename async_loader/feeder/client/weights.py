@@ -15,7 +15,7 @@ from async_loader import tensors as torch_tensors
 from async_loader.errors import Broken, ConfigError, SchemaError
 from async_loader.feeder.client.connection import Call, Connection
 from async_loader.feeder.wire import Latest, Message, Publish, TensorSpec, Weights, bytes_of, specs_of, tensors_of
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import LONGEST_S, Deadline
 
 PART_BYTES = 4 << 20
 """Of a message: other control messages wait no longer than it takes."""
@@ -80,7 +80,7 @@ def latest(
     """See `Client.latest`."""
     most = _part_bytes(connection)
     reply = connection.call(
-        Latest(name=name, newer_than=newer_than, most=most, timeout_s=wait_s if wait_s > 0 else None), deadline
+        Latest(name=name, newer_than=newer_than, most=most, timeout_s=min(wait_s, LONGEST_S) if wait_s > 0 else None), deadline
     )
     while True:
         first = reply.body

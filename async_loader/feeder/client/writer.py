@@ -12,7 +12,7 @@ from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
 from async_loader.feeder.client.writer_line import Phase, WriterLine
 from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import Deadline, seconds
 from async_loader.replay.arguments import one_of, schema_of_columns
 from async_loader.schema import Schema
 
@@ -76,6 +76,8 @@ class RemoteWriter:
             The step was not added.
         """
         line = self._line
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
         if forks.generation != self._generation:
             self._connection.check()
         values = fields

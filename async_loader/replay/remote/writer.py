@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError, SchemaError, Timeout, Unsupported
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import Deadline, seconds
 from async_loader.replay.arguments import floats_of, one_of
 from async_loader.replay.remote.handle import Terms
 from async_loader.replay.remote.lane import Floats, Ids, Lane
@@ -96,6 +96,8 @@ class Writer:
             The table was closed, or its process has died. Nothing was written.
         """
         self._check_mine()
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
         stage = self._stage
         values, flags = self._said(one_of(step, fields, "step"), terminated, truncated)
         checked = stage.values(values)

@@ -1,0 +1,158 @@
+"""Every public timeout goes through one check: NaN, negative numbers and what is no number are refused."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from async_loader import AsyncDataLoader, MinSize, ReplayBuffer, Uniform
+from async_loader.epochs.loader import DataLoader
+from async_loader.errors import ConfigError, Timeout
+from async_loader.lifecycle import LONGEST_S, Deadline, join, seconds, seconds_or_none
+
+BAD = (math.nan, -1, -math.inf, "a", True, [1.0], np.float64("nan"))
+
+
+@pytest.mark.parametrize("value", BAD, ids=repr)
+def test_what_is_no_time_is_refused_with_one_message(value: Any) -> None:
+    for check in (seconds, seconds_or_none):
+        with pytest.raises(ConfigError, match=r"wait_s=.*: give seconds, 0 \(try once\) or more; math.inf waits for ever"):
+            check("wait_s", value)
+
+
+def test_zero_and_infinity_are_times() -> None:
+    assert [seconds("t", value) for value in (0, 0.0, 2, np.float32(0.5), math.inf)] == [0, 0, 2, 0.5, math.inf]
+    assert seconds_or_none("t", None) is None
+
+
+def test_a_deadline_without_an_end_is_never_over() -> None:
+    for never in (None, math.inf, 2 * LONGEST_S):
+        deadline = Deadline(never)
+        assert deadline.left() is None
+        assert not deadline.expired
+    assert Deadline(0).expired
+
+
+def test_threads_are_joined_for_ever_where_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    assert join(thread, math.inf)
+
+
+def _table() -> ReplayBuffer:
+    buffer = ReplayBuffer(10, {"x": "int64"}, sampler=Uniform(replacement=False), seed=0)
+    buffer.add(x=1)
+    return buffer
+
+
+CALLS: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
+    "add": lambda buffer, t: buffer.add(x=1, timeout_s=t),
+    "extend": lambda buffer, t: buffer.extend(x=np.arange(3), timeout_s=t),
+    "sample": lambda buffer, t: buffer.sample(1, timeout_s=t),
+    "append": lambda buffer, t: buffer.writer().append(x=1, timeout_s=t),
+    "a vector's append": lambda buffer, t: buffer.vector_writer(1, autoreset="disabled").append(
+        x=np.arange(1), next_obs=np.arange(1), terminated=np.zeros(1, bool), truncated=np.zeros(1, bool), timeout_s=t
+    ),
+    "close": lambda buffer, t: buffer.close(timeout_s=t),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("value", BAD[:5], ids=repr)
+def test_calls_of_a_table_refuse_it_also_where_they_would_not_wait(call: str, value: Any) -> None:
+    buffer = _table()
+    with pytest.raises(ConfigError, match=r"timeout_s=.*: give seconds"):
+        CALLS[call](buffer, value)
+    assert len(buffer) == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, -0.5, "a"], ids=repr)
+def test_a_writer_of_another_process_refuses_it(value: Any) -> None:
+    with _table() as buffer, buffer.writer_handle().open() as writer:
+        for call in (
+            lambda: writer.append(x=1, timeout_s=value),
+            lambda: writer.extend(x=np.arange(2), timeout_s=value),
+            lambda: writer.end_episode(timeout_s=value),
+            lambda: writer.flush(timeout_s=value),
+        ):
+            with pytest.raises(ConfigError, match="timeout_s="):
+                call()
+        writer.append(x=1, timeout_s=0)
+
+
+@pytest.mark.parametrize("value", [math.nan, -0.5, "a"], ids=repr)
+def test_calls_of_a_feeders_client_refuse_it(value: Any) -> None:
+    from async_loader.feeder import connect
+
+    for call in (
+        lambda: connect("tcp://127.0.0.1:9", timeout_s=value),
+        lambda: connect("tcp://127.0.0.1:9", on_disconnect=value if value != "a" else "b"),
+    ):
+        with pytest.raises(ConfigError, match=r"timeout_s=|on_disconnect="):
+            call()
+    with connect("embedded", tables={"t": {"capacity": 10, "schema": {"x": "int64"}}}) as client:
+        table = client.table("t")
+        writer, source = table.writer(), table.source()
+        for call in (
+            lambda: client.status(timeout_s=value),
+            lambda: client.latest("p", timeout_s=value),
+            lambda: client.publish("p", {"w": np.zeros(1)}, 1, timeout_s=value),
+            lambda: client.close(timeout_s=value),
+            lambda: table.source(timeout_s=value),
+            lambda: table.update_priorities([1], [1.0], timeout_s=value),
+            lambda: writer.append(x=1, timeout_s=value),
+            lambda: writer.extend(x=np.arange(2), timeout_s=value),
+            lambda: writer.flush(timeout_s=value),
+            lambda: writer.close(timeout_s=value),
+        ):
+            with pytest.raises(ConfigError, match="timeout_s="):
+                call()
+        source.close()
+        assert client.latest("p", timeout_s=0) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, -0.5, "a"], ids=repr)
+def test_loaders_refuse_it_when_they_are_made_and_closed(value: Any) -> None:
+    for make in (lambda t: AsyncDataLoader({"x": np.arange(4)}, 2, timeout=t), lambda t: DataLoader([1, 2], timeout=t)):
+        with pytest.raises(ConfigError, match="timeout="):
+            make(value)
+        loader = make(math.inf)
+        with pytest.raises(ConfigError, match="timeout="):
+            loader.close(timeout=value)
+        loader.close()
+
+
+def test_a_timeout_of_zero_tries_once() -> None:
+    buffer = ReplayBuffer(10, {"x": "int64"}, limiter=MinSize(2), seed=0)
+    buffer.add(x=1, timeout_s=0)
+    with pytest.raises(Timeout):
+        buffer.sample(1, timeout_s=0)
+    buffer.add(x=1, timeout_s=0)
+    assert buffer.sample(1, timeout_s=0)["x"].tolist() == [1]
+
+
+def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
+    from async_loader.feeder.client import client, writer
+    from async_loader.replay.remote.writer import Writer
+    from async_loader.replay.writer import StreamWriter, VectorWriter
+
+    found = {
+        f"{kind.__name__}.{name}"
+        for kind in (ReplayBuffer, StreamWriter, VectorWriter, Writer, client.Client, client.TableClient, writer.RemoteWriter)
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") and {"timeout_s", "timeout"} & set(inspect.signature(method).parameters)
+    }
+    assert found == {
+        "Client.close", "Client.drain", "Client.latest", "Client.publish", "Client.status",
+        "RemoteWriter.append", "RemoteWriter.close", "RemoteWriter.end_episode", "RemoteWriter.extend", "RemoteWriter.flush",
+        "ReplayBuffer.add", "ReplayBuffer.close", "ReplayBuffer.extend", "ReplayBuffer.sample",
+        "StreamWriter.append", "TableClient.source", "TableClient.update_priorities", "VectorWriter.append",
+        "Writer.append", "Writer.end_episode", "Writer.extend", "Writer.flush",
+    }  # fmt: skip
