@@ -1,4 +1,4 @@
-"""What this machine offers the loader, as rows for `async-loader doctor`. Reads; changes nothing."""
+"""What this machine offers the loader, as rows for `async-loader doctor`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def examine() -> list[Finding]:
         Finding("cores", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
         _memory(),
         _descriptors(),
+        _kernels(),
         Finding("start method", multiprocessing.get_start_method()),
         _mechanism("memfd", hasattr(os, "memfd_create"), "batches lie in POSIX shared memory instead"),
         _mechanism("pidfd", hasattr(os, "pidfd_open"), "deaths are seen through multiprocessing's sentinels instead"),
@@ -64,6 +65,14 @@ def _descriptors() -> Finding:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     remedy = "many workers will be refused: ulimit -n 4096" if limit < 256 else ""
     return Finding("file descriptors", str(limit), remedy)
+
+
+def _kernels() -> Finding:
+    from async_loader.replay.compiled import kernel_folder
+    from async_loader.replay.kernel_cache import REMEDY
+
+    folder = kernel_folder()
+    return Finding("compiled kernels", folder or "no folder for them can be written", "" if folder else REMEDY)
 
 
 def _mechanism(name: str, there: bool, instead: str) -> Finding:

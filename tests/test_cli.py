@@ -18,6 +18,17 @@ def test_doctor_prints_every_finding():
         assert finding.what in result.output
 
 
+def test_doctor_says_where_compiled_kernels_are_kept_and_what_to_do_where_they_are_not(monkeypatch):
+    from async_loader.replay import compiled
+
+    def kernels():
+        return next(finding for finding in examine() if finding.what == "compiled kernels")
+
+    assert kernels().fact == compiled.kernel_folder()
+    monkeypatch.setattr(compiled, "kernel_folder", lambda: None)
+    assert "NUMBA_CACHE_DIR" in kernels().remedy
+
+
 def test_a_wrong_option_is_refused_by_name():
     result = CliRunner().invoke(app, ["demo", "--num-env", "3"])
     assert result.exit_code == 2

@@ -47,7 +47,7 @@ ELSEWHERE = {
     "matplotlib": {"demo"},
     "mxnet": {"compat.gluon"},
     "cloudpickle": {"pipeline.codec"},
-    "numba": {"replay.compiled", "replay.kernels"},
+    "numba": {"replay.compiled", "replay.kernel_cache", "replay.kernels"},
     "llvmlite": {"replay.kernels"},
 }
 """Optional and heavy libraries, and the parts that import them."""

@@ -1,6 +1,6 @@
 """How kernels are compiled: by numba, cached on disk where that is possible, without Python objects. Holds no kernel.
 
-Import kernels late: importing numba takes half a second, and whoever only imports the package should not pay for it.
+Import kernels late: importing numba takes half a second, which an import of the package should not cost.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 _KEPT = 4
+_ALL_KERNELS = 8 << 20
+"""Bytes that the folder of compiled code needs, with room to spare."""
 
 
 def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]:
@@ -32,14 +34,18 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
     from numba import njit
     from numba.core import config
 
+    from async_loader.replay.kernel_cache import keep
+
     _guard_forks()
 
     def compile_(function: F) -> F:
-        home, before = _home(), config.CACHE_DIR
+        home, before = kernel_folder(), config.CACHE_DIR
         try:
             config.CACHE_DIR = home or ""
-            options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if inline else {"cache": home is not None}
+            options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if inline else {}
             made: F = njit(nogil=not keeps_gil, error_model="numpy", **options)(function)
+            if home is not None and not inline:
+                keep(made)
         finally:
             config.CACHE_DIR = before
         return made
@@ -57,13 +63,13 @@ def _guard_forks() -> None:
 
 def is_kept() -> bool:
     """Whether there is compiled code on the disk, so that kernels are loaded rather than compiled: a second, not twenty."""
-    home = _home()
+    home = kernel_folder()
     return home is not None and any(Path(home).iterdir())
 
 
 @functools.cache
-def _home() -> str | None:
-    """Where compiled code is kept, ``None`` if nowhere can be written.
+def kernel_folder() -> str | None:
+    """The folder of compiled code; ``None``, and a warning, if there is none that can be written.
 
     One folder for each state of the sources: numba looks whether the file of a kernel has changed, and does not see that
     another one has, whose functions the kernel calls.
@@ -75,18 +81,37 @@ def _home() -> str | None:
             sources.update(path.read_bytes())
     name = f"async_loader-{sources.hexdigest()[:16]}"
     wanted = os.environ.get("NUMBA_CACHE_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    for folder in (Path(wanted),) if wanted else (here / "__pycache__", cache):
+    failures = []
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    for parent in (wanted,) if wanted else (here / "__pycache__", cache):
         try:
-            if not (folder / name).exists():
-                (folder / name).mkdir(parents=True, exist_ok=True)
-                _prune(folder)
-            os.utime(folder / name)
-            with tempfile.TemporaryFile(dir=folder / name):
-                return str(folder / name)
-        except (OSError, RuntimeError):  # read-only; no home
-            continue
+            return str(_prepared(Path(parent).expanduser(), name))
+        except (OSError, RuntimeError) as error:  # read-only, full; no home
+            failures.append(f"{parent}: {error}")
+    from async_loader.replay.kernel_cache import warn_once
+
+    warn_once(f"no folder for compiled kernels can be written ({'; '.join(failures)})")
     return None
+
+
+def _prepared(parent: Path, name: str) -> Path:
+    """``parent / name``, which exists, can be written, and is filled or has space for all kernels.
+
+    Raises
+    ------
+    OSError
+        It cannot be made or written, or the disk is full.
+    """
+    folder = parent / name
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _prune(parent)
+    os.utime(folder)
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        if next(folder.glob("*.nbi"), None) is None:
+            probe.write(bytes(_ALL_KERNELS))
+            probe.flush()
+    return folder
 
 
 def _prune(folder: Path) -> None:
