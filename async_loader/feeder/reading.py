@@ -149,11 +149,22 @@ def _keys(value: Mapping[str, Any], kind: type[msgspec.Struct], path: tuple[str,
     known = [field.encode_name for field in fields] + [kind.__struct_config__.tag_field] * bool(kind.__struct_config__.tag)
     for key in value:
         if key not in known:
-            near = difflib.get_close_matches(str(key), map(str, known), 1)
+            near = difflib.get_close_matches(str(key), map(str, known), 1) or _below(key, kind)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(map(repr, known))}"
             return (*path, str(key)), f"there is no such setting: {hint}"
     missing = [field.encode_name for field in fields if field.required and field.encode_name not in value]
-    return (path, f"it needs {', '.join(map(repr, missing))}") if missing else None
+    if not missing:
+        return None
+    tag = kind.__struct_config__.tag
+    example = f", as in {{kind: {tag}, {', '.join(f'{name}: ...' for name in missing)}}}" if tag else ""
+    return path, f"it needs {', '.join(map(repr, missing))}{example}"
+
+
+def _below(key: object, kind: type[msgspec.Struct]) -> list[str]:
+    """Where a setting of this name is, one level down."""
+    hints = typing.get_type_hints(kind)
+    parts = {name: hint for name, hint in hints.items() if _is_struct(hint)}
+    return [f"{name}.{key}" for name, part in parts.items() if key in part.__struct_fields__]
 
 
 def _fails(value: Any, kind: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory
 from async_loader.feeder import addresses
 from async_loader.feeder.reading import Bytes, read_yaml, settings_of
-from async_loader.feeder.table_settings import Settings, TableSettings, spelled_out
+from async_loader.feeder.table_settings import Settings, TableSettings, sized, spelled_out
 from async_loader.feeder.wire import bounds
 from async_loader.replay.buffer import ReplayBuffer
 
@@ -156,7 +155,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
         given = plain.get("tables") or {}
         if added and isinstance(given, dict):
             plain["tables"] = {**given, **dict(added)}
-        if not plain.get("tables"):
+        if not plain.get("tables") and plain.keys() <= set(cls.__struct_fields__):  # a misspelt key is named below
             raise ConfigError("there is no table: give one, as in --table replay:1000000, or a --config that has one")
         if bind is not None:
             plain["bind"] = bind
@@ -205,10 +204,7 @@ def table_of(text: str) -> tuple[str, dict[str, Any]]:
     if not colon or not name or not size.strip():
         raise ConfigError(f"--table {text!r}: it is a name and a size, as in replay:1000000 (steps) or replay:8GiB")
     _table_name(name)
-    steps = size.strip().replace("_", "")
-    if re.fullmatch(r"[0-9]+", steps):
-        return name, {"capacity": int(steps)}
-    return name, {"max_bytes": size.strip()}
+    return name, sized(size)
 
 
 def _table_name(name: str) -> None:
@@ -217,11 +213,19 @@ def _table_name(name: str) -> None:
 
 
 def _checked(plain: dict[str, Any], path: Path | None) -> ServerSettings:
+    where = "" if path is None else str(path)
     tables = plain.get("tables")
     if isinstance(tables, dict):
-        plain = {**plain, "tables": {name: spelled_out(one) for name, one in tables.items()}}
-    settings = settings_of(plain, ServerSettings, "" if path is None else str(path))
+        plain = {**plain, "tables": {name: _spelled_out(one, where, name) for name, one in tables.items()}}
+    settings = settings_of(plain, ServerSettings, where)
     keys = settings.security.keys
     if path is not None and keys is not None:
         settings = replace(settings, security=replace(settings.security, keys=str(path.parent / Path(keys).expanduser())))
     return settings
+
+
+def _spelled_out(table: Any, where: str, name: object) -> Any:
+    try:
+        return spelled_out(table)
+    except ConfigError as error:
+        raise ConfigError(": ".join(part for part in (where, f"tables.{name}.{error}") if part)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -175,7 +176,7 @@ class TableSettings(Settings, frozen=True, kw_only=True):
     Parameters
     ----------
     capacity : int, optional
-        Steps. This or ``max_bytes`` must be there; with both, whichever is less.
+        Steps; in a file also bytes, as in ``8GiB``. This or ``max_bytes`` must be there; with both, the lesser of them.
     max_bytes : int, optional
         Of memory; in a file also as in ``8GiB``.
     sampler, remover : SamplerSettings
@@ -255,12 +256,33 @@ class TableSettings(Settings, frozen=True, kw_only=True):
         )
 
 
+def sized(text: str) -> dict[str, Any]:
+    """``1000000`` (steps) or ``8GiB`` as plain settings of a table."""
+    steps = text.strip().replace("_", "")
+    return {"capacity": int(steps)} if re.fullmatch(r"[0-9]+", steps) else {"max_bytes": text.strip()}
+
+
 def spelled_out(table: Any) -> Any:
-    """A table as a file says it, with what may be said in short said in full."""
+    """A table as a file says it, with what may be said in short said in full.
+
+    Raises
+    ------
+    ConfigError
+        Both ``capacity`` and ``max_bytes`` say bytes.
+    """
+    if isinstance(table, int) and not isinstance(table, bool):
+        return {"capacity": table}
+    if isinstance(table, str):
+        return sized(table)
     if not isinstance(table, dict):
         return table
     full = dict(table)
-    for name in ("sampler", "remover"):
+    if isinstance(full.get("capacity"), str):
+        size = sized(full.pop("capacity"))
+        if given := size.keys() & full.keys():
+            raise ConfigError(f"capacity: {table['capacity']!r} beside {given.pop()}={full['max_bytes']!r}: give bytes once")
+        full |= size
+    for name in ("sampler", "remover", "limiter"):
         if isinstance(full.get(name), str):
             full[name] = {"kind": full[name]}
     if isinstance(full.get("schema"), dict):

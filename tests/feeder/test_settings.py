@@ -112,6 +112,37 @@ def test_every_kind_of_limiter_is_made(tmp_path, text, limiter):
     assert load_table(tmp_path, f"capacity: 10, limiter: {{{text}}}").limiter.make() == limiter
 
 
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("1000", "{capacity: 1000}"),
+        ("10_000", "{capacity: 10000}"),
+        ("8GiB", "{max_bytes: 8GiB}"),
+        ("{capacity: 900GiB}", "{max_bytes: 900GiB}"),
+        ("{capacity: '1000'}", "{capacity: 1000}"),
+    ],
+)
+def test_a_size_may_be_said_in_short(tmp_path, short, full):
+    assert load(tmp_path, f"tables: {{t: {short}}}") == load(tmp_path, f"tables: {{t: {full}}}")
+
+
+@pytest.mark.parametrize("size", ["1000", "10_000", "8GiB", "900 GiB"])
+def test_a_size_means_the_same_in_a_file_and_on_the_command_line(tmp_path, size):
+    in_file = load(tmp_path, f"tables: {{t: {size}}}").tables
+    assert in_file == load_capacity(tmp_path, size) == ServerSettings.of([f"t:{size}"]).tables
+
+
+def load_capacity(tmp_path: Path, size: str) -> dict[str, TableSettings]:
+    return load(tmp_path, f"tables: {{t: {{capacity: {size}}}}}").tables
+
+
+def test_a_misspelt_tables_is_named_by_the_command_line_as_well(tmp_path):
+    (tmp_path / "feeder.yaml").write_text("table: {replay: {capacity: 10}}")
+    for tables in ([], ["more:10"]):
+        with pytest.raises(ConfigError, match="table: there is no such setting: did you mean 'tables'"):
+            ServerSettings.of(tables, config=tmp_path / "feeder.yaml")
+
+
 def test_dotted_names_nest(tmp_path):
     schema = load_table(
         tmp_path, "capacity: 9, schema: {obs.pixels: {dtype: uint8, shape: [4]}, obs.speed: float32, reward: float32}"
@@ -209,7 +240,11 @@ MISTAKES = [
         "tables: {r: {capacity: 10, sampler: {kind: rank, beta: {kind: linear, start: 0, end: 1, draws: 0}}}}",
         "tables.r.sampler.beta: draws=0",
     ),
-    ("tables: {r: {capacity: ten}}", "tables.r.capacity: expected int, got 'ten'"),
+    ("tables: {r: {capacity: ten}}", "'ten': a size is a number and a unit, as in '8GiB'"),
+    ("tables: {r: {capacity: 10.5}}", "tables.r.capacity: expected int, got 10.5"),
+    ("tables: {r: {capacity: 8GiB, max_bytes: 9GiB}}", "tables.r.capacity: '8GiB' beside max_bytes='9GiB': give bytes once"),
+    ("tables: {r: true}", "tables.r: expected a map, got True"),
+    ("tables: {r: many}", "'many': a size is a number and a unit, as in '8GiB'"),
     ("tables: {r: {capacity: 0}}", "tables.r.capacity: expected int >= 1, got 0"),
     ("tables: {r: {capacity: 10, seed: true}}", "tables.r.seed: expected int, got True"),
     ("tables: {r: {capacity: 10, schema: {obs: {dtype: floot32}}}}", "tables.r.schema.obs: dtype 'floot32' is unknown"),
@@ -220,7 +255,14 @@ MISTAKES = [
     ("tables: {r: {capacity: 10, schema: {index: int8}}}", "tables.r: a step has the field 'index'"),
     ("tables: {r: {capacity: 10, schema: {}}}", "tables.r: a schema has at least one field"),
     ("tables: {r: {capacity: 10, remover: lifo, schema: {o: {dtype: int8, stack: 4}}}}", "use remover: fifo, not lifo"),
-    ("tables: {r: {capacity: 10, limiter: {kind: queue}}}", "tables.r.limiter: it needs 'size'"),
+    (
+        "tables: {r: {capacity: 10, limiter: {kind: queue}}}",
+        "tables.r.limiter: it needs 'size', as in {kind: queue, size: ...}",
+    ),
+    ("tables: {r: {capacity: 10, limiter: min_size}}", "tables.r.limiter: it needs 'size', as in {kind: min_size, size: ...}"),
+    ("tables: {r: {capacity: 10, limiter: minsize}}", "tables.r.limiter: there is no kind 'minsize': did you mean 'min_size'?"),
+    ("tables: {r: {capacity: 10}}\nsessions: 5", "sessions: there is no such setting: did you mean 'limits.sessions'?"),
+    ("tables: {r: {capacity: 10}}\nkeys: mine", "keys: there is no such setting: did you mean 'security.keys'?"),
     ("tables: {r: {capacity: 10, limiter: {size: 10}}}", "tables.r.limiter: it needs a 'kind': one of min_size"),
     ("tables: {r: {capacity: 10, limiter: 3}}", "tables.r.limiter: expected a map, got 3"),
     ("tables: {r: {capacity: 10, limiter: {kind: min_size, size: 0}}}", "tables.r.limiter: min_size_to_sample=0"),

@@ -56,8 +56,8 @@ def connect(
         process at a private address, and ends with the client, or with this process, whatever happens to it. Others on
         this machine connect to the client's ``address``.
     tables : mapping, optional
-        Of an embedded feeder: for each name, how many steps it keeps, or a mapping of settings as in the YAML file of
-        ``async-loader serve``. By default ``{"replay": 1_000_000}``.
+        Of an embedded feeder: for each name, how many steps it keeps, bytes as in ``"8GiB"``, or a mapping of settings as
+        in the YAML file of ``async-loader serve``. By default ``{"replay": 1_000_000}``.
     on_disconnect : "wait" | "raise" | float
         What to do when the feeder is not heard of any more: connect again for as long as it takes, give up at once, or
         after so many seconds. Until then writers fill their buffers and sources wait. An embedded feeder that has ended is
@@ -102,9 +102,7 @@ def _embedded(tables: Mapping[str, Any] | None, on_disconnect: OnDisconnect, tim
     from async_loader.feeder.settings import ServerSettings
 
     wanted = {"replay": 1_000_000} if tables is None else tables
-    settings = ServerSettings.from_plain(
-        {name: {"capacity": one} if isinstance(one, int) else one for name, one in wanted.items()}
-    )
+    settings = ServerSettings.from_plain(dict(wanted))
     # What waits for a table at the end would go where nobody can read it.
     feeder = Embedded(msgspec.structs.replace(settings, drain_s=_EMBEDDED_DRAIN_S))
     try:
