@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import threading
 import time
@@ -13,11 +14,28 @@ import hypothesis
 import psutil
 import pytest
 
-hypothesis.settings.register_profile("shared machine", deadline=None)  # how long an example takes says nothing there
+hypothesis.settings.register_profile(
+    "shared machine",
+    deadline=None,  # how long an example takes says nothing there
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # nor does how long it takes to draw one
+)
 hypothesis.settings.load_profile("shared machine")
 
 PATIENCE_S = 15.0
 _PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--start-method",
+        choices=["fork", "spawn", "forkserver"],
+        help="How processes are started where a test does not say it. Python 3.14 has forkserver in place of fork.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if method := config.getoption("--start-method"):
+        multiprocessing.set_start_method(method, force=True)
 
 
 def children() -> dict[int, str]:

@@ -1,0 +1,76 @@
+"""The versions that the package says it works with, and the script that tests it with them."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+_REQUIREMENT = re.compile(r"([A-Za-z0-9_-]+)(?:\[\w+\])?>=([0-9.]+)")
+
+
+def lowest() -> dict[str, str]:
+    """The lower bound of everything that setup.cfg requires, for any purpose."""
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(ROOT / "setup.cfg")
+    lines = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    names = [line for text in lines for line in text.split("\n") if line and not line.startswith(("%", "#"))]
+    found = [_REQUIREMENT.fullmatch(name) for name in names]
+    assert all(found), f"a requirement without a lower bound: {names}"
+    return {one[1]: one[2] for one in found if one}
+
+
+def test_the_lowest_constraints_are_the_lower_bounds_of_setup_cfg():
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    assert dict(line.split("==") for line in lines) == lowest()
+    assert lines == sorted(lines)
+
+
+def test_the_usual_constraints_are_within_the_bounds():
+    def parts(version: str) -> tuple[int, ...]:
+        return tuple(map(int, version.split(".")))
+
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        name, version = line.split("==")
+        assert parts(version) >= parts(lowest()[name])
+
+
+def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROOT / "scripts" / "test", *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("wanted", ["2.7", "no-such-python", "/nowhere/python"])
+def test_an_interpreter_that_is_not_there_is_named_and_nothing_is_installed(wanted):
+    before = set(ROOT.iterdir())
+    done = script("--python", wanted, "tests/test_tree.py")
+    assert done.returncode == 1
+    assert f"answers to '{wanted}'" in done.stderr
+    assert set(ROOT.iterdir()) == before
+
+
+def test_an_option_without_its_value_is_refused():
+    done = script("--python")
+    assert done.returncode == 2
+    assert "--python 3.12" in done.stderr
+
+
+def test_an_interpreter_and_the_lowest_versions_have_environments_of_their_own(tmp_path):
+    fake = tmp_path / "versions" / "3.12.1" / "bin" / "python"
+    fake.parent.mkdir(parents=True)
+    fake.write_text("#!/bin/sh\ncase $2 in *version_info*) exit 0;; *) echo 3.12.1;; esac\n")
+    fake.chmod(0o755)
+    code = (
+        f"source {ROOT}/scripts/_venv.sh; for p in '' 3.12.1 {fake}; do for l in 0 1; do"
+        ' (choose_venv "$p" $l; echo "$VENV $CONSTRAINTS $VENV_PYTHON"); done; done'
+    )
+    done = subprocess.run(
+        ["bash", "-c", code], capture_output=True, text=True, timeout=60, check=True,
+        env={"PATH": "/usr/bin:/bin", "PYENV_ROOT": str(tmp_path)},
+    )  # fmt: skip
+    own = [f".venv-3.12.1 constraints.txt {fake}", f".venv-3.12.1-lowest constraints-lowest.txt {fake}"]
+    usual = [".venv constraints.txt", ".venv-lowest constraints-lowest.txt"]
+    assert [line.strip() for line in done.stdout.splitlines()] == usual + own + own
