@@ -36,7 +36,9 @@ def doctor() -> None:
 @app.command()
 def demo(
     target: Annotated[float, typer.Option(help="Mean return of the newest 20 episodes at which it stops, solved.")] = 475.0,
-    max_seconds: Annotated[float, typer.Option(help="Give up after this long, with exit code 1.")] = 180.0,
+    max_seconds: Annotated[
+        float, typer.Option(help="Give up after learning for this long, with exit code 1. The start is not counted.")
+    ] = 180.0,
     seed: Annotated[int, typer.Option(help="Of network, environments, exploration and batches.")] = 0,
     num_actors: Annotated[int, typer.Option(help="Processes that step environments.")] = 2,
     num_envs: Annotated[int, typer.Option(help="Environments that each of them steps at a time.")] = 4,
@@ -58,11 +60,15 @@ def demo(
     try:
         require_plots()  # before learning, not after it
         require_envs()
+        if live is not None:
+            live.begin(settings)
         summary = run(settings, live or QuietReport())
     except AsyncLoaderError as error:
         typer.echo("\n".join([str(error), *getattr(error, "__notes__", ())]), err=True)
         raise typer.Exit(2 if isinstance(error, MissingExtra) else 1) from None
     except KeyboardInterrupt:
+        if live is not None:
+            live.stop()
         typer.echo("stopped", err=True)
         raise typer.Exit(130) from None
     write_curve(summary, curve)

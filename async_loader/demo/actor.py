@@ -26,6 +26,7 @@ _TELL_EVERY = 100  # environment steps
 _LOOK_EVERY = 4  # steps of all environments, after which newer weights are asked for
 _BATCH_ROWS = 8  # of a message; the limiter holds an actor up when its buffer of a few of them is full
 _BUFFER_BYTES = 2048
+_POLICY_S = 60.0  # within which the first policy has to come
 
 
 class Told(NamedTuple):
@@ -113,7 +114,7 @@ class Actor:
 
     def run(self) -> None:
         """Until the feeder is gone, or this process is."""
-        found = self._client.latest(POLICY, timeout_s=self._settings.max_seconds)
+        found = self._client.latest(POLICY, timeout_s=_POLICY_S)
         policy = Policy(found.tensors, found.version)
         obs, _ = self._envs.reset(seed=self._seed * self._settings.num_envs)
         table = self._client.table(TABLE)

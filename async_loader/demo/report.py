@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,11 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from async_loader.demo.settings import Episode, Summary
+from async_loader.demo.settings import Episode, Settings, Summary
 from async_loader.errors import MissingExtra
 
 JSON_KEYS = (
-    "solved", "mean_return", "env_steps", "batches", "learner_wait_fraction", "seconds",
+    "solved", "mean_return", "env_steps", "batches", "learner_wait_fraction", "seconds", "start_seconds",
     "inserts_per_s", "samples_per_insert", "policy_lag", "policy_lag_s", "drawn_policy_lag",
 )  # fmt: skip
 
@@ -31,27 +33,71 @@ class QuietReport:
 
 
 class LiveReport:
-    """A table that is redrawn four times a second while the demo runs, and stays as the summary at the end."""
+    """What a person follows: a table that is redrawn four times a second, or lines where a table cannot be redrawn.
 
-    def __init__(self, console: Console | None = None) -> None:
+    Parameters
+    ----------
+    console : Console, optional
+    every_s : float
+        Between two lines in a pipe, a file or a dumb terminal.
+    """
+
+    def __init__(self, console: Console | None = None, every_s: float = 3.0) -> None:
         self._console = console or Console()
+        self._every_s = every_s
+        self._last: Summary | None = None
+
+    def begin(self, settings: Settings) -> None:
+        """Print what is about to start, which takes some seconds."""
+        self._console.print(f"Starting a feeder and {settings.num_actors} actors ...")
 
     @contextlib.contextmanager
     def watch(self, snapshot: Callable[[], Summary]) -> Iterator[None]:
-        settings = snapshot().settings
+        def look() -> Summary:
+            self._last = snapshot()
+            return self._last
+
+        settings = look().settings
         self._console.print(
             f"A DQN learns CartPole-v1 until the newest {settings.window} episodes return {settings.target:g} on average"
-            f" (at most {settings.max_seconds:g} s)."
+            f" (at most {settings.max_seconds:g} s from the first batch on)."
         )
-        live = Live(get_renderable=lambda: _table(snapshot()), console=self._console, refresh_per_second=4, transient=True)
-        with live:
-            yield
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            with Live(get_renderable=lambda: _table(look()), console=self._console, refresh_per_second=4, transient=True):
+                yield
+        else:
+            with _every(self._every_s, lambda: self._console.print(_line(look()), soft_wrap=True)):
+                yield
 
     def finish(self, summary: Summary, curve: Path | None = None) -> None:
         """Print how it went, and where the curve is."""
         self._console.print(_table(summary))
         verdict = "[green]solved[/green]" if summary.solved else "[red]not solved[/red]"
-        self._console.print(f"{verdict} after {summary.seconds:.0f} s" + (f"; curve in {escape(str(curve))}" if curve else ""))
+        took = f"{summary.seconds:.0f} s, and {summary.start_seconds:.0f} s of starting"
+        self._console.print(f"{verdict} after {took}" + (f"; curve in {escape(str(curve))}" if curve else ""))
+
+    def stop(self) -> None:
+        """Print how far it went before it was stopped."""
+        if self._last is not None:
+            self._console.print("\n", _table(self._last), sep="")
+
+
+@contextlib.contextmanager
+def _every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
+    """Call again and again, on a thread of its own, until the block ends."""
+    end = threading.Event()
+
+    def run() -> None:
+        while not end.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=run, name="async-loader-demo-lines", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 def summary_json(summary: Summary) -> str:
@@ -113,20 +159,31 @@ def _moving_means(episodes: tuple[Episode, ...], window: int) -> list[float]:
     return [sum(some) / len(some) for some in newest]
 
 
+def _line(summary: Summary) -> str:
+    if summary.waits_for:
+        return f"{summary.start_seconds:5.0f} s  waits for {summary.waits_for}"
+    return (
+        f"{summary.seconds:5.0f} s  return {summary.mean_return:.1f}, {summary.env_steps:,} environment steps, "
+        f"{summary.batches:,} batches, learner waited {summary.learner_wait_fraction:.1%}"
+    )
+
+
 def _table(summary: Summary) -> Table:
-    settings = summary.settings
+    settings, seconds = summary.settings, summary.seconds or math.inf
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column()
+    if summary.waits_for:
+        table.add_row("waits for", f"{summary.start_seconds:.0f} s", summary.waits_for)
     bar = ProgressBar(total=settings.target, completed=min(summary.mean_return, settings.target), width=30)
     table.add_row("return", f"{summary.mean_return:.1f}", bar)
-    table.add_row("env steps", f"{summary.env_steps:,}", f"{summary.env_steps / summary.seconds:,.0f} a second")
-    table.add_row("batches", f"{summary.batches:,}", f"{summary.batches / summary.seconds:,.0f} a second")
+    table.add_row("env steps", f"{summary.env_steps:,}")
+    table.add_row("batches", f"{summary.batches:,}", f"{summary.batches / seconds:,.0f} a second")
     table.add_row("inserts", f"{summary.inserts_per_s:,.0f}/s", f"each sampled {summary.samples_per_insert:.1f} times")
     lag_ms = summary.policy_lag_s * 1000
-    table.add_row("policy lag", f"{summary.policy_lag:,.0f}", f"updates, {lag_ms:,.0f} ms: the actors' newest steps")
-    table.add_row("", f"{summary.drawn_policy_lag:,.0f}", "updates: the steps learned from")
+    table.add_row("newest steps", f"{summary.policy_lag:,.0f}", f"updates older than the policy is now ({lag_ms:,.0f} ms)")
+    table.add_row("steps in batches", f"{summary.drawn_policy_lag:,.0f}", "updates older than the policy, on average")
     table.add_row("learner waited", f"{summary.learner_wait_fraction:.1%}", "of the time, for data")
     table.add_row("time", f"{summary.seconds:.1f} s", f"of at most {settings.max_seconds:g} s")
     return table

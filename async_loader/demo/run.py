@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,6 +20,8 @@ from async_loader.feeder import connect
 
 Clock = Callable[[], float]
 _LOST_S = 10.0  # without its feeder the demo has nothing to go on with
+_LOOK_S = 1.0  # how long the learner waits for a batch before it looks at the clock again
+_START_LOOKS = 120  # how often it does so before the first batch
 
 
 class Report(Protocol):
@@ -32,7 +33,7 @@ class Report(Protocol):
 def run(
     settings: Settings, report: Report, *, clock: Clock = time.perf_counter, make: Callable[[int], Any] = make_envs
 ) -> Summary:
-    """Learn CartPole-v1 until the target is reached or the time is up.
+    """Learn CartPole-v1 until the target is reached or the time is up, which is counted from the first batch.
 
     Parameters
     ----------
@@ -43,8 +44,10 @@ def run(
     ------
     Broken
         An actor died or failed, or the feeder did.
+    Timeout
+        No batch came within two minutes.
     AsyncLoaderError
-        Whatever else went wrong in the loader.
+        The loader failed.
     """
     with one_torch_thread():
         return Run(settings, clock).until_done(report, make)
@@ -82,6 +85,7 @@ class Run:
         self._settings = settings
         self._clock = clock
         self._started = clock()
+        self._began: float | None = None  # when the first batch came
         self._waited_s = self._lags = 0.0
         self._learner = Learner(NUM_ACTIONS, settings.dqn)
         self._actors: Actors
@@ -113,6 +117,8 @@ class Run:
             batches=updates,
             learner_wait_fraction=self._waited_s / seconds if seconds else 0.0,
             seconds=seconds,
+            start_seconds=(self._clock() if self._began is None else self._began) - self._started,
+            waits_for=self._waits_for(table),
             inserts_per_s=table.get("inserts_per_s", 0.0),
             samples_per_insert=table.get("samples_per_insert", 0.0),
             policy_lag=lag.get("lag", 0),
@@ -127,11 +133,29 @@ class Run:
             self._status = self._client.status(timeout_s=1.0)
         return self._status["tables"][TABLE] if self._status else {}
 
+    def _waits_for(self, table: dict[str, Any]) -> str:
+        """What keeps the learner from learning yet."""
+        if self._began is not None:
+            return ""
+        if not table:
+            return "the feeder, which compiles its kernels once on each machine (about 15 s)"
+        warmup = self._settings.warmup_steps
+        return f"the first {warmup:,} steps, {table['inserted']:,} are there" if table["inserted"] else "the actors"
+
     def _learn(self, loader: AsyncDataLoader) -> None:
+        looks = 0
         while self._seconds() < self._settings.max_seconds:
-            batch = self._next_batch(loader)
+            try:
+                batch = self._next_batch(loader)
+            except Timeout:  # time for a look at the clock
+                looks += self._began is None
+                if looks < _START_LOOKS:
+                    continue
+                raise
             if batch is None:
                 return
+            if self._began is None:
+                self._began, self._waited_s = self._clock(), 0.0
             self._learner.update(batch)
             self._lags += self._learner.updates - batch["policy_version"].double().mean().item()
             if self._learner.updates % self._settings.publish_every == 0:
@@ -140,11 +164,10 @@ class Run:
     def _next_batch(self, loader: AsyncDataLoader) -> dict[str, Tensor] | None:
         """A batch, or None when the run has ended. All that the learner waits for data, it waits here."""
         since = self._clock()
-        batch: dict[str, Tensor] | None = None
-        with contextlib.suppress(Timeout):  # as long as the run may take at all: its time is up
-            batch = next(loader, None)
-        self._waited_s += self._clock() - since
-        return batch
+        try:
+            return next(loader, None)
+        finally:
+            self._waited_s += self._clock() - since
 
     def _publish(self) -> None:
         self._client.publish(POLICY, self._learner.policy.state_dict(), version=self._learner.updates)
@@ -155,9 +178,9 @@ class Run:
     def _loader(self) -> AsyncDataLoader:
         settings = self._settings
         source = self._client.table(TABLE).source(seed=settings.seed, prefetch=2)
-        return AsyncDataLoader(
-            source, batch_size=settings.dqn.batch_size, device="cpu", timeout=max(1.0, math.ceil(settings.max_seconds))
-        )
+        timeout = min(_LOOK_S, settings.max_seconds)
+        return AsyncDataLoader(source, batch_size=settings.dqn.batch_size, device="cpu", timeout=timeout)
 
     def _seconds(self) -> float:
-        return self._clock() - self._started
+        """Of learning."""
+        return 0.0 if self._began is None else self._clock() - self._began

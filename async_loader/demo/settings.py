@@ -78,7 +78,7 @@ class Settings:
         Stop as solved when the mean return of the newest `window` finished episodes reaches this. Gymnasium calls
         CartPole-v1 solved at 475; 500 is the most there is.
     max_seconds : float
-        Stop as not solved after this long.
+        Stop as not solved this long after the first batch.
     seed : int
         Seeds network, environments, exploration and batches. Two runs with one seed are alike but not equal: several
         processes share the work, and the clock decides who is ahead.
@@ -125,7 +125,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished episode: its return, and the environment steps and seconds the run had behind it by then."""
+    """One finished episode: its return, and the environment steps and seconds of learning the run had behind it by then."""
 
     total_reward: float
     env_steps: int
@@ -140,6 +140,10 @@ class Summary:
     ----------
     learner_wait_fraction : float
         Share of `seconds` that the learner had no batch to work on.
+    seconds, start_seconds : float
+        From the first batch on, and before it.
+    waits_for : str
+        What keeps the learner from its first batch; empty afterwards.
     inserts_per_s, samples_per_insert : float
         As the feeder counts them.
     policy_lag, policy_lag_s : float
@@ -155,6 +159,8 @@ class Summary:
     batches: int
     learner_wait_fraction: float
     seconds: float
+    start_seconds: float
+    waits_for: str
     inserts_per_s: float
     samples_per_insert: float
     policy_lag: float

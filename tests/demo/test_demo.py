@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +27,7 @@ from async_loader.demo.dqn import Learner, QNetwork, double_dqn_target
 from async_loader.demo.report import LiveReport, QuietReport, summary_json, write_curve
 from async_loader.demo.run import run
 from async_loader.demo.settings import DqnSettings, Episode, Settings, Summary
-from async_loader.errors import Broken, ConfigError, MissingExtra
+from async_loader.errors import Broken, ConfigError, MissingExtra, Timeout
 from async_loader.feeder.settings import ServerSettings
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -44,6 +45,8 @@ def summary_of(*returns: float) -> Summary:
         batches=7,
         learner_wait_fraction=0.25,
         seconds=2.0,
+        start_seconds=3.0,
+        waits_for="",
         inserts_per_s=2345.0,
         samples_per_insert=63.5,
         policy_lag=10,
@@ -297,6 +300,7 @@ def test_the_json_line_has_exactly_the_promised_keys():
         "batches": 7,
         "learner_wait_fraction": 0.25,
         "seconds": 2.0,
+        "start_seconds": 3.0,
         "inserts_per_s": 2345.0,
         "samples_per_insert": 63.5,
         "policy_lag": 10,
@@ -312,9 +316,71 @@ def test_the_report_shows_return_rates_and_waiting():
         pass
     report.finish(summary_of(20.0, 30.0), "curve.png")
     for part in (
-        "25.0", "100 a second", "4 a second", "25.0%", "2,345/s", "63.5 times", "10", "15 ms", "321", "not solved", "curve.png"
+        "25.0", "200", "4 a second", "25.0%", "2,345/s", "63.5 times", "10", "15 ms", "321", "not solved after 2 s",
+        "3 s of starting", "curve.png",
     ):  # fmt: skip
         assert part in text.getvalue()
+
+
+WAITING = replace(summary_of(), waits_for="the actors", seconds=0.0)
+
+
+def test_the_report_says_what_it_waits_for_until_there_is_a_batch():
+    text = io.StringIO()
+    LiveReport(Console(file=text, width=100)).finish(WAITING)
+    assert "waits for" in text.getvalue()
+    assert "the actors" in text.getvalue()
+    LiveReport(Console(file=(later := io.StringIO()), width=100)).finish(summary_of(20.0))
+    assert "waits for" not in later.getvalue()
+
+
+@pytest.mark.parametrize("console", [{}, {"force_terminal": True, "_environ": {"TERM": "dumb"}}], ids=["pipe", "dumb terminal"])
+def test_where_a_table_cannot_be_redrawn_lines_are_printed(console):
+    text, enough = io.StringIO(), threading.Event()
+    looks = iter(range(1_000_000))
+
+    def snapshot():
+        if (look := next(looks)) == 5:
+            enough.set()
+        return WAITING if look < 3 else summary_of(20.0, 30.0)
+
+    report = LiveReport(Console(file=text, width=100, **console), every_s=0.001)
+    with report.watch(snapshot):
+        assert enough.wait(60)
+    lines = text.getvalue().splitlines()
+    assert "waits for the actors" in text.getvalue()
+    assert sum("return 25.0, 200 environment steps, 7 batches" in line for line in lines) >= 1
+
+
+def test_a_run_that_is_stopped_says_how_far_it_went():
+    text = io.StringIO()
+    report = LiveReport(Console(file=text, width=100))
+    report.stop()  # before anything began
+    assert text.getvalue() == ""
+    with pytest.raises(KeyboardInterrupt), report.watch(lambda: summary_of(20.0, 30.0)):
+        raise KeyboardInterrupt
+    report.stop()
+    assert "63.5 times" in text.getvalue()
+
+
+def test_time_is_counted_from_the_first_batch_on_and_starting_has_an_end():
+    class Empty:
+        """A loader of which no batch ever comes."""
+
+        looks = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.looks += 1
+            raise Timeout("no batch")
+
+    ticks = iter(range(1_000_000))
+    one, loader = run_module.Run(replace(EASY, max_seconds=5), lambda: float(next(ticks))), Empty()
+    with pytest.raises(Timeout):
+        one._learn(loader)
+    assert loader.looks > 5  # more seconds than it may learn
 
 
 def test_a_curve_without_a_single_episode_is_still_a_png(tmp_path):
@@ -385,6 +451,7 @@ def test_ctrl_c_at_a_terminal_ends_everybody(tmp_path):
     command = [sys.executable, "-m", "async_loader.cli", "demo", "--target", "500", "--curve", str(tmp_path / "curve.png")]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
+        assert "Starting a feeder and 2 actors" in child.stdout.readline()
         assert "learns CartPole-v1" in child.stdout.readline()
         os.killpg(child.pid, signal.SIGINT)
         _, errors = child.communicate(timeout=60)
