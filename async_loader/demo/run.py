@@ -137,10 +137,9 @@ class Run:
         """What keeps the learner from learning yet."""
         if self._began is not None:
             return ""
-        if not table:
-            return "the feeder, which compiles its kernels once on each machine (about 15 s)"
-        warmup = self._settings.warmup_steps
-        return f"the first {warmup:,} steps, {table['inserted']:,} are there" if table["inserted"] else "the actors"
+        if not table or not table["inserted"]:
+            return "the actors' first steps; kernels are compiled once on each machine (about 15 s)"
+        return f"the first {self._settings.warmup_steps:,} steps, {table['inserted']:,} are there"
 
     def _learn(self, loader: AsyncDataLoader) -> None:
         looks = 0
