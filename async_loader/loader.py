@@ -205,8 +205,9 @@ class AsyncDataLoader:
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """End everything: idempotent, from any thread, and back within ``timeout`` seconds.
 
-        Batches that were not taken are dropped. Workers get half a second to finish a job, then they are killed. Only
-        a data source that blocks for ever is left behind, in a daemon thread, with a warning that names it.
+        Batches that were not taken are dropped; those of a feeder's queue table go back to it at once. Workers get half a
+        second to finish a job, then they are killed. Only a data source that blocks for ever is left behind, in a daemon
+        thread, with a warning that names it.
         """
         limit = seconds("timeout", timeout)
         self._dropped.detach()
@@ -215,8 +216,10 @@ class AsyncDataLoader:
     def __enter__(self) -> AsyncDataLoader:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close. After an error the batch that was taken last does not count as used; see `Leasing`."""
+        self._dropped.detach()
+        self._pipeline.close(CLOSE_TIMEOUT_S, used=kind is None)
 
     def __del__(self) -> None:
         pipeline = getattr(self, "_pipeline", None)

@@ -12,7 +12,7 @@ import numpy as np
 from async_loader import tree
 from async_loader.errors import SchemaError
 
-RESERVED = ("index", "weight", "stream")
+RESERVED = ("index", "weight", "stream", "redelivered")
 
 
 def supported(dtype: np.dtype[Any]) -> bool:

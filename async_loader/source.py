@@ -87,10 +87,13 @@ class Ready:
         Of arrays or tensors, nested as it likes.
     lent : bool
         The arrays' memory stays valid and unchanged for as long as anyone holds them, so it need not be copied.
+    lease : object, optional
+        What a `Leasing` source is told about this batch by.
     """
 
     batch: Mapping[str, Any]
     lent: bool = False
+    lease: object = None
 
 
 Plan = Rows | Jobs | Samples | Ready | Literal[_End.END]
@@ -171,3 +174,30 @@ class Foresighted(Protocol):
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """A loader will plan so many batches before the first of them is used. Called once, before `plan`; may warn."""
+
+
+@runtime_checkable
+class Leasing(Protocol):
+    """A source that delivers a batch again, elsewhere perhaps, unless it was used. Its `Ready` plans carry a lease.
+
+    ::
+
+        plan ──▶ planned ──hand_out──▶ handed out ──settle──▶ used
+                    │                       │
+                    └──────── release ──────┴──▶ the source's again
+
+    Thread rule: `hand_out` and `settle` are called by the consumer's thread, within ``next``, and wait for nothing;
+    `release` by the thread that closes the loader, after the last `plan`.
+    """
+
+    def hand_out(self, lease: object) -> bool:
+        """The consumer gets this batch now. False: it is delivered elsewhere by now, and must be dropped."""
+
+    def settle(self, lease: object) -> None:
+        """The consumer has used this batch: it asked for another one, or closed the loader, after it. Twice does no harm."""
+
+    def release(self, timeout_s: float) -> None:
+        """The loader is closed: what is not settled goes back at once. Waits for ``timeout_s`` at most, and raises nothing.
+
+        The source may be planned from again, by another loader.
+        """

@@ -31,10 +31,11 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Slotted:
-    """A batch that lies in a slot. ``batch`` is the same as tensors, once they are made."""
+    """A batch that lies in a slot. ``batch`` is the same as tensors, once they are made; ``lease`` is its plan's."""
 
     place: Place
     batch: Any = None
+    lease: object = None
 
 
 @dataclass(slots=True, eq=False)
@@ -42,12 +43,13 @@ class Loose:
     """A batch that could not be laid out, or found no slot: a tree of arrays and whatever else a collate_fn returns.
 
     ``place`` is set when its arrays lie in a slot all the same, by way of out-of-band pickling. ``batch`` is the same as
-    tensors, once they are made.
+    tensors, once they are made; ``lease`` is its plan's.
     """
 
     tree: Any
     place: Place | None = None
     batch: Any = None
+    lease: object = None
 
 
 @dataclass(slots=True, eq=False)

@@ -7,14 +7,14 @@ import threading
 import time
 import warnings
 import weakref
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Failure, Loose, Nudge, Slotted
 from async_loader.pipeline.delivery import Delivery
 from async_loader.pipeline.tickets import Tickets
-from async_loader.source import END, Source
+from async_loader.source import END, Leasing, Source
 from async_loader.stats import Meter
 
 OnError = Literal["raise", "skip", "fatal"]
@@ -22,6 +22,9 @@ OnError = Literal["raise", "skip", "fatal"]
 _WARN_AFTER_S = 10.0
 _MAX_SKIPS = 100
 """Failures in a row that ``on_error="skip"`` passes over; more than that is not an odd sample but a broken source."""
+
+_DROPPED = object()
+"""In place of a batch that is not this consumer's any more."""
 
 own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads of loaders, which never add data to a source."""
@@ -79,6 +82,7 @@ class Iterator:
         self._on_error = on_error
         self._timeout_s = timeout_s
         self._warned = False
+        self._last: object = None  # the lease of the batch that was handed out last, until that is used
         self._pid = os.getpid()
 
     def next(self) -> Any:
@@ -96,29 +100,50 @@ class Iterator:
         meter.wait()
         try:
             # As a rule a batch is ready, and nothing else need be looked at; caches are cold here, so every call counts.
+            if self._last is not None:
+                self.settle()
             item = self._queue.pop()
             if item is None or os.getpid() != self._pid:
                 return self._next(Deadline(self._timeout_s))
-            return self._finish(item)
+            batch = self._finish(item)
+            return self._next(Deadline(self._timeout_s)) if batch is _DROPPED else batch
         finally:
             meter.work()
+
+    def settle(self) -> None:
+        """The batch that was handed out last is used, where its source wants to know that. Twice does no harm."""
+        if self._last is not None:
+            cast(Leasing, self._source).settle(self._last)
+            self._last = None
 
     def _finish(self, item: Any) -> Any:
         self.meter.batches += 1
         try:
-            if isinstance(item, Slotted | Loose):
-                return self._delivery.hand_out(item)
-            return self._overseer.receive(item)
+            host = isinstance(item, Slotted | Loose)
+            batch = self._delivery.hand_out(item) if host else self._overseer.receive(item)
+            return batch if item.lease is None else self._claimed(item.lease, batch)
         finally:
             self._tickets.give()  # also when Ctrl-C ends the delivery: a lost ticket is a batch less ahead, for good
 
+    def _claimed(self, lease: object, batch: Any) -> Any:
+        """The batch, unless its source delivers it elsewhere by now. Last of all: what Ctrl-C ends before goes back unseen."""
+        if not cast(Leasing, self._source).hand_out(lease):
+            return _DROPPED
+        self._last = lease
+        return batch
+
     def _next(self, deadline: Deadline) -> Any:
-        for _ in range(_MAX_SKIPS):
+        failed = 0
+        while failed < _MAX_SKIPS:
             item = self._wait(deadline)
             if item is END:
                 raise StopIteration
             if not isinstance(item, Failure):
-                return self._finish(item)
+                batch = self._finish(item)
+                if batch is _DROPPED:
+                    continue
+                return batch
+            failed += 1
             self._tickets.give()
             if self._on_error != "skip":
                 break

@@ -26,7 +26,7 @@ from async_loader.pipeline.producer import Producer, Workshop
 from async_loader.pipeline.tickets import Tickets
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.worker import Orders
-from async_loader.source import Source
+from async_loader.source import Leasing, Source
 from async_loader.stats import LoaderStats, StageStats, bottleneck
 
 if TYPE_CHECKING:
@@ -188,8 +188,11 @@ class Pipeline:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def close(self, timeout_s: float) -> bool:
-        """See NOTE [close order]. Any thread, any number of times; whether everything has ended."""
+    def close(self, timeout_s: float, used: bool = True) -> bool:
+        """See NOTE [close order]. Any thread, any number of times; whether everything has ended.
+
+        ``used``: the consumer is done with the batch that it took last.
+        """
         if os.getpid() != self.pid:
             return True
         with self._closers_lock:
@@ -204,6 +207,8 @@ class Pipeline:
             self.end.set()
             self._close_queues()
             late = self._join(deadline)
+            if not late:
+                self._release_leases(deadline, used)
         except KeyboardInterrupt:
             self.end.set()
             self._close_queues()
@@ -223,6 +228,14 @@ class Pipeline:
                 self._released = True
                 self._release()
         return not late
+
+    def _release_leases(self, deadline: Deadline, used: bool) -> None:
+        """What was planned and not used is the source's again."""
+        if not isinstance(self._source, Leasing):
+            return
+        if used:
+            self.iterator.settle()
+        self._source.release(deadline.left() or 0.0)
 
     def abandon(self) -> None:
         """The loader was dropped: tell everyone to end, wait for nobody. Runs in any thread, so it takes no lock."""

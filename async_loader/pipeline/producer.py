@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from async_loader.errors import AsyncLoaderError, Broken, Closed
 from async_loader.lifecycle import EndFlag, Patience, join
 from async_loader.pipeline.assembly import Assembly
-from async_loader.pipeline.batch import Failure
+from async_loader.pipeline.batch import Failure, Loose, Slotted
 from async_loader.pipeline.crew import Crew
 from async_loader.pipeline.failures import guarded
 from async_loader.pipeline.main_worker import MainWorker
 from async_loader.pipeline.tickets import Tickets
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.source import END, Jobs, Plan, Reader, Rows, Source
+from async_loader.source import END, Jobs, Plan, Reader, Ready, Rows, Source
 from async_loader.stats import Meter
 
 
@@ -118,7 +118,10 @@ class Producer:
             return
         self.work_meter.work()
         try:
-            self._ready.put(seq, shop.main.do(seq, plan, self._reader))
+            outcome = shop.main.do(seq, plan, self._reader)
+            if isinstance(plan, Ready) and isinstance(outcome, Slotted | Loose):
+                outcome.lease = plan.lease
+            self._ready.put(seq, outcome)
             self.work_meter.batches += 1
         finally:
             self.work_meter.wait()

@@ -59,11 +59,14 @@ class Arrival:
         The device memory behind them.
     event : Any
         Recorded behind the copy.
+    lease : object
+        Of the batch's plan.
     """
 
     tree: Any
     blocks: tuple[Any, ...]
     event: Any
+    lease: object = None
 
 
 @dataclass(slots=True, eq=False)
@@ -190,7 +193,7 @@ class Streamer:
         except Exception as error:  # of this batch alone, as far as anyone can tell
             self._hold(item)  # a part of it may have been enqueued
             return Failure(error)
-        return Arrival(tree_, blocks, self._hold(item))
+        return Arrival(tree_, blocks, self._hold(item), item.lease)
 
     def _copy(self, item: Slotted | Loose) -> tuple[Any, tuple[Any, ...]]:
         """Enqueue the copies of one batch: what the consumer will get, and the blocks behind it."""

@@ -47,12 +47,15 @@ class Incoming:
         NaN: none given.
     columns : list of arrays [rows, *shape]
         One per field of the schema; may be strided from row to row.
+    seen : bool
+        Whether a learner may have had them already, from a server that is no more.
     """
 
     streams: Ids
     flags: Ids
     priorities: npt.NDArray[np.float64]
     columns: list[npt.NDArray[Any]]
+    seen: bool = False
 
     def __len__(self) -> int:
         return len(self.streams)
@@ -70,6 +73,8 @@ class ServedTable:
     def __init__(self, buffer: ReplayBuffer) -> None:
         self.buffer = buffer
         self._owner, self._in, self._out = buffer._owner, buffer._in, buffer._out
+        self._seen: set[int] = set()  # ids of rows that a learner may have had from an earlier server
+        self._noting = False
 
     def __len__(self) -> int:
         """Items that can be drawn."""
@@ -91,7 +96,7 @@ class ServedTable:
     @property
     def leased(self) -> bool:
         """Whether every item goes out once: then what a learner took and did not use has to come back."""
-        return self._owner.max_times_sampled == 1 and type(self._owner.sampler) is Fifo
+        return self._owner.max_times_sampled == 1
 
     def start(self, schema: Schema) -> None:
         """The first writer says what a step is. Raises SchemaError, ConfigError and OutOfMemory as a ReplayBuffer does."""
@@ -121,6 +126,7 @@ class ServedTable:
         count = len(steps)
         with self._owner.lock:
             self._owner.own()
+            self._noting = steps.seen and self.leased
             while start < count:
                 stop = self._insert_some(steps, start)
                 if stop == start:
@@ -184,7 +190,10 @@ class ServedTable:
         source, final = _from_row(source, part.start), _from_row(final, part.start)
         count = part.stop - part.start
         given = given[part] if len(given) else given
-        self._owner.table.write(source, final, count, streams[part], flags[part], given, np.empty(count, np.int64))
+        ids = np.empty(count, np.int64)
+        self._owner.table.write(source, final, count, streams[part], flags[part], given, ids)
+        if self._noting:
+            self._note_seen(ids)
 
     def _from(self, steps: Incoming, start: int) -> Ids:
         """What kernels take: where each field lies in the table, and where in the message."""
@@ -213,6 +222,22 @@ class ServedTable:
     def prioritize(self, ids: Ids, priorities: npt.NDArray[np.float64]) -> Applied:
         """As `ReplayBuffer.update_priorities`."""
         return self._in.prioritize(ids_of(ids), floats_of(priorities, "priority"))  # those of a message cannot be written to
+
+    def _note_seen(self, ids: Ids) -> None:
+        """Remember them until they are drawn; of rows that were overwritten instead the ids are forgotten at some time."""
+        self._seen.update(ids.tolist())
+        most = 2 * (self._owner.capacity or len(ids))
+        if len(self._seen) > most:
+            least = int(ids.max()) - most
+            self._seen = {one for one in self._seen if one > least}
+
+    def take_seen(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these rows, which were drawn just now for good, a learner may have had before."""
+        if not self._seen:
+            return np.zeros(len(ids), np.bool_)
+        found = np.array([one in self._seen for one in ids.tolist()], np.bool_)
+        self._seen.difference_update(ids.tolist())
+        return found
 
     # -- out -------------------------------------------------------------------------------------------------------------
 
@@ -289,6 +314,11 @@ class Drawing:
     def schema(self) -> Schema:
         """Of a batch's rows, with ``index``, and ``weight`` where the sampler has weights."""
         return self._recipe.schema
+
+    @property
+    def index_place(self) -> int:
+        """Which of the fields of `schema` is ``index``."""
+        return [field.name for field in self.schema.fields].index("index")
 
     def why_not(self, count: int) -> str | None:
         """Why so many cannot be drawn now, in numbers. Raises ConfigError if they never can be."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.schema import Field, Schema
+from async_loader.schema import RESERVED, Field, Schema
 
 STEP, AFTER, LAST = 0, 1, 2
 """Anchors: the drawn step, the observation after the last step of the return, the last step of the return."""
@@ -179,7 +179,7 @@ def _output(i: int, stored: Field, view: Transitions | None) -> Output:
 def _followers(stored: Schema, structure: tree.Structure, name: str) -> tuple[tree.Structure, list[Output]]:
     """The structure with ``name`` added, and the outputs that it holds."""
     assert structure is not None
-    if structure.kind is not dict or name in structure.keys or name in ("discount", "index", "weight", "stream"):
+    if structure.kind is not dict or name in structure.keys or name in ("discount", *RESERVED):
         raise ConfigError(f"next={name!r}: steps are dicts, and this name is taken in ({stored}), choose another")
     tops = {f.name.split(".")[0] for f in stored.fields if f.next == name}
     if len(tops) > 1:

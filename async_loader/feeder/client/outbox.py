@@ -36,6 +36,8 @@ class Entry:
         How often it was, or may have been.
     finals : int
         Rows that are no steps, but what was observed after one.
+    elsewhere : bool
+        A server that is no more may have had it, and may have handed its rows out.
     """
 
     payload: Any
@@ -44,6 +46,7 @@ class Entry:
     cut: bool = False
     sent: int = 0
     finals: int = 0
+    elsewhere: bool = False
 
     @property
     def steps(self) -> int:
@@ -205,6 +208,9 @@ class Outbox:
             self.acked(applied)
             self._rewind(0)
             return 0
+        if not resumed:
+            for entry in self._entries:
+                entry.elsewhere = entry.elsewhere or entry.sent > 0
         lost = self._missing(self.base - applied) if resumed else self._acked_steps
         self.base, self._high = applied, 0
         self._acked_steps = self._acked_steps - lost if resumed else 0

@@ -11,6 +11,7 @@ import enum
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,7 @@ from async_loader.feeder.client.waiting import News
 from async_loader.feeder.shared import Offering
 from async_loader.feeder.wire import (
     MOST_AHEAD,
+    REDELIVERED,
     Batch,
     BatchForm,
     CloseReader,
@@ -51,7 +53,6 @@ LATER_S, LATER_MOST_S = 0.05, 1.0
 """Until OPEN_READER is sent again, when the server says that it may work later: a table without a schema."""
 REMIND_S = 5.0
 """After which a PULL that nothing came for is sent again: its connection may have been another. Grants are absolute."""
-REDELIVERED = 0x02
 AHEAD_BYTES, AHEAD_LEAST, AHEAD_MOST, AHEAD_WEIGHTED = 4 << 20, 4, 32, 8
 """Batches that may be ahead when nobody said how many: enough that small ones travel many at a time. Fewer where each has
 weights: they are those of the moment at which it was drawn, and so are the priorities that it was drawn by."""
@@ -73,14 +74,21 @@ class Phase(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
+class Lease:
+    """On a batch of a queue: its ``number`` within an ``opening`` of a line, and from which ``server`` it came."""
+
+    line: ReaderLine
+    number: int
+    opening: int
+    server: int
+
+
+@dataclass(slots=True, eq=False)
 class Came:
-    """One batch, as it came or where it lies. ``lease`` is for `ReaderLine.give_back`, ``opening`` says where it counts,
-    ``server`` whose ids it has; see `Connection.servers`.
-    """
+    """One batch, as it came or where it lies; ``server`` says whose ids it has, see `Connection.servers`."""
 
     body: Arrived | Filled
-    lease: int | None
-    opening: int
+    lease: Lease | None
     server: int
 
 
@@ -102,6 +110,8 @@ class ReaderLine:
     ----------
     transport : "shm" | "tcp" | None
         What this opening uses.
+    dropped : tuple of lists of Lease | None
+        What to close it with, when its source is gone: see `close`.
     """
 
     def __init__(
@@ -133,7 +143,9 @@ class ReaderLine:
         self._later_s = LATER_S
         self._came = self._granted = self._told = 0
         self._remind_at: float | None = None
-        self._returns: list[int] = []
+        self.dropped: tuple[list[Lease], list[Lease]] | None = None
+        self._settled: deque[Lease] = deque()
+        self._parting = CloseReader()
 
     # -- under the lock, any thread ------------------------------------------------------------------------------------------
 
@@ -172,20 +184,33 @@ class ReaderLine:
             self._granted += 1
         return self.inbox.popleft()
 
+    def holds(self, lease: Lease) -> bool:
+        """Whether its batch is delivered here: not, if the feeder has it again. What an earlier feeder gave is in no other."""
+        return lease.opening == self._opening or lease.server != self._server or self._ended_after is not None
+
+    def settle(self, lease: Lease) -> None:
+        """Its batch was used. No lock: it is called within ``next(loader)``, where a signal handler may close everything."""
+        self._settled.append(lease)
+
+    @property
+    def owes(self) -> bool:
+        """Whether the feeder is still to be told of batches that were used."""
+        return bool(self._settled)
+
     def ask(self) -> None:
         """Somebody waits for a batch. Of these, one is asked for where none are ahead."""
         if not self.prefetch and self.phase is Phase.READY and self._granted == self._came:
             self._granted += 1
 
-    def give_back(self, came: Came) -> None:
-        """Done with it, as its lease goes."""
-        if came.lease is not None and came.opening == self._opening:
-            self._returns.append(came.lease)
-
-    def close(self) -> None:
-        """CLOSE_READER."""
+    def close(self, seen: Iterable[Lease] = (), unseen: Iterable[Lease] = ()) -> None:
+        """CLOSE_READER. These leases, which were taken, and those in the inbox go back; all others were used."""
         if self.phase in (Phase.CLOSED, Phase.FAILED):
             return
+        waiting = (came.lease for came in self.inbox if came.lease is not None)
+        back = [[one.number for one in some if one.opening == self._opening] for some in (seen, (*unseen, *waiting))]
+        self._parting = CloseReader(self._came, len(back[0]), np.array([*back[0], *back[1]], np.uint64))
+        self._opening += 1  # of none of them a batch is delivered here any more
+        self._settled.clear()
         self.inbox.clear()
         self._ask_at = None
         over = self.phase is Phase.WANTED or self._ended_after is not None
@@ -202,9 +227,6 @@ class ReaderLine:
                 self.phase = Phase.CLOSED
             elif self.phase in _OPEN:
                 self.phase = Phase.WANTED
-            if self.leased:
-                self.inbox.clear()
-            self._returns.clear()
             if self._ended_after is not None:  # what the end was after has come, or comes no more
                 self._ended_after = self._came
             self._ask_at = self._remind_at = None
@@ -212,6 +234,10 @@ class ReaderLine:
 
     def step(self, now: float, port: Connection) -> float | None:
         """See `Line`."""
+        if self.dropped is not None:
+            with self.lock:
+                self.close(*self.dropped)
+                self.dropped = None
         if self.phase is Phase.CLOSED:
             self._forget_memory()
             port.forget(self)
@@ -236,9 +262,11 @@ class ReaderLine:
         return due
 
     def _say(self, now: float, port: Connection) -> None:
-        if self._returns:
-            leases, self._returns = np.array(self._returns, np.uint64), []
-            port.send(Plane.PULL, Return(leases), self.number, port.sequence())
+        if self._settled:
+            leases = [self._settled.popleft() for _ in range(len(self._settled))]
+            numbers = np.array([one.number for one in leases if one.opening == self._opening], np.uint64)
+            if len(numbers):
+                port.send(Plane.PULL, Return(numbers), self.number, port.sequence())
         if self.due or (self._remind_at is not None and now >= self._remind_at):
             slots = [] if self._slots is None else self._slots.give()
             self._told, self._remind_at = self._granted, now + REMIND_S
@@ -249,13 +277,15 @@ class ReaderLine:
             return
         over = self._ended_after is not None
         if self.phase is Phase.CLOSING:
-            body: OpenReader | CloseReader = CloseReader()
+            body: OpenReader | CloseReader = self._parting
         elif self.phase in (Phase.WANTED, Phase.OPENING) and not over:
             self._forget_memory()
             body = self._opener(port)
             if self.failure is not None:
                 return
             self.phase, self._server = Phase.OPENING, port.servers
+            self._opening += 1
+            self.inbox = deque(came for came in self.inbox if came.lease is None or self.holds(came.lease))
         else:
             self._ask_at = None
             return
@@ -361,7 +391,6 @@ class ReaderLine:
     def _opened(self, body: Reader) -> None:
         self.schema, self.leased = schema_of(body.schema), body.leased
         self._unpacking = Unpacking(BatchForm.of(self.schema, self.wanted.batch_size))
-        self._opening += 1
         batch_bytes = self._unpacking.form.nbytes
         wished = ahead_of(self.schema, batch_bytes, self._planned) if self._prefetch is None else self._prefetch
         self.prefetch = min(wished, MOST_AHEAD if body.transport == "shm" else self._limits.ahead(batch_bytes))
@@ -413,8 +442,8 @@ class ReaderLine:
         self._came = number + 1
         self.batches += 1
         self.redelivered += bool(flags & REDELIVERED)
-        lease = number if self.leased else None
-        self.inbox.append(Came(body, lease, self._opening, self._server))
+        lease = Lease(self, number, self._opening, self._server) if self.leased else None
+        self.inbox.append(Came(body, lease, self._server))
 
     def _refused(self, message: Message, error: Error, now: float) -> None:
         if error.code == ErrorCode.UNKNOWN_READER:

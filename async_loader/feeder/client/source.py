@@ -17,7 +17,7 @@ from async_loader import tree
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
-from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Phase, ReaderLine, Transport
+from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Lease, Phase, ReaderLine, Transport
 from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.feeder.wire import OpenReader, Priorities, View
 from async_loader.lifecycle import Bell, Deadline, Patience
@@ -26,6 +26,8 @@ from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
 from async_loader.source import END, Applied, Plan, Ready
 
+_GOODBYE_S = 1.0
+"""For the feeder to say that it has what goes back: a loader's close waits no longer."""
 _SERVER_BITS = 48
 """Above the bits of an id is which server gave it; see `Connection.servers`. The ids of the first are as it gave them."""
 IN_A_HURRY_S = 0.01
@@ -41,6 +43,9 @@ class RemoteSource:
 
     When the connection is lost, the reader is opened again with the next session: batches of a replay table that were
     on their way are drawn anew, those of a queue are delivered again.
+
+    Of a queue, each batch is leased until the consumer has used it; see `Leasing`. What is leased when the source is closed
+    goes back, but for the batches that were handed out.
 
     Parameters
     ----------
@@ -64,7 +69,9 @@ class RemoteSource:
         self._prefetch, self._transport, self._planned = prefetch, transport, 0
         self._line: ReaderLine | None = None
         self._lock = threading.Lock()
-        self._held: Came | None = None
+        self._planned_leases: dict[Lease, None] = {}
+        self._handed_out: dict[Lease, None] = {}
+        self._over = False
         self._asked_at = -math.inf
         self._shown: Schema | None = None
         self._names: tuple[str, ...] | None = None
@@ -111,10 +118,9 @@ class RemoteSource:
     def _attempt(self, line: ReaderLine) -> Plan | None:
         """The next batch, or the end, or what went wrong; ``None``: not yet."""
         with line.lock:
-            if self._held is not None:
-                line.give_back(self._held)
-                self._held = None
             came = line.next()
+            if came is not None and came.lease is not None:
+                self._planned_leases[came.lease] = None
             over = came is None and line.ended
             if came is None and not over:
                 if self._closed:
@@ -124,7 +130,7 @@ class RemoteSource:
                 if line.failure is not None:
                     raise line.failure()
                 line.ask()
-        if line.due or line.leased:  # to ask for more, to give back the last
+        if line.due or line.owes:
             now = time.monotonic()
             if came is not None and line.due and now - self._asked_at < IN_A_HURRY_S:
                 self._connection.hand_over()
@@ -132,8 +138,67 @@ class RemoteSource:
                 self._connection.wake()
             self._asked_at = now
         if over:
+            self._over = True
+            if line.owes:
+                self._connection.wake()
             return END
         return None if came is None else self._ready(line, came)
+
+    # -- leases, see `Leasing` -------------------------------------------------------------------------------------------
+
+    def hand_out(self, lease: object) -> bool:
+        """Whether the batch is still this learner's. It counts as handed out from here on."""
+        assert isinstance(lease, Lease)
+        if not lease.line.holds(lease):
+            self._planned_leases.pop(lease, None)
+            return False
+        self._handed_out[lease] = None  # first: in both it counts as handed out
+        if lease not in self._planned_leases:  # it was given back
+            del self._handed_out[lease]
+            return False
+        del self._planned_leases[lease]
+        return True
+
+    def settle(self, lease: object) -> None:
+        """The batch was used, which the feeder is told with the next PULL; at once, if nothing is planned meanwhile."""
+        assert isinstance(lease, Lease)
+        if lease not in self._handed_out:
+            return
+        del self._handed_out[lease]  # from here on it is used, whatever is said of it
+        line = lease.line
+        line.settle(lease)
+        if line.bell is not None or self._over:
+            self._connection.wake()
+
+    def release(self, timeout_s: float) -> None:
+        """Give back what was not settled, at once; the source may be planned from again, with any batch size.
+
+        Of a table that leases no batches, it goes on where it is.
+        """
+        line = self._line
+        if line is None or not line.leased or self._closed:
+            return
+        self._line, self._over = None, False
+        patience_s = min(timeout_s, _GOODBYE_S) if self._connection.is_open else 0.0  # without a session it is the feeder's
+        with contextlib.suppress(AsyncLoaderError):
+            self._close(line, used=False, timeout_s=patience_s)
+
+    def _close(self, line: ReaderLine, used: bool, timeout_s: float) -> None:
+        """Close a reader; what was planned goes back, and what was handed out unless it was ``used``. Waits for the answer."""
+        self._connection.check()
+        with line.lock:
+            if used:
+                for lease in self._handed_out.keys() - self._planned_leases.keys():
+                    del self._handed_out[lease]
+            line.close(*_taken(self._planned_leases, self._handed_out))
+            if line.bell is not None:
+                line.bell.ring()
+        self._connection.wake()
+        over = (Phase.CLOSED, Phase.FAILED)
+        line.news.until(lambda: line.phase in over, Deadline(timeout_s), lambda: self._connection.no_answer("CLOSE_READER"))
+        self._connection.forget(line)
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
 
     def reader(self) -> None:
         """No rows are planned."""
@@ -157,7 +222,7 @@ class RemoteSource:
         return None
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Give everything back. Twice does no harm. Raises Timeout if the feeder does not answer."""
+        """Give back what was not handed out. Twice does no harm. Raises Timeout if the feeder does not answer."""
         self._closed = True
         line = self._line
         if line is None:
@@ -165,18 +230,7 @@ class RemoteSource:
         if line.phase is Phase.CLOSED or line.failure is not None:
             line.inbox.clear()
             return
-        self._connection.check()
-        with line.lock:
-            if self._held is not None and line.ended:
-                line.give_back(self._held)
-            line.close()
-            if line.bell is not None:
-                line.bell.ring()
-        self._connection.wake()
-        over = (Phase.CLOSED, Phase.FAILED)
-        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
-        line.news.until(lambda: line.phase in over, deadline, lambda: self._connection.no_answer("CLOSE_READER"))
-        self._connection.forget(line)
+        self._close(line, used=True, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
 
     def _reader_line(self, batch_size: int) -> ReaderLine:
         self._connection.check()
@@ -192,7 +246,8 @@ class RemoteSource:
                 line = self._connection.add(
                     lambda number: ReaderLine(number, wanted, self._prefetch, self._transport, self._planned)
                 )
-                weakref.finalize(self, _let_go, self._connection, line).atexit = False
+                leases = (self._planned_leases, self._handed_out)
+                weakref.finalize(self, _let_go, self._connection, line, leases).atexit = False
                 self._line = line
                 self.on_open(line)
             line = self._line
@@ -201,7 +256,6 @@ class RemoteSource:
         return line
 
     def _ready(self, line: ReaderLine, came: Came) -> Ready:
-        self._held = came if came.lease is not None else None
         columns, schema = came.body.arrays(), line.schema
         assert schema is not None
         if came.server:
@@ -210,9 +264,9 @@ class RemoteSource:
         if schema is not self._shown:
             self._shown, self._names = schema, _names_of(schema)
         if self._names is not None:
-            return Ready(dict(zip(self._names, columns, strict=True)), lent=True)
+            return Ready(dict(zip(self._names, columns, strict=True)), lent=True, lease=came.lease)
         batch: Any = schema.rebuild(columns)
-        return Ready(batch, lent=True)
+        return Ready(batch, lent=True, lease=came.lease)
 
 
 def _names_of(schema: Schema) -> tuple[str, ...] | None:
@@ -223,12 +277,19 @@ def _names_of(schema: Schema) -> tuple[str, ...] | None:
     return None
 
 
-def _let_go(connection: Connection, line: ReaderLine) -> None:
+def _let_go(connection: Connection, line: ReaderLine, leases: tuple[dict[Lease, None], dict[Lease, None]]) -> None:
     """A source was dropped. May run anywhere, so it takes no lock: the IO thread closes it in its next round."""
-    if line.phase not in (Phase.CLOSED, Phase.FAILED):
-        line.phase = Phase.CLOSING
-    line.inbox.clear()
+    line.dropped = _taken(*leases)
     connection.wake()
+
+
+def _taken(planned: dict[Lease, None], handed_out: dict[Lease, None]) -> tuple[list[Lease], list[Lease]]:
+    """Those that user code may have seen, and those that it has not. None of them is taken any more."""
+    seen = list(handed_out)
+    unseen = [one for one in list(planned) if one not in handed_out]
+    planned.clear()
+    handed_out.clear()
+    return seen, unseen
 
 
 def view_of(view: Transitions | View | None) -> View | None:

@@ -20,6 +20,7 @@ from async_loader.feeder.client.steps import Packer, Part, Payload, Rows
 from async_loader.feeder.client.waiting import News
 from async_loader.feeder.wire import (
     ACK_NOW,
+    SENT_BEFORE,
     Ack,
     CloseWriter,
     Error,
@@ -279,7 +280,7 @@ class WriterLine:
             assert self.packer is not None
             sequence, entry = found
             last = self._hurry and self.outbox.unsent == 1
-            flags = ACK_NOW if last else 0
+            flags = (ACK_NOW if last else 0) | (SENT_BEFORE if entry.elsewhere else 0)
             try:
                 if not port.send_insert(entry.payload.insert, self.number, sequence, self.packer.layout.schema_id, flags):
                     return False
@@ -299,7 +300,8 @@ class WriterLine:
             found = self.outbox.probe()
             assert found is not None
             assert self.packer is not None
-            port.send_insert(found[1].payload.insert, self.number, found[0], self.packer.layout.schema_id, ACK_NOW)
+            flags = ACK_NOW | (SENT_BEFORE if found[1].elsewhere else 0)
+            port.send_insert(found[1].payload.insert, self.number, found[0], self.packer.layout.schema_id, flags)
             self._probe_s = min(2 * self._probe_s, PROBE_MOST_S)
             self._probe_at = now + self._probe_s
 

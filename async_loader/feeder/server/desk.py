@@ -16,6 +16,7 @@ from async_loader.feeder.wire import (
     NEWEST,
     OLDEST,
     Ack,
+    CloseReader,
     CloseWriter,
     Done,
     Error,
@@ -201,7 +202,7 @@ class Desk:
         shared = wanted.transport == "shm" and self._hall.memory is not None
         reader = session.readers[message.number] = outlet.open(session.number, message.number, wanted, message.sequence, shared)
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
-        reply = Reader(schema=spec_of(reader.drawing.schema), leased=outlet.table.leased, transport=transport)
+        reply = Reader(schema=spec_of(reader.schema), leased=outlet.table.leased, transport=transport)
         return message.reply(reply, schema=reader.form.schema_id)
 
     def _end_reader(self, session: Session, number: int) -> None:
@@ -211,6 +212,11 @@ class Desk:
             reader.outlet.close(reader)
 
     def _close_reader(self, session: Session, message: Message) -> Message:
+        body, reader = message.body, session.readers.get(message.number)
+        assert isinstance(body, CloseReader)
+        if reader is not None:
+            leases = body.unused.tolist()
+            reader.outlet.settle(reader, body.arrived, set(leases[: body.seen]), set(leases[body.seen :]))
         self._end_reader(session, message.number)
         return message.reply(Done())
 

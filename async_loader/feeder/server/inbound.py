@@ -8,7 +8,7 @@ from async_loader.feeder.server.intake import Receipt, WriterState
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.wire import ACK_NOW, Ack, ErrorCode, Gap, Insert, Message, Type
+from async_loader.feeder.wire import ACK_NOW, SENT_BEFORE, Ack, ErrorCode, Gap, Insert, Message, Type
 
 
 class Inbound:
@@ -36,7 +36,8 @@ class Inbound:
             raise Malformed(f"session has no writer {message.number}: open it (again)", ErrorCode.UNKNOWN_WRITER)
         self._check_room(session, writer, body)
         writer.heard = session.heard
-        receipt = writer.intake.receive(writer, message.sequence, body, message.schema)
+        seen = bool(message.flags & SENT_BEFORE)
+        receipt = writer.intake.receive(writer, message.sequence, body, message.schema, seen)
         if receipt is Receipt.GAP:
             self._unsaid[writer] = True
         elif receipt is Receipt.AGAIN or message.flags & ACK_NOW:

@@ -225,8 +225,8 @@ class Intake:
 
     # -- what they write -------------------------------------------------------------------------------------------------
 
-    def receive(self, writer: WriterState, sequence: int, body: Insert, schema: int) -> Receipt:
-        """Take an insert.
+    def receive(self, writer: WriterState, sequence: int, body: Insert, schema: int, seen: bool = False) -> Receipt:
+        """Take an insert. ``seen``: an earlier server may have handed its rows out.
 
         Raises
         ------
@@ -248,7 +248,7 @@ class Intake:
         ):
             text = f"{producer.queued_rows} rows ({producer.queued_bytes} bytes) of this writer wait to be inserted"
             raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
-        steps = self._read(producer, body, schema)
+        steps = self._read(producer, body, schema, seen)
         if self._made_by is None:
             assert self.table.schema is not None
             self._made_by = MadeBy(self.table.schema)
@@ -261,7 +261,7 @@ class Intake:
             self._blocked.append(producer)
         return Receipt.NEW
 
-    def _read(self, producer: Producer, body: Insert, schema: int) -> Incoming:
+    def _read(self, producer: Producer, body: Insert, schema: int, seen: bool) -> Incoming:
         """Its steps, if they are as they should be."""
         if self.table.closed:
             raise Malformed(f"table {self.name!r} was closed: nothing is added to it any more", ErrorCode.UNSUPPORTED)
@@ -272,7 +272,7 @@ class Intake:
             self.table.check(Incoming(rows.streams.astype(np.int64), flags, priorities, rows.columns))
         except (SchemaError, ConfigError) as error:
             raise Malformed(str(error)) from None
-        return Incoming(self._streams(producer, rows.streams), flags, priorities, rows.columns)
+        return Incoming(self._streams(producer, rows.streams), flags, priorities, rows.columns, seen)
 
     def _streams(self, producer: Producer, said: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """The table's streams for those that a producer numbers by itself."""

@@ -13,6 +13,7 @@ from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.trays import Tray
 from async_loader.feeder.wire import (
+    REDELIVERED,
     Applied,
     Batch,
     End,
@@ -26,8 +27,6 @@ from async_loader.feeder.wire import (
     Type,
 )  # fmt: skip
 
-REDELIVERED = 0x02
-"""BATCH: rows of it were sent before, to a learner that did not give them back."""
 _BATCHES = 64  # of one table in one round
 _BYTES = 16 << 20
 _TOLD_BYTES = 1 << 20

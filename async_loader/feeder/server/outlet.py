@@ -8,8 +8,10 @@ behind may pass with what they take from nobody: rows that came back, of a view 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Malformed
 from async_loader.feeder.server.parcels import Parcel, Returned
@@ -18,6 +20,7 @@ from async_loader.feeder.shared import Shelf
 from async_loader.feeder.wire import MOST_AHEAD, BatchForm, ErrorCode, Limits, OpenReader
 from async_loader.replay.served import Drawing, ServedTable
 from async_loader.replay.views import Transitions
+from async_loader.schema import Schema
 
 MOST_STEPS, MOST_VIEWS = 1024, 64
 """Of an n-step return: no step is an item before so many have followed. Views of a table are kept as long as it is."""
@@ -40,6 +43,8 @@ class ReaderState:
         By the number of the batch: what it has not given back.
     opening : int
         The sequence of its OPEN_READER: what PULLs before it say of batches is of an earlier opening.
+    index_place : int
+        Which array of a batch is ``index``.
     tray : Tray | None
         What its batches are sent from; ``None``: they go into memory of its own, ``shelf``, as soon as it has offered that.
     """
@@ -53,6 +58,7 @@ class ReaderState:
     ahead: int
     opening: int
     tray: Tray | None
+    index_place: int = 0
     granted: int = 0
     sent: int = 0
     hungry_since: float | None = None
@@ -64,6 +70,11 @@ class ReaderState:
     def batch_size(self) -> int:
         """Rows."""
         return self.form.batch_size
+
+    @property
+    def schema(self) -> Schema:
+        """Of a batch's rows; see `schema_of_batches`."""
+        return schema_of_batches(self.outlet.table, self.drawing)
 
     @property
     def shared(self) -> bool:
@@ -115,6 +126,11 @@ class ReaderState:
 Send = Callable[[ReaderState, Parcel], bool]
 
 
+def schema_of_batches(table: ServedTable, drawing: Drawing) -> Schema:
+    """What a reader gets: rows of a table that leases its batches say whether a learner may have had them before."""
+    return drawing.schema.with_field("redelivered", np.bool_) if table.leased else drawing.schema
+
+
 class Outlet:
     """The batches of one table.
 
@@ -155,7 +171,7 @@ class Outlet:
         except ConfigError as error:
             raise Malformed(str(error), ErrorCode.UNSUPPORTED) from None
         try:
-            form = BatchForm.of(drawing.schema, wanted.batch_size)
+            form = BatchForm.of(schema_of_batches(self.table, drawing), wanted.batch_size)
             if not shared:
                 self._check(form)
             drawing.why_not(wanted.batch_size)
@@ -168,7 +184,8 @@ class Outlet:
         self._views.add(view)
         ahead = MOST_AHEAD if shared else self._limits.ahead(form.nbytes)
         tray = None if shared else tray_for(form, wanted.together, ahead, self._limits.message_bytes)
-        reader = ReaderState(session, number, self, drawing, form, wanted.timeout_s, ahead, opening, tray)
+        place = drawing.index_place
+        reader = ReaderState(session, number, self, drawing, form, wanted.timeout_s, ahead, opening, tray, place)
         self._readers.add(reader)
         return reader
 
@@ -195,6 +212,18 @@ class Outlet:
             reader.hungry_since = now
             self._line.append(reader)
 
+    def settle(self, reader: ReaderState, arrived: int, seen: Collection[int], unused: Collection[int]) -> None:
+        """It closes in good order, and says of each lease what became of it; see `CloseReader`."""
+        if reader not in self._readers:
+            return
+        for number in [number for number in reader.leases if number < arrived]:
+            parcel = reader.leases.pop(number)
+            if number in seen or number in unused:
+                self._returned.put(reader.form.schema_id, parcel, number in seen)
+        for parcel in reader.leases.values():
+            self._returned.put(reader.form.schema_id, parcel, seen=False)
+        reader.leases.clear()
+
     def close(self, reader: ReaderState) -> None:
         """It is gone: what it had not given back goes to others. Again does nothing."""
         if reader not in self._readers:
@@ -203,8 +232,8 @@ class Outlet:
         self._leave_line(reader)
         for parcel in reader.leases.values():
             self._returned.put(reader.form.schema_id, parcel)
-        for parcel in reversed(reader.kept) if self.table.leased else ():
-            self._returned.put_back(reader.form.schema_id, parcel)
+        for parcel in reader.kept if self.table.leased else ():
+            self._returned.put(reader.form.schema_id, parcel, seen=False)
         reader.leases.clear()
         reader.kept.clear()
         reader.let_go()
@@ -322,7 +351,10 @@ class Outlet:
     def _drawn(self, reader: ReaderState, count: int) -> Parcel | None:
         if reader.drawing.why_not(count) is not None:
             count = reader.drawing.most(count) if self.draining and self.table.leased else 0
-        return Parcel(count, reader.drawing.arrays(count)) if count else None
+        if not count:
+            return None
+        columns = reader.drawing.arrays(count)
+        return Parcel.of([*columns, self.table.take_seen(columns[reader.index_place])])
 
     def give_back(self, reader: ReaderState, numbers: Sequence[int]) -> None:
         """The learner has used these batches."""

@@ -22,9 +22,10 @@ class Parcel:
     Attributes
     ----------
     columns : sequence of arrays [rows, *shape] | None
-        One per field. ``None`` where the rows lie in a spot only, and nobody will want them again.
+        One per field; of a table that leases its batches the last says which rows a learner may have had before. ``None``
+        where the rows lie in a spot only, and are not wanted again.
     again : bool
-        Whether any of its rows was sent before.
+        Whether a learner may have had any of its rows before.
     spot : Spot | None
         Where its rows lie to be sent: in shared memory, or in the reader's tray.
     """
@@ -35,23 +36,32 @@ class Parcel:
     spot: Spot | None = None
 
     @classmethod
+    def of(cls, columns: Sequence[Column]) -> Parcel:
+        """Rows of a table that leases its batches."""
+        return cls(len(columns[-1]), columns, bool(columns[-1].any()))
+
+    @classmethod
     def joined(cls, parts: Sequence[Parcel]) -> Parcel:
         """One of several, of the same schema."""
         if len(parts) == 1:
             return parts[0]
-        columns = [np.concatenate(pieces) for pieces in zip(*(one._own for one in parts), strict=True)]
-        return cls(sum(one.rows for one in parts), columns, any(one.again for one in parts))
+        return cls.of([np.concatenate(pieces) for pieces in zip(*(one._own for one in parts), strict=True)])
 
     def cut(self, rows: int) -> tuple[Parcel, Parcel]:
         """The first ``rows``, and the others."""
         first, rest = ([column[part].copy() for column in self._own] for part in (slice(rows), slice(rows, None)))
-        return Parcel(rows, first, self.again), Parcel(self.rows - rows, rest, self.again)
+        return Parcel.of(first), Parcel.of(rest)
 
     def lie(self, spot: Spot) -> None:
         """Copy the rows there."""
         for array, column in zip(spot.arrays, self._own, strict=True):
             array[: self.rows] = column
         self.spot = spot
+
+    def mark_redelivered(self) -> None:
+        """All rows are rows that a learner may have had before."""
+        self.again = True
+        self.columns = [*self._own[:-1], np.ones(self.rows, np.bool_)]
 
     def stay(self) -> None:
         """Its spot is needed for others."""
@@ -76,9 +86,11 @@ class Returned:
         """Rows."""
         return sum(one.rows for parcels in self._parcels.values() for one in parcels)
 
-    def put(self, schema: int, parcel: Parcel) -> None:
-        """It was on its way, and perhaps was seen."""
-        parcel.again, parcel.spot = True, None
+    def put(self, schema: int, parcel: Parcel, seen: bool = True) -> None:
+        """It was on its way, and perhaps was ``seen`` by a learner: then each of its rows says so from here on."""
+        parcel.spot = None
+        if seen:
+            parcel.mark_redelivered()
         self._parcels.setdefault(schema, deque()).append(parcel)
 
     def put_back(self, schema: int, parcel: Parcel) -> None:

@@ -44,7 +44,7 @@ class Shelves:
             raise
         segment = Segment.attach(fd, offer.nbytes)
         try:
-            reader.shelf = Shelf(segment, offer, reader.drawing.schema, reader.batch_size)
+            reader.shelf = Shelf(segment, offer, reader.schema, reader.batch_size)
         except BaseException:
             segment.close()
             raise

@@ -28,7 +28,19 @@ from __future__ import annotations
 from async_loader.errors import Malformed
 from async_loader.feeder.wire.batches import Batch, BatchForm, Lying
 from async_loader.feeder.wire.bounds import MOST_AHEAD, Limits
-from async_loader.feeder.wire.codes import ACK_NOW, FINAL, SHARED, SHOWN, TERMINATED, TRUNCATED, ErrorCode, Type, worth_retrying
+from async_loader.feeder.wire.codes import (
+    ACK_NOW,
+    FINAL,
+    REDELIVERED,
+    SENT_BEFORE,
+    SHARED,
+    SHOWN,
+    TERMINATED,
+    TRUNCATED,
+    ErrorCode,
+    Type,
+    worth_retrying,
+)
 from async_loader.feeder.wire.control import (
     CloseWriter,
     Control,
@@ -77,6 +89,8 @@ __all__ = [
     "MOST_AHEAD",
     "NEWEST",
     "OLDEST",
+    "REDELIVERED",
+    "SENT_BEFORE",
     "SHARED",
     "SHOWN",
     "TERMINATED",

@@ -46,6 +46,10 @@ MUST_UNDERSTAND = 0xF0
 """The half of a header's flags that may not be ignored."""
 ACK_NOW = 0x01
 """INSERT: the writer waits for this one, do not save the ACK up. Who does not know it may ignore it."""
+SENT_BEFORE = 0x02
+"""INSERT: an earlier server got this message and may have handed its rows out before it was lost."""
+REDELIVERED = 0x02
+"""BATCH: it holds rows that a learner may have had before. Which of them, the field of that name says."""
 SHARED = 0x10
 """BATCH: the rows are not in the message but in a slot of shared memory."""
 KNOWN = {Type.BATCH: SHARED}

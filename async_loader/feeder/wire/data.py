@@ -19,6 +19,7 @@ Buffer = Any
 _ACK = struct.Struct("<4Q")
 _APPLIED = struct.Struct("<2Q")
 _GRANTED = struct.Struct("<2Q")
+_CLOSED = struct.Struct("<2Q")
 _SLOT = struct.Struct("<4I")
 
 
@@ -50,10 +51,6 @@ class Pong(Empty, frozen=True):
 
 class Done(Empty, frozen=True):
     TYPE = Type.DONE
-
-
-class CloseReader(Empty, frozen=True):
-    TYPE = Type.CLOSE_READER
 
 
 class Status(Empty, frozen=True):
@@ -159,8 +156,33 @@ class Priorities(Data, frozen=True):
         return [ids, values]
 
 
+class CloseReader(Data, frozen=True):
+    """The end of a reader, and what becomes of its leases. Those of batches that did not arrive go back, and so do those that
+    are named here: the first ``seen`` of them were handed to user code. All others were used.
+
+    Attributes
+    ----------
+    arrived : int
+        Batches with a lower number have arrived.
+    seen : int
+    unused : uint64 array
+    """
+
+    TYPE = Type.CLOSE_READER
+    arrived: int = 0
+    seen: int = 0
+    unused: NDArray[np.uint64] = msgspec.field(default_factory=lambda: np.empty(0, np.uint64))
+
+    @property
+    def count(self) -> int:
+        return len(self.unused)
+
+    def pack(self) -> list[Buffer]:
+        return [_CLOSED.pack(self.arrived, self.seen) + numbers(self.unused, "<u8", "leases").tobytes()]
+
+
 class Return(Data, frozen=True):
-    """Leases that are given back."""
+    """Leases of batches that were used."""
 
     TYPE = Type.RETURN
     leases: NDArray[np.uint64]
@@ -173,7 +195,7 @@ class Return(Data, frozen=True):
         return [numbers(self.leases, "<u8", "leases")]
 
 
-EMPTY: dict[Type, type[Empty]] = {kind.TYPE: kind for kind in (Ping, Pong, Done, CloseReader, Status, Drain)}
+EMPTY: dict[Type, type[Empty]] = {kind.TYPE: kind for kind in (Ping, Pong, Done, Status, Drain)}
 
 
 def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
@@ -185,6 +207,8 @@ def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
     """
     if kind is Type.PULL:
         return _pull(rows, _only(kind, frames))
+    if kind is Type.CLOSE_READER:
+        return _closed(rows, _only(kind, frames))
     if kind is Type.PRIORITIES:
         if len(frames) != 2:
             raise Malformed(f"PRIORITIES came in {len(frames)} frames: there is one of ids and one of priorities")
@@ -230,6 +254,17 @@ def _pull(rows: int, frame: memoryview) -> Pull:
         raise Malformed(f"PULL has a body of {frame.nbytes} bytes, it takes {_GRANTED.size} and 4 for each slot")
     granted, received = _GRANTED.unpack_from(frame)
     return Pull(granted, received, vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots"))
+
+
+def _closed(count: int, frame: memoryview) -> CloseReader:
+    if frame.nbytes < _CLOSED.size:
+        text = f"CLOSE_READER has a body of {frame.nbytes} bytes, it takes {_CLOSED.size}"
+        raise Malformed(f"{text} and 8 for each lease")
+    arrived, seen = _CLOSED.unpack_from(frame)
+    unused = vector(frame[_CLOSED.size :], np.dtype("<u8"), count, "leases")
+    if seen > count:
+        raise Malformed(f"CLOSE_READER says that {seen} of {count} leases were seen")
+    return CloseReader(arrived, seen, unused)
 
 
 def _slots(count: int, frame: memoryview) -> SlotBatches:

@@ -26,7 +26,7 @@ from async_loader.feeder.wire.codes import ErrorCode, Type
 
 BYTES = 64
 MAGIC = b"ALDR"
-OLDEST, NEWEST = 1, 1
+OLDEST, NEWEST = 2, 2
 """Versions of the format that this package understands."""
 
 _FRONT = struct.Struct("<4s4B2Q3I2HQ12x")

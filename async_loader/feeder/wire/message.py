@@ -114,7 +114,7 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
         body = Insert(head.rows, views)
     elif kind is Type.BATCH and not head.flags & codes.SHARED:
         body = Batch(head.rows, views)
-    elif kind >= Type.INSERT:
+    elif kind >= Type.INSERT or kind is Type.CLOSE_READER:
         body = data.unpack(kind, head.rows, views)
     elif kind in data.EMPTY:
         if views:

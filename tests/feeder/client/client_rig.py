@@ -133,7 +133,7 @@ class FakeFeeder:
         session = secrets.randbits(63)
         self.sessions[session] = {}
         body = wire.Welcome(
-            version=1, incarnation=self.incarnation, heartbeat_s=self.heartbeat_s, silence_s=self.silence_s,
+            version=2, incarnation=self.incarnation, heartbeat_s=self.heartbeat_s, silence_s=self.silence_s,
             insert_endpoint=self.address + ".insert", pull_endpoint=self.address + ".pull", memory_endpoint=None,
             limits=wire.Limits(), tables=("replay",),
         )  # fmt: skip

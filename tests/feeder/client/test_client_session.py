@@ -12,7 +12,7 @@ from async_loader.feeder import wire
 from async_loader.feeder.client.session import BACKOFF_MOST_S, SILENCE_S, Act, Phase, Session
 
 WELCOME = wire.Welcome(
-    version=1, incarnation=secrets.token_bytes(16), heartbeat_s=1.0, silence_s=10.0, insert_endpoint="tcp://a:1",
+    version=2, incarnation=secrets.token_bytes(16), heartbeat_s=1.0, silence_s=10.0, insert_endpoint="tcp://a:1",
     pull_endpoint="tcp://a:2", memory_endpoint=None, limits=wire.Limits(), tables=(),
 )  # fmt: skip
 

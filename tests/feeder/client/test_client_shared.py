@@ -165,15 +165,25 @@ def test_without_memory_for_the_slots_batches_come_over_the_socket(tmp_path, cap
         source.close()
 
 
+def use(source, plan):
+    """As a loader whose consumer takes the batch, and then asks for another one."""
+    assert source.hand_out(plan.lease)
+    source.settle(plan.lease)
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_queue_delivers_each_row_once_and_its_last_batch_is_short(tmp_path, transport):
     with serving(tmp_path, queue(), filled=50) as (feeder, client):
         source = client.table("t").source(transport=transport)
-        seen = [source.plan(16, patience()).batch["x"].tolist() for _ in range(3)]
+        plans = [source.plan(16, patience()) for _ in range(3)]
+        for plan in plans:
+            use(source, plan)
+        seen = [plan.batch["x"].tolist() for plan in plans]
         feeder.server._drain_s = 60.0
         feeder.server.stop()
         while (plan := source.plan(16, patience())) is not END:
             check(plan.batch)
+            use(source, plan)
             seen.append(plan.batch["x"].tolist())
         assert [len(one) for one in seen] == [16, 16, 16, 2]
         assert [x for one in seen for x in one] == list(range(50))

@@ -114,7 +114,7 @@ class Peer:
         return self.receive(plane)
 
     def hello(self) -> Message:
-        body = Hello(client=self.client, pid=os.getpid(), host="h", oldest=1, newest=1)
+        body = Hello(client=self.client, pid=os.getpid(), host="h", oldest=2, newest=2)
         answer = self.ask(Plane.CONTROL, body, session=0)
         if answer.session:
             self.session = answer.session
@@ -137,8 +137,9 @@ class Peer:
         self._batch_sizes[number] = batch_size
         return self.ask(Plane.CONTROL, OpenReader(table=table, batch_size=batch_size, **others), number)
 
-    def close_reader(self, number: int = 1):
-        return self.ask(Plane.CONTROL, CloseReader(), number)
+    def close_reader(self, number: int = 1, arrived: int = 0, seen=(), unseen=()):
+        back = np.array([*seen, *unseen], np.uint64)
+        return self.ask(Plane.CONTROL, CloseReader(arrived, len(seen), back), number)
 
     def pull(self, granted: int, number: int = 1, received: int = 0) -> None:
         self.send(Plane.PULL, Pull(granted, received, NO_SLOTS), number)
@@ -146,11 +147,17 @@ class Peer:
     def give_back(self, leases, number: int = 1) -> None:
         self.send(Plane.PULL, Return(np.asarray(leases, np.uint64)), number)
 
-    def values(self, message: Message, reader: Message) -> list[int]:
-        """The x of a BATCH, of all its batches."""
-        form = BatchForm.of(schema_of(reader.body.schema), self._batch_sizes[message.number])
-        found = [form.arrays(block)[0][:rows].reshape(rows, -1)[:, 0] for block, rows, _ in form.blocks(message.body)]
+    def values(self, message: Message, reader: Message, field: str = "x") -> list[int]:
+        """A field (one number of it) of a BATCH, of all its batches."""
+        schema = schema_of(reader.body.schema)
+        form = BatchForm.of(schema, self._batch_sizes[message.number])
+        place = [one.name for one in schema.fields].index(field)
+        found = [form.arrays(block)[place][:rows].reshape(rows, -1)[:, 0] for block, rows, _ in form.blocks(message.body)]
         return np.concatenate(found).tolist()
+
+    def redelivered(self, message: Message, reader: Message) -> list[bool]:
+        """What a BATCH of a queue says of each row."""
+        return self.values(message, reader, "redelivered")
 
 
 class Rig:

@@ -72,8 +72,8 @@ def test_every_request_has_its_answer():
 def test_what_belongs_to_another_plane_is_refused(plane):
     wrong = {
         Plane.CONTROL: [Pull(1, 0, SLOTS), Done(), End(reason="", count=0)],
-        Plane.INSERT: [Pull(1, 0, SLOTS), Status(), Hello(client=b"c" * 16, pid=1, host="h", oldest=1, newest=1)],
-        Plane.PULL: [Status(), Drain(), Hello(client=b"c" * 16, pid=1, host="h", oldest=1, newest=1)],
+        Plane.INSERT: [Pull(1, 0, SLOTS), Status(), Hello(client=b"c" * 16, pid=1, host="h", oldest=2, newest=2)],
+        Plane.PULL: [Status(), Drain(), Hello(client=b"c" * 16, pid=1, host="h", oldest=2, newest=2)],
     }
     with Rig() as rig:
         peer = rig.peer()
@@ -323,7 +323,7 @@ def test_a_large_part_of_weights_is_taken_in_one_message():
 def test_the_status_of_a_server_with_very_many_sessions_fits_into_a_message():
     with Rig(sessions=600) as rig:
         for i in range(600):
-            hello = Hello(client=i.to_bytes(16, "little"), pid=i, host="h" * 256, oldest=1, newest=1, user_agent="u" * 512)
+            hello = Hello(client=i.to_bytes(16, "little"), pid=i, host="h" * 256, oldest=2, newest=2, user_agent="u" * 512)
             rig.hall.sessions.open(hello, 1, None)
         status = rig.peer(greet=False)
         rig.hall.sessions.drop(next(iter(rig.hall.sessions)))

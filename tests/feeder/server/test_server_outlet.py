@@ -8,9 +8,8 @@ import zmq
 from server_rig import SCHEMA, Rig
 
 from async_loader import Field, ReplayBuffer
-from async_loader.feeder.server.outbound import REDELIVERED
 from async_loader.feeder.server.ports import Plane
-from async_loader.feeder.wire import Batch, End, Error, ErrorCode, Ping, Priorities, Reader
+from async_loader.feeder.wire import REDELIVERED, SENT_BEFORE, Batch, End, Error, ErrorCode, Ping, Priorities, Reader, schema_of
 from async_loader.feeder.wire.control import View
 from async_loader.replay.limiter import MinSize, Queue
 from async_loader.replay.samplers import Fifo, Prioritized
@@ -130,12 +129,74 @@ def test_what_a_dead_learner_had_is_delivered_again_to_another_with_a_flag_and_c
         came = batches(other)
         assert [other.values(message, reader) for message in came] == [[4, 5, 6], [7, 8, 9], [10, 11]][: len(came)]
         assert [bool(message.flags & REDELIVERED) for message in came] == [True, True]
+        assert [other.redelivered(message, reader) for message in came] == [[True] * 3, [True, False, False]]
         writer.insert(1, [12])
         (last,) = batches(other)
         assert other.values(last, reader) == [10, 11, 12]
+        assert other.redelivered(last, reader) == [False] * 3
+        assert not last.flags & REDELIVERED
         other.give_back([0, 1, 2, 77])
         other.close_reader()
         assert rig.hall.tables["t"].outlet.finished
+
+
+def test_a_reader_that_closes_in_good_order_says_what_was_used_what_was_seen_and_what_was_neither():
+    with Rig(queue()) as rig:
+        peer, other = rig.peer(), rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(20))
+        peer.open_reader(batch_size=2)
+        peer.pull(8)
+        assert len(batches(peer)) == 8
+        peer.give_back([0])
+        peer.close_reader(arrived=6, seen=[3], unseen=[5, 4])  # 1 and 2 were used, 6 and 7 did not arrive
+        reader = other.open_reader(batch_size=2)
+        other.pull(7)
+        came = [(other.values(one, reader), other.redelivered(one, reader)) for one in batches(other)]
+        new = [([n, n + 1], [False, False]) for n in (8, 10, 12, 14, 16, 18)]
+        assert came == [([6, 7], [True, True]), *new]
+        assert not rig.hall.tables["t"].outlet.readers[0].leases.keys() - set(range(7))
+
+
+def test_what_a_returned_message_of_used_batches_says_is_not_needed_when_the_reader_closes():
+    """RETURN and CLOSE_READER go over two connections: which of them comes first makes no difference."""
+    for late in (False, True):
+        with Rig(queue()) as rig:
+            peer = rig.peer()
+            peer.open_writer()
+            peer.insert(0, range(4))
+            peer.open_reader(batch_size=2)
+            peer.pull(2)
+            batches(peer)
+            if not late:
+                peer.give_back([0])
+            peer.close_reader(arrived=2, unseen=[1])
+            if late:
+                peer.give_back([0])
+            reader = peer.open_reader(batch_size=2)
+            peer.pull(2)
+            (message,) = [one for one in batches(peer) if one.sequence == 0 and isinstance(one.body, Batch)]
+            assert (peer.values(message, reader), peer.redelivered(message, reader)) == ([2, 3], [False, False])
+
+
+def test_rows_that_an_earlier_server_may_have_handed_out_say_so():
+    with Rig(queue()) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(3), message_flags=SENT_BEFORE)
+        peer.insert(1, range(3, 8))
+        reader = peer.open_reader(batch_size=4)
+        peer.pull(2)
+        found = [peer.redelivered(one, reader) for one in batches(peer)]
+        assert found == [[True, True, True, False], [False] * 4]
+
+
+def test_rows_of_a_table_that_is_no_queue_say_nothing():
+    with Rig() as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        reader = peer.open_reader()
+        assert "redelivered" not in [field.name for field in schema_of(reader.body.schema).fields]
 
 
 def test_a_reader_that_is_closed_or_opened_again_gives_its_leases_back():
@@ -161,7 +222,7 @@ def test_what_was_seen_through_another_view_waits_for_a_reader_of_that_view():
         peer.open_reader(1, batch_size=4)
         peer.pull(1)
         assert len(batches(peer)) == 1
-        peer.close_reader(1)
+        peer.close_reader(1, arrived=1, seen=[0])
         peer.open_reader(2, batch_size=4, view=View(n=1, gamma=0.9))
         peer.pull(1, 2)
         assert batches(peer) == []

@@ -12,10 +12,9 @@ from server_rig import SCHEMA, Rig
 
 from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
-from async_loader.feeder.server.outbound import REDELIVERED
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.shared import Offer, Offering
-from async_loader.feeder.wire import Error, ErrorCode, Ping, Pong, Pull, SlotBatches, schema_of
+from async_loader.feeder.wire import REDELIVERED, Error, ErrorCode, Ping, Pong, Pull, SlotBatches, schema_of
 from async_loader.layout import BatchLayout
 from async_loader.replay.limiter import Queue
 from async_loader.replay.samplers import Fifo
@@ -213,7 +212,7 @@ def test_what_a_queue_put_into_a_dead_learners_memory_goes_to_another(tmp_path):
         rig.turn()
         other = Learner(rig, rig.peer(), rows=3)
         other.give()
-        learner.peer.close_reader()
+        learner.peer.close_reader(arrived=2, seen=[1])
         other.pull(2, [0, 1])
         found = other.batches()
         assert [values for _, _, values in found] == [[4, 5, 6], [7, 8, 9]]

@@ -134,7 +134,7 @@ def test_batches_that_were_sent_before_and_short_ones_go_alone():
         other.open_reader()
         other.pull(1)
         other.receive(Plane.PULL)
-        other.close_reader()
+        other.close_reader(arrived=1, seen=[0])
         reader = peer.open_reader(together=8)
         rig.hall.begin_to_drain()
         peer.pull(8)

@@ -57,7 +57,7 @@ def served(kernels):
 
 def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
     with zmq.Context() as context, Peer(context, served.endpoints) as peer:
-        hello = Hello(client=peer.client, pid=1, host="h", oldest=1, newest=1)
+        hello = Hello(client=peer.client, pid=1, host="h", oldest=2, newest=2)
         welcome = peer.ask(Plane.CONTROL, hello, session=0)
         assert isinstance(welcome.body, Welcome)
         peer.session = welcome.session
@@ -75,7 +75,7 @@ def test_it_answers_at_once_and_does_the_rest_when_it_can(kernels, served):
 
 
 def greeted(peer):
-    welcome = peer.ask(Plane.CONTROL, Hello(client=peer.client, pid=1, host="h", oldest=1, newest=1), session=0)
+    welcome = peer.ask(Plane.CONTROL, Hello(client=peer.client, pid=1, host="h", oldest=2, newest=2), session=0)
     peer.session = welcome.session
     return peer
 

@@ -128,7 +128,7 @@ class Client:
     def close(self) -> None:
         self.socket.close()
 
-    def send(self, kind: int, frames: list[bytes], *, session=0, sequence=0, number=0, schema=0, rows=0, version=1) -> None:
+    def send(self, kind: int, frames: list[bytes], *, session=0, sequence=0, number=0, schema=0, rows=0, version=2) -> None:
         head = struct.pack("<4s4BQQIIIHHQ12x", b"ALDR", version, version, kind, 0, session, sequence, number, schema, rows,
                            len(frames), 0, sum(map(len, frames)))  # fmt: skip
         frames = [head + struct.pack("<I", crc32c(head)), *frames]

@@ -66,11 +66,11 @@ def test_its_checksum_is_castagnolis():
 
 def test_it_says_hello_opens_a_writer_inserts_rows_and_is_acknowledged(server):
     client = server.client
-    hello = {"client": bytes(range(16)), "pid": 4711, "host": "elsewhere", "oldest": 1, "newest": 1}
+    hello = {"client": bytes(range(16)), "pid": 4711, "host": "elsewhere", "oldest": 2, "newest": 2}
     client.send(foreign_client.HELLO, [pack(hello)])
     said = server.take()
     assert (said.body.pid, said.body.host, said.body.token) == (4711, "elsewhere", None)
-    assert wire.agree((wire.OLDEST, wire.NEWEST), (said.body.oldest, said.body.newest)) == 1
+    assert wire.agree((wire.OLDEST, wire.NEWEST), (said.body.oldest, said.body.newest)) == 2
     server.answer(wire.Message(examples()["WELCOME"].body, session=2**63 + 5, sequence=said.sequence))
     welcome = client.receive()
     assert (welcome.type, welcome.sequence) == (foreign_client.WELCOME, 0)

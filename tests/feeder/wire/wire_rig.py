@@ -11,7 +11,7 @@ from async_loader.feeder.wire import codes
 
 SMALL = Schema.of({"obs": Field("", (2,), "f4", next="next_obs"), "action": "i8", "reward": "f4"})
 PIXELS = Schema.of({"obs": {"pixels": Field("", (32, 32), "u1", stack=4, next="next_obs"), "hit": "?"}, "reward": "f4"})
-HELLO = wire.Hello(client=b"0123456789abcdef", pid=4711, host="a-host", oldest=1, newest=1, user_agent="example/1")
+HELLO = wire.Hello(client=b"0123456789abcdef", pid=4711, host="a-host", oldest=2, newest=2, user_agent="example/1")
 
 
 def array(rng: np.random.Generator, field: Field, rows: int) -> np.ndarray:
@@ -46,7 +46,7 @@ def examples() -> dict[str, wire.Message]:
     bodies = {
         "HELLO": HELLO,
         "WELCOME": wire.Welcome(
-            version=1, incarnation=bytes(16), heartbeat_s=1.0, silence_s=5.0, insert_endpoint="tcp://10.0.0.1:5001",
+            version=2, incarnation=bytes(16), heartbeat_s=1.0, silence_s=5.0, insert_endpoint="tcp://10.0.0.1:5001",
             pull_endpoint="tcp://10.0.0.1:5002", memory_endpoint=None, limits=wire.Limits(), tables=("replay",),
         ),
         "OPEN_WRITER": wire.OpenWriter(table="replay", producer=producer, epoch=1, schema=spec),
@@ -54,7 +54,7 @@ def examples() -> dict[str, wire.Message]:
         "CLOSE_WRITER": wire.CloseWriter(last=1),
         "OPEN_READER": wire.OpenReader(table="replay", batch_size=256, view=wire.View(n=3, gamma=0.99), seed=1),
         "READER": wire.Reader(schema=wire.spec_of(PIXELS), leased=False, transport="tcp"),
-        "CLOSE_READER": wire.CloseReader(),
+        "CLOSE_READER": wire.CloseReader(6, 1, np.array([3, 5], np.uint64)),
         "STATUS": wire.Status(),
         "STATUS_REPLY": wire.StatusReply(status={"tables": {"replay": {"rows": 3}}, "up_s": 1.5, "well": True, "x": None}),
         "DRAIN": wire.Drain(),

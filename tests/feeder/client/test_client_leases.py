@@ -1,0 +1,263 @@
+"""Batches of a queue are leased until their consumer has used them: none vanishes with a loader, a learner or a connection."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_client_shared import LARGE, SMALL, patience, queue, rows, serving
+
+from async_loader import AsyncDataLoader
+from async_loader.errors import Timeout
+from async_loader.feeder import wire
+from async_loader.feeder.wire import Type
+from async_loader.source import END, Leasing
+
+BATCH = 4
+
+
+def taken(loader, count=None):
+    """So many batches, or all that there are for now, as (x, redelivered)."""
+    found = []
+    with contextlib.suppress(Timeout):
+        for batch in itertools.islice(loader, count):
+            found += zip(batch["x"].tolist(), batch["redelivered"].tolist(), strict=True)
+    return found
+
+
+def rest(client, batch_size=BATCH):
+    with AsyncDataLoader(client.table("t").source(), batch_size, timeout=0.3) as loader:
+        return taken(loader)
+
+
+@pytest.fixture
+def ready(feeder, client):
+    """A source of a queue, with three batches that have come."""
+    feeder.leases = None
+    source = client.table("replay").source(prefetch=4)
+    with pytest.raises(Timeout):
+        source.plan(BATCH, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.do(lambda feeder: [feeder.batch(1, i, 10 * i) for i in range(3)])
+    return source
+
+
+def closing(feeder):
+    """What the last CLOSE_READER said: arrived, seen, unseen."""
+    feeder.until(lambda: feeder.seen[Type.CLOSE_READER])
+    body = [message.body for message in feeder.messages if message.type is Type.CLOSE_READER][-1]
+    leases = body.unused.tolist()
+    return body.arrived, leases[: body.seen], leases[body.seen :]
+
+
+# -- what is said when --------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_given_back_when_its_consumer_asks_for_another_and_not_when_it_was_planned(feeder, ready):
+    assert isinstance(ready, Leasing)
+    first, second, third = (ready.plan(BATCH, patience()) for _ in range(3))
+    assert ready.hand_out(first.lease)
+    assert ready.hand_out(second.lease)
+    assert not feeder.seen[Type.RETURN]
+    ready.settle(second.lease)
+    ready.settle(second.lease)
+    ready.settle(third.lease)  # which was never handed out
+    feeder.do(lambda feeder: feeder.batch(1, 3, 30))
+    ready.plan(BATCH, patience())
+    feeder.until(lambda: feeder.seen[Type.RETURN] == 1)
+    returned = [message.body.leases.tolist() for message in feeder.messages if message.type is Type.RETURN]
+    assert returned == [[1]]
+
+
+def test_the_last_batches_of_a_queue_that_ended_are_given_back_without_another_plan(feeder, ready):
+    plans = [ready.plan(BATCH, patience()) for _ in range(3)]
+    feeder.do(lambda feeder: feeder.tell(1, wire.End(reason="drained", count=3)))
+    assert ready.plan(BATCH, patience()) is END
+    for number, plan in enumerate(plans, 1):
+        assert ready.hand_out(plan.lease)
+        ready.settle(plan.lease)
+        feeder.until(lambda number=number: feeder.seen[Type.RETURN] == number)
+
+
+def test_a_source_that_closes_gives_back_what_was_not_handed_out(feeder, ready):
+    plans = [ready.plan(BATCH, patience()) for _ in range(2)]
+    assert ready.hand_out(plans[0].lease)
+    ready.close()
+    assert closing(feeder) == (3, [], [1, 2])
+    assert not ready.hand_out(plans[1].lease), "another learner has it by now"
+
+
+def test_a_source_that_is_released_gives_back_all_that_was_not_settled_and_goes_on(feeder, ready):
+    plans = [ready.plan(BATCH, patience()) for _ in range(2)]
+    assert ready.hand_out(plans[0].lease)
+    ready.release(5.0)
+    assert closing(feeder) == (3, [0], [1, 2])
+    assert not ready.hand_out(plans[1].lease)
+    with pytest.raises(Timeout):
+        ready.plan(2 * BATCH, patience(0.02))  # with another batch size
+    feeder.until(lambda: feeder.granted[2])
+    feeder.do(lambda feeder: feeder.batch(2, 0, 70))
+    assert ready.plan(2 * BATCH, patience()).batch["index"][0] == 70
+
+
+def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, client):
+    feeder.leases = None
+    source = client.table("replay").source(prefetch=4)
+    with pytest.raises(Timeout):
+        source.plan(BATCH, patience(0.02))
+    feeder.until(lambda: feeder.granted[1] == 4)
+    feeder.do(lambda feeder: [feeder.batch(1, i, 10 * i) for i in range(3)])
+    plans = [source.plan(BATCH, patience()) for _ in range(2)]
+    assert source.hand_out(plans[0].lease)
+    del source, plans
+    assert closing(feeder) == (3, [0], [1, 2])
+
+
+def test_batches_whose_session_is_over_are_not_handed_out_since_the_feeder_delivers_them_again(feeder, ready):
+    plans = [ready.plan(BATCH, patience()) for _ in range(2)]
+    assert ready.hand_out(plans[0].lease)
+    feeder.forget_sessions()
+    feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2 and feeder.granted[1] == 4)
+    assert not ready.hand_out(plans[1].lease)
+    ready.settle(plans[0].lease)
+    feeder.do(lambda feeder: feeder.batch(1, 0, 80))
+    assert ready.plan(BATCH, patience()).batch["index"][0] == 80, "those in the inbox are no more"
+    assert not feeder.seen[Type.RETURN]
+
+
+def test_batches_of_a_feeder_that_is_no_more_are_handed_out_since_nothing_else_has_them(feeder, ready):
+    plans = [ready.plan(BATCH, patience()) for _ in range(2)]
+
+    def another(feeder):
+        feeder.incarnation = os.urandom(16)
+        feeder.sessions.clear()
+
+    feeder.do(another)
+    feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2 and feeder.granted[1])
+    assert [ready.hand_out(plan.lease) for plan in plans] == [True, True]
+    assert ready.plan(BATCH, patience()).batch["reward"][0] == 20, "the third, from the inbox"
+
+
+# -- through a loader ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schema", [SMALL, LARGE])
+@pytest.mark.parametrize(
+    ("prefetch", "workers", "in_order"), [(1, 0, True), (2, 1, False), (8, 0, True), (3, 2, True), (8, 2, False)]
+)
+def test_loaders_that_close_in_good_order_one_after_the_other_use_each_row_once(tmp_path, schema, prefetch, workers, in_order):
+    count, found = 80, []
+    with serving(tmp_path, queue(schema), filled=count, schema=schema) as (_, client):
+        same = client.table("t").source()
+        for source in (same, client.table("t").source(prefetch=16), same):
+            how = {"prefetch": prefetch, "num_workers": workers, "in_order": in_order, "context": "fork", "timeout": 15.0}
+            with AsyncDataLoader(source, BATCH, **how) as loader:
+                found += taken(loader, 3)
+        with AsyncDataLoader(same, 2 * BATCH, timeout=15.0) as loader:  # with another batch size
+            found += taken(loader, 2)
+        same.close()
+        found += rest(client)
+    assert sorted(found) == [(x, False) for x in range(count)], "without a fault each row comes once, and no row says otherwise"
+
+
+def test_the_batch_at_which_a_learner_failed_comes_again_and_says_so(tmp_path):
+    with serving(tmp_path, queue(), filled=40) as (_, client):
+        with contextlib.suppress(ZeroDivisionError), AsyncDataLoader(client.table("t").source(), BATCH, timeout=15.0) as loader:
+            found = taken(loader, 2)
+            raise ZeroDivisionError
+        found += rest(client)
+    assert sorted(found) == sorted([(x, False) for x in range(40)] + [(x, True) for x in range(BATCH, 2 * BATCH)])
+
+
+def test_a_client_that_closes_first_has_used_what_its_loader_handed_out(tmp_path):
+    with serving(tmp_path, queue(), filled=40) as (feeder, client):
+        from async_loader.feeder import connect
+
+        other = connect(feeder.address)
+        loader = AsyncDataLoader(other.table("t").source(), BATCH, prefetch=4, timeout=15.0)
+        found = taken(loader, 2)
+        other.close()
+        loader.close()
+        found += rest(client)
+    assert sorted(found) == [(x, False) for x in range(40)]
+
+
+def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
+    found = []
+    with serving(tmp_path, queue(), filled=200) as (_, client):
+        lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout=15.0)
+        for prefetch in (1, 4, 8):
+            with AsyncDataLoader(client.table("t").source(), BATCH, prefetch=prefetch, timeout=15.0) as loader:
+                found += taken(loader, 2) + taken(lasting, 3)
+        lasting.close()
+        found += rest(client, 1)
+    assert sorted(found) == [(x, False) for x in range(200)]
+
+
+def test_a_limiter_counts_rows_that_came_back_once(tmp_path):
+    with serving(tmp_path, queue(size=40), filled=40) as (_, client):
+        with AsyncDataLoader(client.table("t").source(prefetch=8), BATCH, prefetch=4, timeout=15.0) as loader:
+            taken(loader, 1)
+        client.table("t").source().close()
+        assert len(rest(client)) == 36
+        assert client.status()["tables"]["t"]["sampled"] == 40
+        with client.table("t").writer() as writer:  # there is room for as many as were used, and for no more
+            writer.extend(rows(40, SMALL, 1000))
+            writer.flush(15.0)
+        assert client.status()["tables"]["t"]["size"] == 40
+
+
+def test_a_table_from_which_rows_are_drawn_again_leases_nothing(tmp_path):
+    from test_client_shared import replay
+
+    with serving(tmp_path, replay()) as (_, client):
+        source = client.table("t").source()
+        with AsyncDataLoader(source, BATCH, timeout=15.0) as loader:
+            assert "redelivered" not in next(loader)
+        assert source._line is not None, "and goes on with what is ahead"
+        with AsyncDataLoader(source, BATCH, timeout=15.0) as loader:
+            next(loader)
+        source.close()
+
+
+LEARNER = """
+import sys
+from async_loader import AsyncDataLoader
+from async_loader.feeder import connect
+client = connect(sys.argv[1])
+loader = AsyncDataLoader(client.table("t").source(), 4, prefetch=int(sys.argv[2]))
+for _ in range(3):
+    print(next(loader)["x"].tolist(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("prefetch", [1, 8])
+def test_a_killed_learner_takes_no_batch_with_it(tmp_path, prefetch):
+    with serving(tmp_path, queue(), filled=80, silence_s=1.0, heartbeat_s=0.2) as (feeder, client):
+        learner = subprocess.Popen(
+            [sys.executable, "-c", LEARNER, feeder.address, str(prefetch)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        seen = [x for _ in range(3) for x in eval(learner.stdout.readline())]
+        learner.kill()
+        learner.communicate()
+        found = []
+        with AsyncDataLoader(client.table("t").source(), BATCH, timeout=15.0) as loader:
+            while {x for x, _ in found} | set(seen) != set(range(80)):
+                found += taken(loader, 1)
+    assert {x for x, again in found if not again}.isdisjoint(seen), "what comes again says so"
+    assert len({x for x, again in found if not again}) == sum(not again for _, again in found)
+
+
+def test_the_name_of_the_field_is_reserved():
+    from async_loader import ReplayBuffer
+    from async_loader.errors import SchemaError
+
+    with pytest.raises(SchemaError, match="redelivered"):
+        ReplayBuffer(10, {"redelivered": np.bool_})
