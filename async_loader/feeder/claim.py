@@ -1,9 +1,11 @@
 """One server at an address, and no second one: locks, binds and unlinks. Reads and writes no message.
 
-NOTE [ipc is stolen silently]. libzmq unlinks an ipc path before it binds, so that a second server takes the first one's clients
-over without an error. Hence the lock: ``x.lock`` is held by flock for as long as the sockets are, and its holder's pid stands
-in it. The file is removed by whoever holds the lock; whoever gets one on a removed file sees that its name leads elsewhere, and
-tries again. A killed server's lock is free, and the files that it left are removed by its successor, under the lock.
+NOTE [one server at a path]. The file of a unix socket stays when its server is killed, and a bind
+fails until it is removed; to remove that of a living server would take its clients over without an
+error. Hence the lock: ``x.lock`` is held by flock for as long as the sockets are, and its holder's
+pid stands in it. The file is removed by the process that holds the lock; one that gets a lock on a removed
+file sees that its name leads elsewhere, and tries again. A killed server's lock is free, and the files
+that it left are removed by its successor, under the lock.
 """
 
 from __future__ import annotations
@@ -13,16 +15,15 @@ import errno
 import fcntl
 import logging
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-import zmq
 
 from async_loader.errors import AddressInUse, ConfigError
 from async_loader.feeder.addresses import PLANES, Address, check_bind
+from async_loader.feeder.listening import listen
 
 _log = logging.getLogger(__name__)
 _SUFFIXES = ("", ".insert", ".pull", ".memory")
@@ -57,8 +58,8 @@ class Claim:
     ::
 
         with Claim(settings.address(), encrypted=gatekeeper is not None) as claim:
-            claim.bind(control, "control")
-            claim.bind(insert, "insert")
+            control, endpoint = claim.bind("control")
+            insert, endpoint = claim.bind("insert")
     """
 
     def __init__(self, address: Address, *, encrypted: bool = False, allow_insecure: bool = False) -> None:
@@ -78,8 +79,8 @@ class Claim:
                 self._release()
                 raise
 
-    def bind(self, socket: zmq.Socket[Any], plane: str) -> str:
-        """Bind a socket to ``control``, ``insert`` or ``pull``; the endpoint that clients connect to.
+    def bind(self, plane: str) -> tuple[socket.socket, str]:
+        """A socket that listens for ``control``, ``insert`` or ``pull``, and the endpoint that clients connect to.
 
         Raises
         ------
@@ -90,17 +91,11 @@ class Claim:
         if plane not in PLANES:
             raise ConfigError(f"there is no plane {plane!r}: known are {', '.join(PLANES)}")
         wanted: Address = getattr(self.address, plane)
-        if ":" in wanted.host:
-            socket.ipv6 = True
         try:
-            with owner_only():
-                socket.bind(str(wanted))
-        except zmq.ZMQError as error:
+            listener, self.endpoints[plane] = listen(wanted)
+        except OSError as error:
             raise _refusal(wanted, plane, error) from None
-        last = socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(last, bytes)
-        self.endpoints[plane] = last.decode().rstrip("\0")
-        return self.endpoints[plane]
+        return listener, self.endpoints[plane]
 
     def close(self) -> None:
         """Remove the socket files and let go of the lock. After the sockets were closed; may be called again."""
@@ -131,16 +126,6 @@ class Claim:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self.address.path}.lock")  # while it is held, see NOTE
             os.close(lock)
-
-
-@contextlib.contextmanager
-def owner_only() -> Iterator[None]:
-    """Files that are made meanwhile are this user's alone. Process-wide: for short, and for where no other thread makes files."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _lock(address: Address) -> int:
@@ -180,7 +165,7 @@ def _pid_in(fd: int) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _refusal(address: Address, plane: str, error: zmq.ZMQError) -> Exception:
+def _refusal(address: Address, plane: str, error: OSError) -> Exception:
     if error.errno == errno.EADDRINUSE:
         return in_use(address, pid_at(address.port))
     if error.errno == errno.ENAMETOOLONG:

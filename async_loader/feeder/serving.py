@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import zmq
-
 from async_loader.feeder.front import Front
 from async_loader.feeder.server.server import Server
 from async_loader.feeder.settings import ServerSettings
@@ -27,10 +25,9 @@ class Serving:
 
     def __init__(self, settings: ServerSettings) -> None:
         limits, tables = settings.limits, settings.make_tables()
-        self._context: Any = zmq.Context()
         self._front: Front | None = None
         try:
-            self._front = front = Front(self._context, settings)
+            self._front = front = Front(settings)
             self._server = Server(
                 tables,
                 {},
@@ -45,7 +42,6 @@ class Serving:
                 bind=front.bind,
                 memory=front.claim.address.memory,
                 gatekeeper=front.gatekeeper,
-                context=self._context,
             )
         except BaseException:
             for table in tables.values():
@@ -77,4 +73,3 @@ class Serving:
     def _close(self) -> None:
         if self._front is not None:
             self._front.close()
-        self._context.term()

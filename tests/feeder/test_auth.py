@@ -1,4 +1,4 @@
-"""Who gets in: known keys, and nobody else; also when the authenticator is dead."""
+"""Who gets in: known keys, and no others; also when a lock was undone."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ import stat
 
 import pytest
 import zmq
-from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from async_loader.errors import Broken, ConfigError
 from async_loader.feeder import auth
-from async_loader.feeder.auth import Gatekeeper, apply_client_keys, user_of
+from async_loader.feeder.auth import Gatekeeper, apply_client_keys
 from async_loader.feeder.keys import ClientKeys, ServerKeys, load_client_keys, load_server_keys, make_keys
+from async_loader.feeder.server.ports import Plane, Ports
+from async_loader.feeder.wire import Limits
+from async_loader.feeder.zmtp import Null
+from async_loader.lifecycle import Deadline
 
 IN, REFUSED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH
 OUT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
-PATIENCE_MS = 20_000
+PATIENCE_S = 20.0
 
 
 @pytest.fixture
-def gatekeeper(context, folder):
-    with Gatekeeper(context, load_server_keys(folder)) as one:
-        yield one
+def gatekeeper(folder):
+    return Gatekeeper(load_server_keys(folder))
 
 
 @pytest.fixture(params=["tcp", "ipc"])
-def server(request, context, gatekeeper, tmp_path):
-    with context.socket(zmq.ROUTER) as one:
-        gatekeeper.apply(one)
-        one.linger = 0
-        one.bind("tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/x")
+def where(request, tmp_path):
+    return {
+        plane: "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/{plane.value}" for plane in Plane
+    }  # fmt: skip
+
+
+@pytest.fixture
+def ports(where, gatekeeper):
+    with contextlib.closing(Ports(where, Limits(), mechanism=gatekeeper.mechanism)) as one:
         yield one
 
 
@@ -41,25 +47,21 @@ def stranger_keys(server_public: str) -> ClientKeys:
     return ClientKeys(name="alice", public=public.decode(), secret=secret.decode(), server=server_public)
 
 
-def knock(context, server, gatekeeper, keys) -> int:
-    """The first thing that happens to a connection with these keys."""
+def knock(context, ports, keys) -> int:
+    """The first thing that happens to a connection with these keys; no message of it may come."""
     with context.socket(zmq.DEALER) as client:
         client.linger, client.reconnect_ivl = 0, -1
         if keys is not None:
             apply_client_keys(client, keys)
         monitor = client.get_monitor_socket(IN | REFUSED | OUT)
-        client.connect(server.last_endpoint)
+        client.connect(ports.endpoints[Plane.CONTROL])
         with contextlib.suppress(zmq.Again):  # it may be out again
             client.send(b"let me in", zmq.NOBLOCK)
-        poller = zmq.Poller()
-        for one in (monitor, gatekeeper.poll_socket):
-            if not one.closed:
-                poller.register(one, zmq.POLLIN)
+        deadline = Deadline(PATIENCE_S)
         try:
-            while ready := dict(poller.poll(PATIENCE_MS)):
-                if gatekeeper.poll_socket in ready:
-                    gatekeeper.handle()
-                if monitor in ready:
+            while not deadline.expired:
+                ports.wait(0.01)
+                if monitor.poll(0):
                     return int(parse_monitor_message(monitor.recv_multipart())["event"])
             return -1
         finally:
@@ -67,103 +69,63 @@ def knock(context, server, gatekeeper, keys) -> int:
             monitor.close()
 
 
+def heard(ports) -> list:
+    return [(route.user, frames) for route, frames in ports.receive(Plane.CONTROL, 100)]
+
+
 # -- connections ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_known_key_gets_in_under_its_name(context, server, gatekeeper, folder):
+def test_a_known_key_gets_in_under_its_name(context, ports, gatekeeper, folder):
     for name in ("alice", "bob"):
         with context.socket(zmq.DEALER) as client:
             client.linger = 0
             apply_client_keys(client, folder / f"{name}.secret")
-            client.connect(server.last_endpoint)
+            client.connect(ports.endpoints[Plane.CONTROL])
             client.send_multipart([b"hello", b"i am the queen"])
-            poller = zmq.Poller()
-            poller.register(server, zmq.POLLIN)
-            poller.register(gatekeeper.poll_socket, zmq.POLLIN)
-            while server not in (ready := dict(poller.poll(PATIENCE_MS))):
-                assert ready
-                gatekeeper.handle()
-            frames = server.recv_multipart(copy=False)
-            assert [user_of(frame) for frame in frames[1:]] == [name, name]
+            while not (came := heard(ports)):
+                ports.wait(PATIENCE_S)
+            assert came == [(name, [b"hello", b"i am the queen"])]
     assert (gatekeeper.allowed, gatekeeper.refused) == (2, 0)
 
 
-def test_an_unknown_key_is_refused(context, server, gatekeeper, folder):
-    assert knock(context, server, gatekeeper, stranger_keys(load_server_keys(folder).public)) == REFUSED
+def test_an_unknown_key_is_refused_with_a_reason(context, ports, gatekeeper, folder):
+    assert knock(context, ports, stranger_keys(load_server_keys(folder).public)) == REFUSED
     assert (gatekeeper.allowed, gatekeeper.refused) == (0, 1)
-    assert not server.poll(0)
+    assert heard(ports) == []
 
 
-def test_a_client_without_keys_is_refused(context, server, gatekeeper):
-    assert knock(context, server, gatekeeper, None) not in (IN, -1)
-    assert not server.poll(0)
+def test_a_client_without_keys_is_refused(context, ports):
+    assert knock(context, ports, None) not in (IN, -1)
+    assert heard(ports) == []
 
 
-def test_a_client_that_expects_another_server_is_refused(context, server, gatekeeper, folder):
+def test_a_client_that_expects_another_server_is_refused(context, ports, folder):
     alice = load_client_keys(folder / "alice.secret")
     other = ClientKeys(name="alice", public=alice.public, secret=alice.secret, server=stranger_keys(alice.server).public)
-    assert knock(context, server, gatekeeper, other) not in (IN, -1)
-    assert not server.poll(0)
+    assert knock(context, ports, other) not in (IN, -1)
+    assert heard(ports) == []
 
 
-def test_a_client_with_anothers_public_key_is_refused(context, server, gatekeeper, folder):
+def test_a_client_with_anothers_public_key_is_refused(context, ports, folder):
     alice = load_client_keys(folder / "alice.secret")
     stolen = ClientKeys(name="alice", public=alice.public, secret=stranger_keys(alice.server).secret, server=alice.server)
-    assert knock(context, server, gatekeeper, stolen) not in (IN, -1)
-    assert not server.poll(0)
+    assert knock(context, ports, stolen) not in (IN, -1)
+    assert heard(ports) == []
 
 
-def test_with_a_dead_authenticator_nobody_gets_in(context, server, gatekeeper, folder):
-    gatekeeper.close()
-    gatekeeper.close()
-    assert knock(context, server, gatekeeper, folder / "alice.secret") not in (IN, -1)
-    assert not server.poll(0)
+def test_a_client_with_keys_is_refused_by_a_server_without(context, where, folder):
+    with contextlib.closing(Ports(where, Limits())) as ports:
+        assert knock(context, ports, folder / "alice.secret") not in (IN, -1)
+        assert heard(ports) == []
 
 
-def test_with_an_authenticator_that_never_answers_nobody_gets_in(context, gatekeeper, folder, monkeypatch):
-    monkeypatch.setattr(gatekeeper, "handle", gatekeeper.poll_socket.recv_multipart)  # and no answer
-    with context.socket(zmq.ROUTER) as server:
-        gatekeeper.apply(server)
-        server.handshake_ivl = 200
-        server.bind("tcp://127.0.0.1:*")
-        assert knock(context, server, gatekeeper, folder / "alice.secret") not in (IN, -1)
-        assert not server.poll(0)
-
-
-def test_a_key_that_was_removed_is_refused_after_the_next_start(context, folder):
+def test_a_key_that_was_removed_is_refused_after_the_next_start(context, folder, where):
     (folder / "clients" / "bob.key").unlink()
-    with Gatekeeper(context, load_server_keys(folder)) as gatekeeper, context.socket(zmq.ROUTER) as server:
-        gatekeeper.apply(server)
-        server.bind("tcp://127.0.0.1:*")
-        assert knock(context, server, gatekeeper, folder / "bob.secret") == REFUSED
-        assert knock(context, server, gatekeeper, folder / "alice.secret") == IN
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        [],
-        [b"1.0"],
-        [b"1.0", b"1", b"other", b"", b"", b"CURVE", b"k" * 32],
-        [b"1.0", b"1", auth.DOMAIN, b"", b"", b"NULL"],
-        [b"1.0", b"1", auth.DOMAIN, b"", b"", b"PLAIN", b"alice", b""],
-        [b"2.0", b"1", auth.DOMAIN, b"", b"", b"CURVE", b"k" * 32],
-    ],
-)
-def test_any_other_question_is_answered_with_no(gatekeeper, folder, request_):
-    known = z85.decode(load_client_keys(folder / "alice.secret").public)
-    assert gatekeeper._answer([b"1.0", b"1", auth.DOMAIN, b"", b"", b"CURVE", known])[2] == b"200"
-    assert gatekeeper._answer([known if one == b"k" * 32 else one for one in request_])[2] == b"400"
-
-
-def test_a_frame_without_a_user_has_none(context):
-    with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
-        client.linger = 0
-        port = server.bind_to_random_port("tcp://127.0.0.1")
-        client.connect(f"tcp://127.0.0.1:{port}")
-        client.send(b"x")
-        assert server.poll(PATIENCE_MS)
-        assert [user_of(frame) for frame in server.recv_multipart(copy=False)] == [None, None]
+    gatekeeper = Gatekeeper(load_server_keys(folder))
+    with contextlib.closing(Ports(where, Limits(), mechanism=gatekeeper.mechanism)) as ports:
+        assert knock(context, ports, folder / "bob.secret") == REFUSED
+        assert knock(context, ports, folder / "alice.secret") == IN
 
 
 def test_a_producer_belongs_to_the_first_who_asks(gatekeeper):
@@ -187,43 +149,29 @@ def test_the_trial_passes_where_unknown_keys_are_refused_and_leaves_nothing(gate
 
 
 def test_a_lock_that_opens_to_all_fails_the_trial(gatekeeper, monkeypatch):
-    monkeypatch.setattr(gatekeeper, "_name", lambda request: "anyone")
+    monkeypatch.setattr(gatekeeper, "_admit", lambda public: "anyone")
     with pytest.raises(Broken, match="got in"):
         gatekeeper.self_test()
 
 
-def test_sockets_without_an_enforced_domain_fail_the_trial(context, gatekeeper, monkeypatch):
-    def apply(socket):
-        socket.curve_secretkey = gatekeeper._keys.secret.encode()
-        socket.curve_server = True  # libzmq asks nobody then, and lets anybody in
-
-    monkeypatch.setattr(gatekeeper, "apply", apply)
-    gatekeeper.close()
-    gatekeeper.poll_socket = context.socket(zmq.REP)
-    with pytest.raises(Broken, match="got in"):
-        gatekeeper.self_test()
-
-
-def test_a_dead_authenticator_fails_the_trial(context, gatekeeper):
-    gatekeeper.close()
-    gatekeeper.poll_socket = context.socket(zmq.REP)
+def test_a_lock_that_asks_for_no_key_fails_the_trial(gatekeeper, monkeypatch):
+    """Connections without a mechanism that has keys are refused by the client, but not by this server."""
+    monkeypatch.setattr(gatekeeper, "mechanism", Null)
     with pytest.raises(Broken, match="not refused by the authenticator"):
         gatekeeper.self_test()
 
 
-def test_a_refusal_by_somebody_else_fails_the_trial(context, gatekeeper, folder, monkeypatch):
-    gatekeeper.close()
-    with Gatekeeper(context, load_server_keys(folder)) as other:
-        monkeypatch.setattr(gatekeeper, "poll_socket", other.poll_socket)
-        monkeypatch.setattr(gatekeeper, "handle", other.handle)
-        with pytest.raises(Broken, match="not refused by the authenticator"):
-            gatekeeper.self_test()
-        monkeypatch.undo()
+def test_a_refusal_by_another_gatekeeper_fails_the_trial(gatekeeper, folder, monkeypatch):
+    other = Gatekeeper(load_server_keys(folder))
+    monkeypatch.setattr(gatekeeper, "mechanism", other.mechanism)
+    with pytest.raises(Broken, match="not refused by the authenticator"):
+        gatekeeper.self_test()
 
 
-def test_a_second_authenticator_of_a_context_is_refused(context, gatekeeper, folder):
-    with pytest.raises(ConfigError, match="a context of its own"):
-        Gatekeeper(context, load_server_keys(folder))
+def test_a_server_that_does_not_answer_fails_the_trial(gatekeeper, monkeypatch):
+    monkeypatch.setattr(Ports, "_accept", lambda self, fd, now: None)
+    with pytest.raises(Broken, match="had no answer"):
+        gatekeeper.self_test(timeout_s=0.2)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------

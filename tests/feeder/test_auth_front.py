@@ -6,11 +6,14 @@ import pytest
 import zmq
 
 from async_loader.errors import AddressInUse, Broken, ConfigError, InsecureBindError
-from async_loader.feeder.auth import Gatekeeper, apply_client_keys, user_of
+from async_loader.feeder.auth import Gatekeeper, apply_client_keys
 from async_loader.feeder.front import Front
+from async_loader.feeder.server.ports import Plane, Ports
 from async_loader.feeder.settings import SecuritySettings, ServerSettings, TableSettings
+from async_loader.feeder.wire import Limits
+from async_loader.lifecycle import Deadline
 
-PATIENCE_MS = 20_000
+PATIENCE_S = 20.0
 
 
 def settings(bind, keys=None, **security):
@@ -21,64 +24,62 @@ def settings(bind, keys=None, **security):
     )
 
 
-def heard(front, server, client):
-    """What a client's first message is heard as."""
+def heard(ports, client):
+    """The user of a client's first message."""
     client.linger = 0
-    client.connect(server.last_endpoint)
+    client.connect(ports.endpoints[Plane.CONTROL])
     client.send(b"hello")
-    poller = zmq.Poller()
-    poller.register(server, zmq.POLLIN)
-    if front.gatekeeper is not None:
-        poller.register(front.gatekeeper.poll_socket, zmq.POLLIN)
-    while server not in (ready := dict(poller.poll(PATIENCE_MS))):
-        assert ready
-        front.gatekeeper.handle()
-    return user_of(server.recv_multipart(copy=False)[-1])
+    deadline = Deadline(PATIENCE_S)
+    while not deadline.expired:
+        ports.wait(0.1)
+        for route, frames in ports.receive(Plane.CONTROL, 1):
+            assert frames == [b"hello"]
+            return route.user
+    raise AssertionError("no message came")
 
 
 def test_with_keys_a_client_is_known_by_its_name(context, folder):
-    with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
-        with Front(context, settings("tcp://127.0.0.1:*", folder)) as front:
-            front.bind(server, "pull")
-            apply_client_keys(client, folder / "alice.secret")
-            assert heard(front, server, client) == "alice"
-            server.close()
+    with context.socket(zmq.DEALER) as client, Front(settings("tcp://127.0.0.1:*", folder)) as front:
+        ports = Ports({}, Limits(), front.bind, front.gatekeeper.mechanism)
+        apply_client_keys(client, folder / "alice.secret")
+        assert heard(ports, client) == "alice"
+        ports.close()
 
 
-def test_without_keys_nobody_has_a_name(context, tmp_path):
-    with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
-        with Front(context, settings(f"ipc://{tmp_path}/x")) as front:
-            assert front.bind(server, "control") == f"ipc://{tmp_path}/x"
-            assert front.gatekeeper is None
-            assert heard(front, server, client) is None
-            server.close()
-        front.close()
+def test_without_keys_a_client_has_no_name(context, tmp_path):
+    with context.socket(zmq.DEALER) as client, Front(settings(f"ipc://{tmp_path}/x")) as front:
+        ports = Ports({}, Limits(), front.bind)
+        assert ports.endpoints[Plane.CONTROL] == f"ipc://{tmp_path}/x"
+        assert front.gatekeeper is None
+        assert heard(ports, client) is None
+        ports.close()
+    front.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_beyond_this_machine_it_takes_keys_or_leave(context, folder):
+def test_beyond_this_machine_it_takes_keys_or_leave(folder):
     with pytest.raises(InsecureBindError):
-        Front(context, settings("tcp://*:*"))
-    Front(context, settings("tcp://*:*", allow_insecure=True)).close()
-    with Front(context, settings("tcp://*:*", folder)) as front:
+        Front(settings("tcp://*:*"))
+    Front(settings("tcp://*:*", allow_insecure=True)).close()
+    with Front(settings("tcp://*:*", folder)) as front:
         assert not front.claim.insecure
 
 
 @pytest.mark.parametrize("bind", ["ipc://{}/x", "tcp://127.0.0.1:*"])
-def test_a_lock_that_does_not_hold_is_found_before_anything_is_claimed(context, folder, tmp_path, monkeypatch, bind):
-    monkeypatch.setattr(Gatekeeper, "_name", lambda self, request: "anyone")
+def test_a_lock_that_does_not_hold_is_found_before_anything_is_claimed(folder, tmp_path, monkeypatch, bind):
+    monkeypatch.setattr(Gatekeeper, "_admit", lambda self, public: "anyone")
     with pytest.raises(Broken, match="got in"):
-        Front(context, settings(bind.format(tmp_path), folder))
+        Front(settings(bind.format(tmp_path), folder))
     assert {path.name for path in tmp_path.iterdir()} == {"keys"}
     monkeypatch.undo()
-    Front(context, settings("tcp://127.0.0.1:*", folder)).close()  # the context has no authenticator left
+    Front(settings("tcp://127.0.0.1:*", folder)).close()
 
 
-def test_what_fails_later_undoes_what_came_before(context, folder, tmp_path):
-    with Front(context, settings(f"ipc://{tmp_path}/x")):
+def test_what_fails_later_undoes_what_came_before(folder, tmp_path):
+    with Front(settings(f"ipc://{tmp_path}/x")):
         with pytest.raises(AddressInUse):
-            Front(context, settings(f"ipc://{tmp_path}/x", folder))
-    Front(context, settings(f"ipc://{tmp_path}/x", folder)).close()
+            Front(settings(f"ipc://{tmp_path}/x", folder))
+    Front(settings(f"ipc://{tmp_path}/x", folder)).close()
     with pytest.raises(ConfigError, match=r"server\.secret cannot be read"):
-        Front(context, settings(f"ipc://{tmp_path}/x", tmp_path / "none"))
+        Front(settings(f"ipc://{tmp_path}/x", tmp_path / "none"))
     assert {path.name for path in tmp_path.iterdir()} == {"keys"}

@@ -80,7 +80,7 @@ class Desk:
         assert isinstance(hello, Hello)
         version = agree((OLDEST, NEWEST), (hello.oldest, hello.newest))
         self._check_stays()
-        before = self._hall.sessions.before(hello)
+        before = self._hall.sessions.before(hello, user)
         if before is not None:
             self.leave(before)
         session = self._hall.sessions.open(hello, version, user)

@@ -1,21 +1,45 @@
-"""The server's three sockets: frames in, frames out, neither ever waits. Understands no message."""
+"""The server's three sockets: frames in, frames out, neither ever waits. Understands no message.
+
+::
+
+    doors ──▶ Link ──▶ line of its plane ──▶ receive(plane)
+                ▲                                 │ route: the Link
+                └──── out, flushed by wait() ◀── send(plane, route)
+
+NOTE [whose turn is next]. `wait` reads each connection for a turn, and not at all while enough of it waits to be taken: the rest
+stays in the kernel, and soon at the peer. `receive` goes round the connections that have messages. So a peer that floods, or
+is slow, costs others a turn and no more.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-import zmq
-
-from async_loader.feeder.auth import user_of
+from async_loader.feeder.addresses import parse
+from async_loader.feeder.listening import listen
+from async_loader.feeder.server.doors import REST_S, Doors
+from async_loader.feeder.server.links import Link
 from async_loader.feeder.wire import Limits
+from async_loader.feeder.wire.bounds import FRAMES
+from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError
 
-_ZERO_COPY_FROM = 64 << 10  # below that a copy is cheaper than telling who owns the memory
-_ROUTES = 4096
+_SCRATCH_BYTES = 64 << 10
+_LEAST_BYTES = 64 << 10  # that a frame may have whatever the limits say: a control body
 _PATIENCE = 16  # messages that cannot be read
+_TURN = 16  # messages of one connection before the others have their turn
+_HELD_BYTES = 8 << 20  # of one connection that wait to be taken: then it is not read
+_HANDSHAKE_S = 5.0
+_LAST_WORDS_S = 1.0  # for END, and the answer to DRAIN; for the ERROR that ends a handshake
+_UNREADY = 256  # connections whose handshake is not over
+_EVENTS = 64  # connections that are read before messages are taken; but for control
+_LOOK_S = 0.25  # how often at most silent peers are looked for
 
 
 class Plane(Enum):
@@ -29,106 +53,394 @@ class Plane(Enum):
 # Messages of one peer that wait here to be read, and to be taken by it. Rows and batches can be large: what stays behind waits
 # at the peer; a learner that does not read what it asked for is sent no more than this.
 _HIGH_WATER = {Plane.CONTROL: (256, 256), Plane.INSERT: (64, 1024), Plane.PULL: (256, 128)}
+Bind = Callable[[str], tuple[socket.socket, str]]
 
 
 class Ports:
-    """ROUTERs, bound.
+    """Listening sockets, and the connections of each.
 
     Parameters
     ----------
-    context : zmq.Context
     endpoints : mapping of Plane to str
         Where each is bound; a port of 0 in the second and third is filled in.
     limits : Limits
     bind : callable, optional
-        Given a socket and a plane's name, binds it in place of this class, and says where clients find it.
-    encrypted : bool
-        Whether connections have a user; see `user`.
+        Given a plane's name, a listening socket and the endpoint at which clients find it, in place of ``endpoints``.
+    mechanism : callable, optional
+        Makes the mechanism of a connection; without, there are no keys.
+    most : int
+        Connections at the same time: beyond, the oldest that can be spared is ended.
+    clock : callable
+        Monotonic seconds.
 
     Attributes
     ----------
-    user : str | None
-        Whose connection the message came over that was received last. Known on the control plane.
+    needed : callable
+        The routes that cannot be spared.
+    unsent, ignored, violations, spared : int
+        Messages that could not be sent; that were not looked at; connections ended for what they sent; to make room.
     """
 
     def __init__(
         self,
-        context: Any,
         endpoints: Mapping[Plane, str],
         limits: Limits,
-        bind: Callable[[Any, str], str] | None = None,
-        encrypted: bool = False,
+        bind: Bind | None = None,
+        mechanism: Callable[[], Mechanism] = Null,
+        most: int = 4096,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.user: str | None = None
-        self._encrypted = encrypted
-        self.sockets: dict[Plane, Any] = {}
         self.endpoints: dict[Plane, str] = {}
-        self._refused: OrderedDict[tuple[Plane, bytes], int] = OrderedDict()
-        self.unsent = self.ignored = 0
+        self.needed: Callable[[], Collection[Link]] = tuple
+        self.unsent = self.ignored = self.violations = self.spared = 0
+        frame_bytes = max(limits.message_bytes, _LEAST_BYTES)
+        self._sizes = frame_bytes, 2 * frame_bytes + (1 << 20), FRAMES + 1
+        self._out_bytes = max(limits.in_flight_bytes, frame_bytes)
+        self._mechanism, self._most, self._clock = mechanism, most, clock
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._links: dict[int, Link] = {}  # in the order in which they came
+        self._unready: dict[Link, None] = {}
+        self._leaving: dict[Link, float] = {}  # an ERROR was sent: until when the peer may read it
+        self._mortal: dict[Link, None] = {}  # said how long they may be silent
+        self._lines: dict[Plane, deque[Link]] = {plane: deque() for plane in Plane}
+        self._held = {Plane.INSERT, Plane.PULL}
+        self._rest: float | None = None  # until when doors are not looked at
+        self._look = 0.0
+        self._all, self._control = select.epoll(), select.epoll()
+        self._all.register(self._control.fileno(), select.EPOLLIN)
+        self._doors = Doors(self._make_room)
         try:
             for plane in Plane:
-                socket = self.sockets[plane] = _router(context, plane, limits.message_bytes)
-                self.endpoints[plane] = _bound(socket, endpoints[plane]) if bind is None else bind(socket, plane.value)
+                where = endpoints.get(plane, "")
+                listener, self.endpoints[plane] = listen(parse(where)) if bind is None else bind(plane.value)
+                self._all.register(self._doors.add(plane, listener), select.EPOLLIN)
         except BaseException:
             self.close()
             raise
 
-    def receive(self, plane: Plane, most: int) -> Iterator[tuple[bytes, list[Any]]]:
-        """Up to ``most`` messages that are there: who sent each, as ZeroMQ calls it on this plane, and its frames."""
-        asked = plane is Plane.CONTROL and self._encrypted  # a copy no longer knows whose it is
-        socket, copies = self.sockets[plane], plane is not Plane.INSERT and not asked
-        for _ in range(most):
-            if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # cheaper than an exception
-                return
-            try:
-                route, *frames = socket.recv_multipart(zmq.NOBLOCK, copies)
-            except zmq.Again:
-                return
-            if asked:
-                self.user = user_of(route)
-            if not copies:
-                route, frames = route.bytes, [frame.buffer for frame in frames]
-            if self._refused and self._refused.get((plane, route), 0) >= _PATIENCE:
-                self.ignored += 1
-                continue
-            yield route, frames
+    # -- waiting ---------------------------------------------------------------------------------
 
-    def refused(self, plane: Plane, route: bytes) -> None:
-        """What came from there could not be read. Whoever goes on like that is not listened to any more."""
-        key = (plane, route)
-        self._refused[key] = self._refused.get(key, 0) + 1
-        if len(self._refused) > _ROUTES:
-            self._refused.popitem(last=False)
+    def watch(self, fd: int) -> None:
+        """Let `wait` end when this is readable, too."""
+        self._all.register(fd, select.EPOLLIN)
 
-    def send(self, plane: Plane, route: bytes, frames: list[Any], nbytes: int) -> bool:
-        """Hand frames to ZeroMQ; whether it took them. It does not, where nobody is there any more or does not read."""
+    def unwatch(self, fd: int) -> None:
+        """Until now it was watched; it may be closed already."""
+        with contextlib.suppress(OSError, ValueError):
+            self._all.unregister(fd)
+
+    def open(self) -> None:
+        """From now on messages of all planes are taken; until now those of control only."""
+        self._held.clear()
+
+    def wait(self, left_s: float | None) -> list[int]:
+        """Until a message was received that is taken now, or ``left_s`` are over.
+
+        Descriptors of `watch` that are readable end it too, and are returned.
+        """
+        until = None if left_s is None else self._clock() + left_s
+        while True:
+            timeout = 0.0 if self._backlog() else self._left_s(until)
+            events = self._all.poll(timeout, _EVENTS)
+            now = self._clock()
+            others = [fd for fd, mask in events if self._handle(fd, mask, now)]
+            for fd, mask in self._control.poll(0):
+                self._handle(fd, mask, now)
+            self._tidy(now)
+            if others or self._backlog() or (until is not None and now >= until):
+                return others
+
+    def _backlog(self) -> bool:
+        return any(line and plane not in self._held for plane, line in self._lines.items())
+
+    def _left_s(self, until: float | None) -> float | None:
+        moments = [] if until is None else [until]
+        if self._unready:
+            moments.append(next(iter(self._unready)).since + _HANDSHAKE_S)
+        if self._leaving:
+            moments.append(next(iter(self._leaving.values())))
+        if self._rest is not None:
+            moments.append(self._rest)
+        if self._mortal:
+            moments.append(self._look)
+        return max(0.0, min(moments) - self._clock()) if moments else None
+
+    def _handle(self, fd: int, mask: int, now: float) -> bool:
+        """Do what a descriptor is ready for; whether it is another's."""
+        link = self._links.get(fd)
+        if link is not None:
+            if mask & select.EPOLLOUT:
+                self._flush(link)
+            if mask & ~select.EPOLLOUT and not link.ended:
+                self._read(link, now)
+            return False
+        if fd in self._doors:
+            self._accept(fd, now)
+            return False
+        return fd != self._control.fileno()
+
+    # -- connections -----------------------------------------------------------------------------
+
+    def _accept(self, fd: int, now: float) -> None:
         try:
-            self.sockets[plane].send_multipart([route, *frames], zmq.NOBLOCK, nbytes < _ZERO_COPY_FROM)
-        except zmq.ZMQError:
+            for plane, sock in self._doors.accept(fd):
+                assert isinstance(plane, Plane)
+                if len(self._unready) >= _UNREADY:
+                    self._drop(next(iter(self._unready)))
+                    self.spared += 1
+                if len(self._links) >= self._most and not self._make_room():
+                    sock.close()
+                    self._doors.turned_away += 1
+                    continue
+                self._enter(Link(sock, plane, Connection(self._mechanism(), *self._sizes), now))
+        except OSError:
+            self._rest = now + REST_S
+            for door in self._doors.filenos():
+                self._all.unregister(door)
+
+    def _enter(self, link: Link) -> None:
+        self._links[link.sock.fileno()] = link
+        self._unready[link] = None
+        self._poll(link, select.EPOLLIN)
+        self._answer(link)
+
+    def _make_room(self) -> bool:
+        """End the connection that can be spared and came first: of a handshake that is not over, or of no session."""
+        needed = set(self.needed())
+        for link in [*self._unready, *self._links.values()]:
+            if link not in needed:
+                self._drop(link)
+                self.spared += 1
+                return True
+        return False
+
+    def _poll(self, link: Link, mask: int) -> None:
+        """Look for these events of a connection from now on; 0: for none."""
+        if mask == link.mask:
+            return
+        epoll = self._control if link.plane is Plane.CONTROL else self._all
+        if not mask:
+            epoll.unregister(link.sock.fileno())
+        elif link.mask:
+            epoll.modify(link.sock.fileno(), mask)
+        else:
+            epoll.register(link.sock.fileno(), mask)
+        link.mask = mask
+
+    def _drop(self, link: Link) -> None:
+        """End a connection. What was received of it can still be taken."""
+        if link.ended:
+            return
+        self._poll(link, 0)
+        del self._links[link.sock.fileno()]
+        for some in (self._unready, self._leaving, self._mortal):
+            some.pop(link, None)
+        link.close()
+
+    def _read(self, link: Link, now: float) -> None:
+        if link in self._leaving:
+            self._overhear(link)
+            return
+        most = _HIGH_WATER[link.plane][0]
+        if link.full(most, _HELD_BYTES):
+            link.paused = True
+            self._poll(link, 0)
+            return
+        try:
+            alive = link.read(self._scratch, most, _HELD_BYTES)
+        except OSError:
+            alive = False
+        except ProtocolError as error:
+            self._violated(link, error)
+            return
+        link.heard = now
+        self._came(link)
+        if not alive:
+            self._drop(link)
+
+    def _came(self, link: Link) -> None:
+        """See to what was received: answers of the protocol, messages."""
+        connection = link.connection
+        if connection.outgoing and not link.ended:
+            if connection.ready:
+                self._unready.pop(link, None)
+            self._answer(link)
+        elif link in self._unready and connection.ready:
+            del self._unready[link]
+        if connection.ttl_s is not None:
+            self._mortal[link] = None
+        if not link.listed and (connection.messages or connection.cut_short):
+            link.listed = True
+            self._lines[link.plane].append(link)
+
+    def _violated(self, link: Link, error: ProtocolError) -> None:
+        """It broke the rules: what came before counts, and it may read why."""
+        self.violations += 1
+        self._came(link)
+        if link.ended:
+            return
+        if not error.answer:
+            self._drop(link)
+            return
+        link.connection.outgoing.append(error.answer)
+        self._answer(link)
+        if not link.ended:
+            self._unready.pop(link, None)
+            with contextlib.suppress(OSError):
+                link.sock.shutdown(socket.SHUT_WR)
+            self._leaving[link] = self._clock() + _LAST_WORDS_S
+
+    def _overhear(self, link: Link) -> None:
+        """Until it closes: a socket that is closed with bytes unread may take the last words back."""
+        try:
+            gone = not link.sock.recv_into(self._scratch)
+        except BlockingIOError:
+            return
+        except OSError:
+            gone = True
+        if gone:
+            self._drop(link)
+
+    def _answer(self, link: Link) -> None:
+        try:
+            link.answer()
+        except OSError:
+            self._drop(link)
+            return
+        if link.unsent_bytes:
+            self._poll(link, link.mask | select.EPOLLOUT)
+
+    def _flush(self, link: Link) -> None:
+        try:
+            if link.flush():
+                self._poll(link, select.EPOLLIN)
+        except OSError:
+            self._drop(link)
+
+    def _tidy(self, now: float) -> None:
+        """End what has taken too long."""
+        while self._unready and (link := next(iter(self._unready))).since + _HANDSHAKE_S <= now:
+            self._drop(link)
+        while self._leaving and next(iter(self._leaving.values())) <= now:
+            self._drop(next(iter(self._leaving)))
+        if self._rest is not None and now >= self._rest:
+            self._rest = None
+            for door in self._doors.filenos():
+                self._all.register(door, select.EPOLLIN)
+        if self._mortal and now >= self._look:
+            self._look_for_silent(now)
+
+    def _look_for_silent(self, now: float) -> None:
+        """End connections whose time to live is over. What this process did not read meanwhile counts as heard."""
+        ends = []
+        for link in list(self._mortal):
+            ttl_s = link.connection.ttl_s
+            if ttl_s is None:
+                del self._mortal[link]
+            elif link.paused:
+                link.heard = now
+            elif link.heard + ttl_s <= now:
+                heard, link.heard = link.heard, 0.0
+                with contextlib.suppress(BlockingIOError):
+                    if link.sock.recv(1, socket.MSG_PEEK):
+                        heard = now
+                link.heard = heard
+                if heard != now:
+                    self._drop(link)
+                    continue
+            if ttl_s is not None:
+                ends.append(link.heard + ttl_s)
+        self._look = max(now + _LOOK_S, min(ends, default=now))
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def receive(self, plane: Plane, most: int) -> Iterator[tuple[Link, list[Any]]]:
+        """Up to ``most`` messages that are there: the route of each, and its frames. See NOTE [whose turn is next]."""
+        line = self._lines[plane]
+        while line and most > 0:
+            link = line.popleft()
+            messages = link.connection.messages
+            try:
+                for _ in range(min(_TURN, most, len(messages))):
+                    frames, nbytes = messages.popleft()
+                    link.connection.held_bytes -= nbytes
+                    most -= 1
+                    if link.refusals >= _PATIENCE:
+                        self.ignored += 1
+                        continue
+                    yield link, frames
+            finally:
+                self._settle(link, line)
+
+    def _settle(self, link: Link, line: deque[Link]) -> None:
+        """It had its turn."""
+        connection = link.connection
+        link.listed = False
+        if connection.cut_short and not connection.messages:
+            try:
+                link.resume(self._scratch)
+            except ProtocolError as error:
+                self._violated(link, error)
+            else:
+                self._came(link)
+        elif connection.messages:
+            link.listed = True
+            line.append(link)
+        if link.paused and not link.ended and not connection.messages and not connection.cut_short:
+            link.paused = False
+            self._poll(link, select.EPOLLIN | (select.EPOLLOUT if link.unsent_bytes else 0))
+
+    def refused(self, route: Link) -> None:
+        """A message from there could not be read. After some of these its others are passed over."""
+        route.refusals += 1
+
+    def send(self, plane: Plane, route: Link, frames: list[Any], nbytes: int) -> bool:
+        """Send a message, or let it wait; False if the peer is gone or its queue is full.
+
+        Large frames are not copied: leave them as they are until the peer has them.
+        """
+        most = _HIGH_WATER[plane][1]
+        waits = route.unsent_bytes
+        if route.ended or (waits and (route.unsent >= most or waits + nbytes > self._out_bytes)):
             self.unsent += 1
             return False
+        try:
+            route.send(frames)
+        except OSError:
+            self._drop(route)
+            self.unsent += 1
+            return False
+        if route.unsent_bytes and not route.paused:
+            self._poll(route, select.EPOLLIN | select.EPOLLOUT)
         return True
 
+    # -- the end ---------------------------------------------------------------------------------
+
     def close(self) -> None:
-        """What is not sent yet has ``linger`` milliseconds; see `_router`."""
-        for socket in self.sockets.values():
-            with contextlib.suppress(zmq.ZMQError):
-                socket.close()
-        self.sockets.clear()
+        """Send what waits, for a second at most, and close everything. Again does nothing."""
+        if self._all.closed:
+            return
+        self._doors.close()
+        self._send_last_words(time.monotonic() + _LAST_WORDS_S)
+        for link in list(self._links.values()):
+            with contextlib.suppress(OSError):
+                while link.sock.recv_into(self._scratch) == len(self._scratch):
+                    continue
+            self._drop(link)
+        self._control.close()
+        self._all.close()
 
-
-def _bound(socket: Any, endpoint: str) -> str:
-    socket.bind(endpoint)
-    found: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    return found
-
-
-def _router(context: Any, plane: Plane, message_bytes: int) -> Any:
-    socket = context.socket(zmq.ROUTER)
-    socket.linger = 1000  # the last words: END, and the answer to DRAIN
-    socket.maxmsgsize = max(message_bytes, 64 << 10)  # of weights, rows, priorities; control bodies are measured when read
-    socket.router_mandatory = 1
-    socket.rcvhwm, socket.sndhwm = _HIGH_WATER[plane]
-    socket.handshake_ivl = 5000
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    return socket
+    def _send_last_words(self, until: float) -> None:
+        with select.epoll() as epoll:
+            waiting = {fd: link for fd, link in self._links.items() if link.unsent_bytes}
+            for fd in waiting:
+                epoll.register(fd, select.EPOLLOUT)
+            while waiting and (left := until - time.monotonic()) > 0:
+                for fd, _ in epoll.poll(left):
+                    try:
+                        done = waiting[fd].flush()
+                    except OSError:
+                        done = True
+                    if done:
+                        epoll.unregister(fd)
+                        del waiting[fd]

@@ -8,6 +8,7 @@ from typing import Any
 
 from async_loader.errors import Malformed
 from async_loader.feeder.server.counters import Counters
+from async_loader.feeder.server.links import Link
 from async_loader.feeder.server.ports import Plane, Ports
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.wire import Error, ErrorCode, Limits, Message, Pong, Type, decode, encode, refuse
@@ -43,12 +44,12 @@ class Post:
                 return False
         return count < most
 
-    def _one(self, plane: Plane, route: bytes, frames: list[Any], handle: Handle) -> None:
+    def _one(self, plane: Plane, route: Link, frames: list[Any], handle: Handle) -> None:
         """Read a message and do what it says; whoever sent what cannot be read is told."""
         try:
             message = decode(frames, self._limits)
         except Malformed as error:
-            self.ports.refused(plane, route)
+            self.ports.refused(route)
             self._refuse(plane, route, error)
             return
         self._attempt(plane, route, message, lambda: self._handle(plane, route, message, handle))
@@ -59,7 +60,7 @@ class Post:
         if route is not None and self._sessions.get(session.number) is session:
             self._attempt(plane, route, message, lambda: handle(session, message))
 
-    def _attempt(self, plane: Plane, route: bytes, message: Message, attempt: Callable[[], None]) -> None:
+    def _attempt(self, plane: Plane, route: Link, message: Message, attempt: Callable[[], None]) -> None:
         """Whoever sent what cannot be done is told."""
         try:
             attempt()
@@ -71,27 +72,27 @@ class Post:
             text = f"{type(error).__name__}: {error}; the server's log has more"
             self._answer_error(plane, route, message, Malformed(text, ErrorCode.INTERNAL))
 
-    def _handle(self, plane: Plane, route: bytes, message: Message, handle: Handle) -> None:
+    def _handle(self, plane: Plane, route: Link, message: Message, handle: Handle) -> None:
         kind = message.type
         if kind is Type.HELLO:
             if plane is not Plane.CONTROL or self.on_hello is None:
                 raise Malformed(f"HELLO is for the control plane, not for {plane.value}")
-            session, reply = self.on_hello(message, self.ports.user)
+            session, reply = self.on_hello(message, route.user)
             session.routes[plane] = route
             self.send(session, plane, reply)
             return
-        session = self._sessions.heard(message.session, plane, route)
+        session = self._sessions.heard(message.session, plane, route, route.user)
         if kind is Type.PING:
             self.send(session, plane, message.reply(Pong()))
         if kind is not Type.ERROR:
             handle(session, message)
 
-    def _answer_error(self, plane: Plane, route: bytes, message: Message, error: Malformed) -> None:
+    def _answer_error(self, plane: Plane, route: Link, message: Message, error: Malformed) -> None:
         error.type, error.session = message.type, message.session
         error.sequence, error.number = message.sequence, message.number
         self._refuse(plane, route, error)
 
-    def _refuse(self, plane: Plane, route: bytes, error: Malformed) -> None:
+    def _refuse(self, plane: Plane, route: Link, error: Malformed) -> None:
         self.counters.refused(error.code)
         answer = refuse(error)
         if answer is not None:
@@ -102,7 +103,7 @@ class Post:
         route = session.routes.get(plane)
         return route is not None and self._send(plane, route, message)
 
-    def _send(self, plane: Plane, route: bytes, message: Message) -> bool:
+    def _send(self, plane: Plane, route: Link, message: Message) -> bool:
         frames = encode(message)
         nbytes = sum([len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames])
         if not self.ports.send(plane, route, frames, nbytes):

@@ -63,7 +63,7 @@ def _table(table: Table, hall: Hall, uptime: float, unopened: int) -> dict[str, 
 
 def _session(session: Session, now: float) -> dict[str, Any]:
     return {
-        "id": session.number,
+        "id": session.id,
         "pid": session.hello.pid,
         "host": session.hello.host[:64],
         "user": session.user,

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import zmq
-
 from async_loader.errors import Closed
 from async_loader.feeder.auth import Gatekeeper
 from async_loader.feeder.server.counters import Counters
@@ -21,7 +19,7 @@ from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.inbound import Inbound
 from async_loader.feeder.server.memory import keep_freed
 from async_loader.feeder.server.outbound import Outbound
-from async_loader.feeder.server.ports import Plane, Ports
+from async_loader.feeder.server.ports import Bind, Plane, Ports
 from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.report import status_of
 from async_loader.feeder.server.sessions import Session, Sessions
@@ -29,12 +27,14 @@ from async_loader.feeder.server.shelves import Shelves
 from async_loader.feeder.server.warming import Warming
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.wire import NEWEST, End, Limits, Message, Type, Welcome
+from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Bell, Deadline
 from async_loader.replay.buffer import ReplayBuffer
 
 _OF_TABLES = (Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN)
 # Messages of each kind in one round, and their bytes: so long at most does a heartbeat wait.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
+_LINKS, _MORE_LINKS = 3, 512  # connections of a session; and of those that have none (yet)
 
 
 class Server:
@@ -60,9 +60,7 @@ class Server:
     memory : str, optional
         Path of a unix socket: learners of this host, and of this user, have their batches written into memory of theirs.
     gatekeeper : Gatekeeper, optional
-        Who decides who may connect; the loop lets it answer.
-    context : zmq.Context, optional
-        Of the sockets; whoever gives it ends it.
+        Decides which keys may connect; without, there are no keys.
     clock : callable
         Monotonic seconds.
 
@@ -85,10 +83,9 @@ class Server:
         heartbeat_s: float = 1.0,
         silence_s: float = 10.0,
         drain_s: float = 10.0,
-        bind: Callable[[Any, str], str] | None = None,
+        bind: Bind | None = None,
         memory: str | None = None,
         gatekeeper: Gatekeeper | None = None,
-        context: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._drain_s = clock, drain_s
@@ -100,18 +97,14 @@ class Server:
             Sessions(sessions, silence_s, clock), WeightStore(weight_bytes), limits, window_bytes, window_rows, clock,
         )  # fmt: skip
         self.counters = Counters(clock)
-        self._own_context = zmq.Context() if context is None else None
         self._shelves: Shelves | None = None
+        mechanism = Null if gatekeeper is None else gatekeeper.mechanism
+        self._ports = Ports(endpoints, limits, bind, mechanism, _LINKS * sessions + _MORE_LINKS, clock)
+        self._ports.needed = hall.sessions.routes
         try:
-            self._ports = Ports(context or self._own_context, endpoints, limits, bind, gatekeeper is not None)
-            try:
-                self._shelves = None if memory is None else Shelves(memory, hall.sessions)
-            except BaseException:
-                self._ports.close()
-                raise
+            self._shelves = None if memory is None else Shelves(memory, hall.sessions)
         except BaseException:
-            if self._own_context is not None:
-                self._own_context.term()
+            self._ports.close()
             raise
         hall.gatekeeper, hall.memory = gatekeeper, memory
         for table in hall.tables.values():
@@ -121,11 +114,7 @@ class Server:
         self._post.on_hello = self._desk.hello
         self._inbound, self._outbound = Inbound(hall, self._post), Outbound(hall, self._post)
         self._bell = Bell()
-        self._poller = zmq.Poller()
-        for what in (self._ports.sockets[Plane.CONTROL], self._bell.fileno()):
-            self._poller.register(what, zmq.POLLIN)
-        if gatekeeper is not None:
-            self._poller.register(gatekeeper.poll_socket, zmq.POLLIN)
+        self._ports.watch(self._bell.fileno())
         self._callers: set[int] = set()  # who is about to offer memory
         self._stops = 0
         self._more = False  # whether a round left something undone that waits for nobody
@@ -134,7 +123,7 @@ class Server:
         self._warming: Warming | None = None
         try:
             self._warming = Warming(self._ring)
-        except BaseException:  # Ctrl-C while it compiled; a context with open sockets would never end
+        except BaseException:  # Ctrl-C while it compiled
             self.close()
             raise
 
@@ -170,23 +159,19 @@ class Server:
         left = self._left_s()
         if self._shelves is not None:
             self._hear_callers(self._shelves)
-        events = self._poller.poll(None if left is None else min(int(left * 1000 + 0.999), 1 << 30))
-        if any(what == self._bell.fileno() for what, _ in events):
-            self._bell.clear()
-        if self._hall.gatekeeper is not None:
-            self._hall.gatekeeper.handle()
-        if self._shelves is not None and events:
-            for what, _ in events:
-                if what in self._callers:
-                    self._shelves.handle(what)
+        for what in self._ports.wait(left):
+            if what == self._bell.fileno():
+                self._bell.clear()
+            elif self._shelves is not None and what in self._callers:
+                self._shelves.handle(what)
 
     def _hear_callers(self, shelves: Shelves) -> None:
         callers = set(shelves.filenos())
         if callers != self._callers:
             for gone in self._callers - callers:
-                self._poller.unregister(gone)
+                self._ports.unwatch(gone)
             for new in callers - self._callers:
-                self._poller.register(new, zmq.POLLIN)
+                self._ports.watch(new)
             self._callers = callers
 
     def _left_s(self) -> float | None:
@@ -227,8 +212,7 @@ class Server:
         if not warming.over:
             return False
         self._warming = None
-        for plane in (Plane.INSERT, Plane.PULL):
-            self._poller.register(self._ports.sockets[plane], zmq.POLLIN)
+        self._ports.open()
         for session, message in warming.kept():
             self._post.late(Plane.CONTROL, session, message, self._answer)
         return True
@@ -291,8 +275,6 @@ class Server:
             self._ports.close()
             if self._shelves is not None:
                 self._shelves.close()
-            if self._own_context is not None:
-                self._own_context.term()
             self._bell.close()
             for session in self._hall.sessions:
                 for reader in session.readers.values():

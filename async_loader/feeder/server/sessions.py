@@ -1,13 +1,21 @@
-"""Who is connected: sessions, how they are reached, and when they were last heard of. Sends nothing."""
+"""Who is connected: sessions, how they are reached, and when they were last heard of. Sends nothing.
+
+NOTE [whose session]. The number of a session, 63 random bits, lets a message act for it. So it is
+shown to its client only: not in STATUS, no log, no error; these name the session's ``id``. With
+keys the number is not enough: each message, on each plane, has to come over a connection of the
+user that said HELLO.
+"""
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
 from async_loader.feeder.server.intake import WriterState
+from async_loader.feeder.server.links import Link
 from async_loader.feeder.server.outlet import ReaderState
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.wire import ErrorCode, Hello
@@ -22,22 +30,27 @@ class Session:
     Attributes
     ----------
     number : int
-        What its messages carry.
+        What its messages carry. Secret, see NOTE [whose session].
+    id : int
+        What it is called in STATUS.
     version : int
         That its messages are written in.
     routes : dict
-        Of each plane on which it was heard: what ZeroMQ calls it there now.
+        Of each plane on which it was heard: the connection.
+    user : str | None
+        The owner of its client's key; ``None`` without keys.
     heard, since : float
         On the server's clock.
     """
 
-    number: int
-    hello: Hello
+    number: int = field(repr=False)
+    id: int
+    hello: Hello = field(repr=False)
     version: int
     since: float
     heard: float
     user: str | None = None
-    routes: dict[Plane, bytes] = field(default_factory=dict)
+    routes: dict[Plane, Link] = field(default_factory=dict)
     writers: dict[int, WriterState] = field(default_factory=dict)
     readers: dict[int, ReaderState] = field(default_factory=dict)
 
@@ -70,7 +83,8 @@ class Sessions:
     def __init__(self, most: int, silence_s: float, clock: Callable[[], float]) -> None:
         self._most, self._silence_s, self._clock = most, silence_s, clock
         self._by_number: dict[int, Session] = {}
-        self._by_client: dict[bytes, Session] = {}
+        self._by_client: dict[tuple[str | None, bytes], Session] = {}
+        self._ids = itertools.count(1)
         self._due: float | None = None  # nobody is silent for too long before then
 
     def __len__(self) -> int:
@@ -83,9 +97,9 @@ class Sessions:
         """O(1)."""
         return self._by_number.get(number)
 
-    def before(self, hello: Hello) -> Session | None:
-        """The session of the same client, whose place a new one would take."""
-        return self._by_client.get(hello.client)
+    def before(self, hello: Hello, user: str | None) -> Session | None:
+        """The session of the same client, and user, whose place a new one would take."""
+        return self._by_client.get((user, hello.client))
 
     def open(self, hello: Hello, version: int, user: str | None) -> Session:
         """A new session. An earlier one of the same client was dropped.
@@ -98,23 +112,23 @@ class Sessions:
         if len(self) >= self._most:
             raise Malformed(f"{len(self)} sessions are open, which is all that this server takes", ErrorCode.LIMIT)
         now = self._clock()
-        session = Session(secrets.randbits(63) | 1, hello, version, now, now, user)
-        self._by_number[session.number] = self._by_client[hello.client] = session
+        session = Session(secrets.randbits(63) | 1, next(self._ids), hello, version, now, now, user)
+        self._by_number[session.number] = self._by_client[user, hello.client] = session
         if self._due is None:
             self._due = now + self._silence_s
         return session
 
-    def heard(self, number: int, plane: Plane, route: bytes) -> Session:
-        """The session that a message came from.
+    def heard(self, number: int, plane: Plane, route: Link, user: str | None) -> Session:
+        """The session that a message came from, over a connection of ``user``.
 
         Raises
         ------
         Malformed
-            UNKNOWN_SESSION.
+            UNKNOWN_SESSION; for the session of another user too, and in the same words.
         """
         session = self._by_number.get(number)
-        if session is None:
-            raise Malformed(f"session {number:#x} is not known here: begin again with HELLO", ErrorCode.UNKNOWN_SESSION)
+        if session is None or session.user != user:
+            raise Malformed("this session is not known here: begin again with HELLO", ErrorCode.UNKNOWN_SESSION)
         session.heard = self._clock()
         session.routes[plane] = route
         return session
@@ -122,8 +136,13 @@ class Sessions:
     def drop(self, session: Session) -> None:
         """It is over."""
         self._by_number.pop(session.number, None)
-        if self._by_client.get(session.hello.client) is session:
-            del self._by_client[session.hello.client]
+        client = session.user, session.hello.client
+        if self._by_client.get(client) is session:
+            del self._by_client[client]
+
+    def routes(self) -> set[Link]:
+        """The connections of all of them."""
+        return {route for session in self._by_number.values() for route in session.routes.values()}
 
     def silent(self) -> list[Session]:
         """Those that have not been heard of for too long. O(1) while there can be none."""

@@ -22,7 +22,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import sabotages
-import zmq
 from history import MEMBERS
 
 from async_loader import Field, ReplayBuffer
@@ -310,20 +309,12 @@ def server(options: dict) -> None:
     }[options["mode"]]
     buffer = ReplayBuffer(1 << 16, max_bytes="512MiB", **how)
     ends = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
-    locks, context = {}, None
+    locks = {}
     if options["shared"]:
         ends = {plane: options["address"] + ("" if plane is Plane.CONTROL else f".{plane.value}") for plane in Plane}
         locks = {"memory": options["address"].removeprefix("ipc://") + ".memory"}
     if options["keys"]:
-        context = zmq.Context()
-        gatekeeper = Gatekeeper(context, load_server_keys(options["keys"]))
-
-        def bind(socket, plane):
-            gatekeeper.apply(socket)
-            socket.bind(ends[Plane(plane)])
-            return socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-        locks = {"context": context, "gatekeeper": gatekeeper, "bind": bind}
+        locks = {"gatekeeper": Gatekeeper(load_server_keys(options["keys"]))}
     one = Announced(
         {TABLE: buffer},
         ends,
@@ -337,9 +328,6 @@ def server(options: dict) -> None:
     ports = {} if options["shared"] else {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}
     say("ready", ports, one.incarnation.hex())
     one.run()
-    if context is not None:
-        gatekeeper.close()
-        context.term()
 
 
 _PR_SET_PDEATHSIG = 1

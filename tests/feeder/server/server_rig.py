@@ -1,11 +1,15 @@
-"""A server and its peers in one thread: inproc sockets, a clock that is moved by hand, rounds that are made one by one."""
+"""A server and its peers in one thread: unix sockets, a clock that is moved by hand, rounds that are made one by one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import tempfile
 
 import numpy as np
 import zmq
+from zmtp_rig import Splitter, framed, opening
 
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
@@ -36,16 +40,6 @@ SCHEMA = Schema.of({"x": np.int64, "done": np.bool_})
 NO_SLOTS = np.empty(0, np.uint32)
 
 
-def _begin_to_collect() -> None:
-    """The first message that is sent without a copy makes pyzmq start a thread, which stays."""
-    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
-        one.bind("inproc://collect")
-        two.connect("inproc://collect")
-        one.send(np.zeros(1 << 20, np.uint8), copy=False)
-        two.recv()
-
-
-_begin_to_collect()
 warm()  # rounds that are made by hand begin with a server that has started
 
 
@@ -69,6 +63,56 @@ def rows_of(values, schema: Schema = SCHEMA, flags=None, streams=None) -> tuple[
     return layout, Steps(streams, flags, np.full(n, np.nan), columns)
 
 
+class Dealer:
+    """A client's socket that speaks ZMTP by itself, in place of libzmq's, whose threads a round made by hand cannot wait for."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(endpoint.removeprefix("ipc://"))
+        self.sock.setblocking(False)
+        self._splitter = Splitter()
+        self._unsent = bytearray(opening())
+        self._move()
+
+    def send_multipart(self, frames) -> None:
+        self._unsent += framed(frames)
+        self._move()
+
+    def _move(self) -> None:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._unsent:
+                del self._unsent[: self.sock.send(self._unsent)]
+
+    def receive_some(self) -> None:
+        """What has come by now."""
+        self._move()
+        with contextlib.suppress(BlockingIOError):
+            while data := self.sock.recv(1 << 20):
+                self._splitter.feed(data)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether there is more to be sent than the kernel takes at once."""
+        self._move()
+        return bool(self._unsent)
+
+    @property
+    def halfway(self) -> bool:
+        """Whether a message has come in part."""
+        return self._splitter.halfway
+
+    def poll(self, timeout_ms: int = 0) -> bool:
+        if not self._splitter.messages:
+            self.receive_some()
+        return bool(self._splitter.messages)
+
+    def recv_multipart(self) -> list[bytes]:
+        return self._splitter.messages.popleft()
+
+    def close(self) -> None:
+        self.sock.close()
+
+
 class Peer:
     """A client of raw sockets. ``turn`` lets the server do a round, where it has no thread of its own."""
 
@@ -77,14 +121,17 @@ class Peer:
         self.sockets = {}
         self._batch_sizes: dict[int, int] = {}
         for plane in Plane:
+            if context is None:
+                self.sockets[plane] = Dealer(endpoints[plane])
+                continue
             self.sockets[plane] = context.socket(zmq.DEALER)
             self.sockets[plane].linger = 0
             self.sockets[plane].connect(endpoints[plane])
         self.session = self.sequence = 0
 
     def close(self) -> None:
-        for socket in self.sockets.values():
-            socket.close()
+        for one in self.sockets.values():
+            one.close()
 
     def __enter__(self) -> Peer:
         return self
@@ -99,11 +146,15 @@ class Peer:
         session = self.session if session is None else session
         message = Message(body, session, self.sequence if sequence is None else sequence, number, **others)
         self.sockets[plane].send_multipart(encode(message))
+        while self._turn is not None and self.sockets[plane].unsent:
+            self._turn()
 
     def receive(self, plane: Plane, wait: bool = True) -> Message | None:
         """The next message; ``None``, if there is none after a round."""
         if self._turn is not None:
             self._turn()
+            while not self.sockets[plane].poll() and self.sockets[plane].halfway:
+                self._turn()
         if self.sockets[plane].poll(self._wait_ms if wait and self._turn is None else 0):
             return decode(self.sockets[plane].recv_multipart())
         assert not wait, "no answer"
@@ -165,14 +216,17 @@ class Rig:
 
     def __init__(self, tables: dict[str, ReplayBuffer] | None = None, **settings) -> None:
         self.clock = Clock()
-        self.context = zmq.Context()
-        self.endpoints = {plane: f"inproc://{plane.value}" for plane in Plane}
+        self._folder = tempfile.TemporaryDirectory()
+        self.endpoints = {plane: f"ipc://{self._folder.name}/{plane.value}" for plane in Plane}
         tables = tables or {"t": ReplayBuffer(1000, SCHEMA, seed=0)}
-        self.server = Server(tables, self.endpoints, context=self.context, clock=self.clock, **settings)
+        self.server = Server(tables, self.endpoints, clock=self.clock, **settings)
         self.tables, self.hall = tables, self.server._hall
         self._peers: list[Peer] = []
 
     def turn(self) -> None:
+        """What has been sent by now is received, and a round made."""
+        for _ in range(3):  # connections are taken, read, and read on
+            self.server._ports.wait(0.0)
         self.server._round()
 
     def pass_time(self, seconds: float) -> None:
@@ -180,7 +234,7 @@ class Rig:
         self.turn()
 
     def peer(self, greet: bool = True, **others) -> Peer:
-        peer = Peer(self.context, self.endpoints, self.turn, **others)
+        peer = Peer(None, self.endpoints, self.turn, **others)
         self._peers.append(peer)
         if greet:
             peer.hello()
@@ -193,4 +247,4 @@ class Rig:
         self.server.close()
         for peer in self._peers:
             peer.close()
-        self.context.term()
+        self._folder.cleanup()

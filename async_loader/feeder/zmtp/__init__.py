@@ -1,0 +1,23 @@
+"""ZMTP 3.1 as a server speaks it (ZeroMQ RFC 37; CURVE: RFC 26): bytes in, messages out. Has no socket and no clock.
+
+::
+
+    bytes ──▶ Connection.received ──▶ greeting ──▶ mechanism (NULL, CURVE) ──▶ messages
+                     │                                   │
+                     └──── outgoing: greeting, READY, PONG, ERROR ◀┘
+
+NOTE [own ZMTP]. libzmq ends the whole process by assertions that its peers can reach: a routing id that the next peer is about
+to get; a heartbeat that was read while the input of its connection was stopped. The process that holds tables therefore reads
+and writes ZMTP itself: input that breaks the rules raises `ProtocolError` here, and ends one connection. Clients use libzmq.
+`curve` is imported late, and only where there are keys: it takes PyNaCl.
+"""
+
+from __future__ import annotations
+
+from async_loader.feeder.zmtp.connection import Connection
+from async_loader.feeder.zmtp.errors import ProtocolError
+from async_loader.feeder.zmtp.frames import Buffer
+from async_loader.feeder.zmtp.mechanism import Mechanism
+from async_loader.feeder.zmtp.null import Null
+
+__all__ = ["Buffer", "Connection", "Mechanism", "Null", "ProtocolError"]

@@ -1,0 +1,260 @@
+"""One connection: bytes that came are cut into frames, frames into messages. Has no socket and no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from async_loader.feeder.zmtp import frames as wire
+from async_loader.feeder.zmtp.errors import ProtocolError
+from async_loader.feeder.zmtp.frames import COMMAND, LONG, MORE, Buffer
+from async_loader.feeder.zmtp.mechanism import Mechanism
+
+_GREETING = 64
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+_HANDSHAKE_BYTES = 8 << 10
+"""Of a frame before the handshake is over."""
+_OWN_BUFFER_FROM = 16 << 10
+"""A frame of that many bytes that has not come wholly gets its own buffer, and is received into that."""
+_MOST_CONTEXT = 16
+_JOIN_BELOW = 4 << 10
+"""Parts of a message that are joined before they are sent: a copy is cheaper than one more buffer for the kernel."""
+
+
+def greeting(mechanism: bytes) -> bytes:
+    """The first 64 bytes of a server of ZMTP 3.1."""
+    as_server = mechanism == b"CURVE"
+    return _SIGNATURE + bytes((3, 1)) + mechanism.ljust(20, b"\0") + bytes((as_server,)) + bytes(31)
+
+
+class Connection:
+    """The server's end of one connection.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    frame_bytes, message_bytes, message_frames : int
+        The most that a frame, and all frames of a message, may have: what is announced beyond is refused before it is
+        allocated.
+
+    Attributes
+    ----------
+    messages : deque of (list of buffers, int)
+        Received and not taken yet: frames, and their bytes. Each frame is memory of its own.
+    held_bytes : int
+        Of them; who takes a message subtracts its bytes.
+    outgoing : list of bytes
+        What the protocol itself sends, in order; who sends it clears the list.
+    ttl_s : float | None
+        How long the peer may be silent, as its last PING says; ``None``: for ever.
+
+    Examples
+    --------
+    The loop around it, with a buffer that all connections share::
+
+        space = connection.space(scratch)
+        count = socket.recv_into(space)
+        connection.received(scratch, count, 1000)
+        socket.send(b"".join(connection.outgoing))
+    """
+
+    def __init__(self, mechanism: Mechanism, frame_bytes: int, message_bytes: int, message_frames: int) -> None:
+        self._mechanism = mechanism
+        self._frame_bytes = frame_bytes + mechanism.overhead
+        self._message_bytes, self._message_frames = message_bytes, message_frames
+        self.messages: deque[tuple[list[Buffer], int]] = deque()
+        self.held_bytes = 0
+        self.outgoing: list[bytes] = [greeting(mechanism.name)]
+        self.ttl_s: float | None = None
+        self._greeted = False
+        self._pending: Buffer = b""  # what was received and not cut yet
+        self._large: memoryview | None = None  # a frame that is under way, in its own buffer
+        self._large_flags = self._filled = 0
+        self._frames: list[Buffer] = []  # of the message that is under way
+        self._nbytes = 0
+        self.cut_short = False
+        """Whether frames may lie in what is pending."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the handshake is over."""
+        return self._mechanism.ready
+
+    @property
+    def user(self) -> str | None:
+        """Whose key the peer has; ``None`` without keys, and before the handshake is over."""
+        return self._mechanism.user if self._mechanism.ready else None
+
+    # -- in --------------------------------------------------------------------------------------
+
+    def space(self, scratch: bytearray) -> memoryview:
+        """Where the next bytes are to be received: in a frame's own buffer, or in ``scratch``."""
+        if self._large is not None:
+            return self._large[self._filled :]
+        pending = len(self._pending)
+        if pending:
+            scratch[:pending] = self._pending
+        return memoryview(scratch)[pending:]
+
+    def received(self, scratch: bytearray, count: int, most: int) -> None:
+        """Read ``count`` bytes that are where `space` said, up to ``most`` frames of them.
+
+        Raises
+        ------
+        ProtocolError
+            And nothing else, whatever the bytes are.
+        """
+        if self._large is not None:
+            self._filled += count
+            if self._filled == len(self._large):
+                body, self._large = self._large, None
+                self._frame(self._large_flags, body)
+            return
+        self._cut(scratch, len(self._pending) + count, most)
+
+    def resume(self, scratch: bytearray, most: int) -> None:
+        """Go on where `received` had cut ``most`` frames; `cut_short` says that it had. Raises ProtocolError."""
+        pending = len(self._pending)
+        scratch[:pending] = self._pending
+        self._cut(scratch, pending, most)
+
+    def _cut(self, data: bytearray, end: int, most: int) -> None:
+        at = 0
+        self.cut_short = False
+        if not self._greeted:
+            at = self._greet(data, end)
+            if not at:
+                self._pending = data[:end]
+                return
+        while end - at >= 2:
+            flags = data[at]
+            if flags & LONG:
+                begin = at + 9
+                if begin > end:
+                    break
+                size = int.from_bytes(data[at + 1 : begin], "big")
+            else:
+                begin, size = at + 2, data[at + 1]
+            stop = begin + size
+            if stop > end:
+                self._check_head(flags, size)
+                if size >= _OWN_BUFFER_FROM:
+                    self._begin_large(flags, size, data, begin, end)
+                    at = end
+                break
+            if not most:
+                self.cut_short = True
+                break
+            most -= 1
+            if flags > MORE or size > _HANDSHAKE_BYTES:
+                self._check_head(flags, size)
+            self._frame(flags, data[begin:stop])
+            at = stop
+        self._pending = data[at:end] if at < end else b""
+
+    def _greet(self, data: bytearray, end: int) -> int:
+        """Where the peer's greeting ends; 0: not all of it has come."""
+        if not end:
+            return 0
+        if data[0] != 0xFF or (end >= 10 and not data[9] & 1):
+            raise ProtocolError("what connected does not speak ZMTP")
+        if end > 10 and data[10] < 3:
+            raise ProtocolError(f"the peer speaks ZMTP {data[10]}, this server 3.0 and 3.1")
+        if end < _GREETING:
+            return 0
+        mechanism = bytes(data[12:32]).rstrip(b"\0")
+        if mechanism != self._mechanism.name:
+            raise ProtocolError(f"the peer has mechanism {mechanism!r}, this server {self._mechanism.name!r}")
+        self._greeted = True
+        reply = self._mechanism.begin()
+        if reply:
+            self.outgoing.append(reply)
+        return _GREETING
+
+    def _check_head(self, flags: int, size: int) -> None:
+        """Before anything is allocated for a frame. Raises ProtocolError."""
+        wire.check_flags(flags)
+        most = self._frame_bytes if self._mechanism.ready else _HANDSHAKE_BYTES
+        if flags & COMMAND and not self._mechanism.overhead:
+            most = min(most, _HANDSHAKE_BYTES)
+        if size > most or self._nbytes + size > self._message_bytes:
+            raise ProtocolError(f"a frame of {size} bytes is announced, {most} are taken")
+
+    def _begin_large(self, flags: int, size: int, data: bytearray, begin: int, end: int) -> None:
+        try:
+            self._large, self._large_flags = np.empty(size, np.uint8).data, flags
+        except MemoryError:
+            raise ProtocolError(f"there is no memory for a frame of {size} bytes") from None
+        self._filled = end - begin
+        self._large[: self._filled] = data[begin:end]
+
+    def _frame(self, flags: int, body: Buffer) -> None:
+        mechanism = self._mechanism
+        if not mechanism.ready:
+            self._handshake(flags, body)
+            return
+        if mechanism.overhead:
+            flags, body = mechanism.open(flags, body)
+        if flags & COMMAND:
+            self._command(body)
+            return
+        self._frames.append(body)
+        self._nbytes += len(body)
+        if self._nbytes > self._message_bytes or len(self._frames) > self._message_frames:
+            raise ProtocolError(f"a message of more than {self._message_frames} frames or {self._message_bytes} bytes")
+        if not flags & MORE:
+            self.messages.append((self._frames, self._nbytes))
+            self.held_bytes += self._nbytes
+            self._frames, self._nbytes = [], 0
+
+    def _handshake(self, flags: int, body: Buffer) -> None:
+        if not flags & COMMAND:
+            raise ProtocolError("a message came before the handshake was over")
+        if wire.name_of(body) == b"ERROR":
+            raise ProtocolError("the peer refuses this server")
+        reply = self._mechanism.step(body)
+        if reply:
+            self.outgoing.append(reply)
+
+    def _command(self, body: Buffer) -> None:
+        """Answer a PING; what a later version has beside it is passed over."""
+        name = wire.name_of(body)
+        if name == b"PING":
+            if len(body) < 7:
+                raise ProtocolError("a PING has no time to live")
+            ttl = int.from_bytes(body[5:7], "big")
+            self.ttl_s = ttl / 10 if ttl else None
+            pong = b"\4PONG" + bytes(body[7 : 7 + _MOST_CONTEXT])
+            self.outgoing.append(b"".join(self._mechanism.seal(pong, len(pong), COMMAND)))
+        elif name == b"ERROR":
+            raise ProtocolError("the peer ends the connection")
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def encode(self, message: Sequence[Buffer]) -> tuple[list[Buffer], int]:
+        """What to send for a message, and how many bytes that is.
+
+        Large frames are not copied: leave them as they are until they were sent. The handshake is over.
+        """
+        seal, last = self._mechanism.seal, len(message) - 1
+        parts: list[Buffer] = []
+        small: list[Buffer] = []
+        total = 0
+        for i, frame in enumerate(message):
+            nbytes = len(frame) if type(frame) is bytes else memoryview(frame).nbytes
+            head, body = seal(frame, nbytes, MORE if i < last else 0)
+            if body is not frame:
+                nbytes = len(body)
+            total += len(head) + nbytes
+            small.append(head)
+            if nbytes < _JOIN_BELOW:
+                small.append(body)
+            else:
+                parts.append(b"".join(small))
+                parts.append(body)
+                small = []
+        if small:
+            parts.append(b"".join(small))
+        return parts, total
