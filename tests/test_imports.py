@@ -39,6 +39,7 @@ TORCH = {"tensors", *_DELIVERY, *_START, "demo", "compat", "testing", "doctor"}
 TORCH_AT_ONCE = {"demo", "compat"}
 ELSEWHERE = {
     "zmq": {"feeder"},
+    "nacl": {"feeder.zmtp.curve"},
     "msgspec": {"feeder"},
     "yaml": {"feeder"},
     "google_crc32c": {"feeder"},

@@ -110,6 +110,13 @@ class Link:
         """Read what was received and not cut yet. Raises ProtocolError."""
         self.connection.resume(scratch, _TURN_FRAMES)
 
+    def readable(self) -> bool:
+        """Whether bytes wait in the kernel."""
+        try:
+            return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
     def answer(self) -> None:
         """Send what the protocol says. Raises OSError."""
         outgoing, self.connection.outgoing = self.connection.outgoing, []

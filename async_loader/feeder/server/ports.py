@@ -14,6 +14,7 @@ is slow, costs others a turn and no more.
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import time
@@ -30,6 +31,7 @@ from async_loader.feeder.wire import Limits
 from async_loader.feeder.wire.bounds import FRAMES
 from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError
 
+_log = logging.getLogger("async_loader")
 _SCRATCH_BYTES = 64 << 10
 _LEAST_BYTES = 64 << 10  # that a frame may have whatever the limits say: a control body
 _PATIENCE = 16  # messages that cannot be read
@@ -77,8 +79,10 @@ class Ports:
     ----------
     needed : callable
         The routes that cannot be spared.
-    unsent, ignored, violations, spared : int
-        Messages that could not be sent; that were not looked at; connections ended for what they sent; to make room.
+    unsent, ignored : int
+        Messages that could not be sent; that were not looked at.
+    violations, spared, faults : int
+        Connections that were ended: for what they sent; to make room; for an error of this package.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class Ports:
     ) -> None:
         self.endpoints: dict[Plane, str] = {}
         self.needed: Callable[[], Collection[Link]] = tuple
-        self.unsent = self.ignored = self.violations = self.spared = 0
+        self.unsent = self.ignored = self.violations = self.spared = self.faults = 0
         frame_bytes = max(limits.message_bytes, _LEAST_BYTES)
         self._sizes = frame_bytes, 2 * frame_bytes + (1 << 20), FRAMES + 1
         self._out_bytes = max(limits.in_flight_bytes, frame_bytes)
@@ -117,6 +121,13 @@ class Ports:
         except BaseException:
             self.close()
             raise
+
+    def connections(self) -> dict[str, int]:
+        """How many are open, and how many were ended or turned away, for STATUS."""
+        return {
+            "open": len(self._links), "violations": self.violations, "spared": self.spared,
+            "turned_away": self._doors.turned_away, "faults": self.faults,
+        }  # fmt: skip
 
     # -- waiting ---------------------------------------------------------------------------------
 
@@ -169,10 +180,15 @@ class Ports:
         """Do what a descriptor is ready for; whether it is another's."""
         link = self._links.get(fd)
         if link is not None:
-            if mask & select.EPOLLOUT:
-                self._flush(link)
-            if mask & ~select.EPOLLOUT and not link.ended:
-                self._read(link, now)
+            try:
+                if mask & select.EPOLLOUT:
+                    self._flush(link)
+                if mask & ~select.EPOLLOUT and not link.ended:
+                    self._read(link, now)
+            except Exception:  # a fault of ours, which is no reason to end the tables
+                self.faults += 1
+                _log.exception("a connection of the %s plane was ended", link.plane.value)
+                self._drop(link)
             return False
         if fd in self._doors:
             self._accept(fd, now)
@@ -267,7 +283,7 @@ class Ports:
             self._answer(link)
         elif link in self._unready and connection.ready:
             del self._unready[link]
-        if connection.ttl_s is not None:
+        if connection.ttl_s is not None and not link.ended:
             self._mortal[link] = None
         if not link.listed and (connection.messages or connection.cut_short):
             link.listed = True
@@ -340,14 +356,10 @@ class Ports:
             elif link.paused:
                 link.heard = now
             elif link.heard + ttl_s <= now:
-                heard, link.heard = link.heard, 0.0
-                with contextlib.suppress(BlockingIOError):
-                    if link.sock.recv(1, socket.MSG_PEEK):
-                        heard = now
-                link.heard = heard
-                if heard != now:
+                if not link.readable():
                     self._drop(link)
                     continue
+                link.heard = now
             if ttl_s is not None:
                 ends.append(link.heard + ttl_s)
         self._look = max(now + _LOOK_S, min(ends, default=now))

@@ -318,5 +318,10 @@ class Server:
 
     def status(self) -> dict[str, Any]:
         """What STATUS answers."""
-        who = {"incarnation": self.incarnation.hex(), "pid": os.getpid(), "address": self._ports.endpoints[Plane.CONTROL]}
+        who: dict[str, Any] = {
+            "incarnation": self.incarnation.hex(),
+            "pid": os.getpid(),
+            "address": self._ports.endpoints[Plane.CONTROL],
+            "connections": self._ports.connections(),
+        }
         return {**who, "version": NEWEST, **status_of(self._hall, self.counters, self._desk.waiting())}

@@ -78,3 +78,30 @@ class Splitter:
                 self.messages.append(self._frames)
                 self._frames = []
         return True
+
+
+def fed(connection, data: bytes, cuts=(), most: int = 1000) -> list[list[bytes]]:
+    """The messages that come of bytes, received in pieces that end at ``cuts``; as the loop of a server would."""
+    scratch = bytearray(64 << 10)
+    found: list[list[bytes]] = []
+
+    def take() -> None:
+        while connection.messages:
+            frames, nbytes = connection.messages.popleft()
+            connection.held_bytes -= nbytes
+            found.append([bytes(one) for one in frames])
+
+    for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        at = begin
+        while at < end:
+            space = connection.space(scratch)
+            count = min(len(space), end - at)
+            assert count, "there is always space"
+            space[:count] = data[at : at + count]
+            at += count
+            connection.received(scratch, count, most)
+            take()
+            while connection.cut_short:
+                connection.resume(scratch, most)
+                take()
+    return found
