@@ -1,6 +1,6 @@
 """DQN on ALE Pong: frames stacked by the table, 3-step returns, prioritized replay, and a limit on samples per insert.
 
-    python examples/dqn_atari.py --seconds 120        # needs: pip install "async_loader[atari]"
+    python examples/dqn_atari.py --seconds 120        # needs: pip install ".[atari]"
 
 It shows how the parts fit together, and reports how fast they run. It does not learn Pong: that takes millions of steps,
 hours on a good GPU, and two minutes on two CPU cores are some ten thousand. The mean return stays near -21, the worst.

@@ -1,6 +1,6 @@
 """DQN on CartPole with actors in processes of their own: they push steps into a feeder, the learner pulls batches out.
 
-    python examples/feeder_dqn.py --actors 2 --updates 3000        # needs: pip install "async_loader[demo]"
+    python examples/feeder_dqn.py --actors 2 --updates 3000        # needs: pip install ".[demo]"
 
     actor processes ── writer.append ──▶ feeder: table, limiter ──▶ AsyncDataLoader ──▶ main process: double DQN step
           ▲──────────────────── latest("policy") ◀──── publish("policy") ────────────────────┘
