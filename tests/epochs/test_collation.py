@@ -38,6 +38,7 @@ LEAVES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*'np.bool_' scalars to be interpreted:DeprecationWarning")  # torch's, of numpy 1.26
 @pytest.mark.parametrize("in_slot", [False, True])
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: f"{type(leaf).__name__}-{getattr(leaf, 'dtype', '')}")
 def test_it_gives_what_torch_gives(leaf, in_slot):
