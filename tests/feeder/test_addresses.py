@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -108,20 +110,27 @@ def test_a_bind_on_this_machine_needs_nothing(text):
 # -- the default ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_default_lies_in_the_runtime_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert str(addresses.default()) == f"ipc://{tmp_path}/async_loader/feeder"
-    assert (tmp_path / "async_loader").stat().st_mode & 0o777 == 0o700
-    assert str(addresses.default("two")) == f"ipc://{tmp_path}/async_loader/two"  # the folder is found
+@pytest.fixture
+def short():
+    """A folder whose path leaves room for a socket's name, wherever the temporary folder is."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_the_default_lies_in_the_runtime_folder(short, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    assert str(addresses.default()) == f"ipc://{short}/async_loader/feeder"
+    assert (short / "async_loader").stat().st_mode & 0o777 == 0o700
+    assert str(addresses.default("two")) == f"ipc://{short}/async_loader/two"  # the folder is found
 
 
 @pytest.mark.parametrize("runtime", [None, "", "relative", "/nowhere/at/all"])
-def test_without_a_runtime_folder_it_is_one_of_this_users_in_the_temporary_one(tmp_path, monkeypatch, runtime):
+def test_without_a_runtime_folder_it_is_one_of_this_users_in_the_temporary_one(short, monkeypatch, runtime):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     if runtime is not None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-    monkeypatch.setattr(addresses.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert str(addresses.default()) == f"ipc://{tmp_path}/async_loader-{os.geteuid()}/feeder"
+    monkeypatch.setattr(addresses.tempfile, "gettempdir", lambda: str(short))
+    assert str(addresses.default()) == f"ipc://{short}/async_loader-{os.geteuid()}/feeder"
 
 
 def test_a_folder_that_others_can_enter_is_refused(tmp_path):
