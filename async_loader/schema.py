@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,8 +54,13 @@ class Field:
     padding: str = "repeat"
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else self.shape
-        object.__setattr__(self, "shape", tuple(int(n) for n in shape))
+        if not isinstance(self.name, str):
+            raise SchemaError(
+                f"Field({self.name!r}, ...): a field's first argument is its name, as in Field('obs', (4,), 'float32')"
+            )
+        object.__setattr__(self, "shape", _shape(self.name, self.shape))
+        if self.dtype is None:  # which numpy takes for float64
+            raise SchemaError(f"field {self.name!r} has dtype None: give one, as in 'float32'")
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         if not supported(self.dtype):
             raise SchemaError(
@@ -65,6 +71,8 @@ class Field:
             raise SchemaError(f"field {self.name!r} has shape {self.shape}: dimensions are at least 0")
         if isinstance(self.stack, bool) or not isinstance(self.stack, int) or self.stack < 1:
             raise SchemaError(f"field {self.name!r} has stack={self.stack!r}: it is the number of values, 1 or more")
+        if self.next is not None and (not isinstance(self.next, str) or not self.next):
+            raise SchemaError(f"field {self.name!r} has next={self.next!r}: it is the name of the following step's value")
         if self.padding not in ("repeat", "zero"):
             raise SchemaError(f"field {self.name!r} has padding={self.padding!r}: it is 'repeat' or 'zero'")
 
@@ -198,6 +206,13 @@ class PackedRow:
         return cls(tuple(offsets), max(unit, _align(end, unit)))
 
 
+def _shape(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        return (int(shape),) if isinstance(shape, int | np.integer) else tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise SchemaError(f"field {name!r} has shape {shape!r}: a shape is a tuple of whole numbers, () for one number") from None
+
+
 def _align(n: int, to: int) -> int:
     return -(-n // to) * to
 
@@ -217,7 +232,11 @@ def _spec_leaves(spec: Mapping[str, Any]) -> Iterator[Any]:
 
 def _field(name: str, value: Any) -> Field:
     if isinstance(value, Field):
+        if value.name not in ("", name, name.rpartition(".")[2]):
+            raise SchemaError(f"the field under {name!r} is named {value.name!r}: give it one name, as in Field({name!r}, ...)")
         return replace(value, name=name)
+    if value is None:
+        raise SchemaError(f"field {name!r}: None is not a Field, a (shape, dtype) or a dtype")
     try:
         if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], str):
             return Field(name, value[0], np.dtype(value[1]))

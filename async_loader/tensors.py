@@ -99,9 +99,15 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
     """``value`` as an array when it is an array, a numpy scalar or a tensor; ``None`` otherwise."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
-    if is_tensor(value) and numpy_dtype(value.dtype) is not None:
+    if is_tensor(value) and numpy_dtype(value.dtype) is not None and value.device.type != "meta":
         return to_numpy(value)
     return None
+
+
+def said(tensor: Any) -> str:
+    """What kind of tensor this is, in words."""
+    where = "" if tensor.device.type == "cpu" else f" on device {tensor.device.type!r}"
+    return f"a tensor of {tensor.dtype}{where}"
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -109,25 +115,6 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     import torch
 
     return torch.from_numpy(array)
-
-
-def is_bfloat16(value: Any) -> bool:
-    """Whether it is a tensor of the one dtype that weights often are and numpy lacks."""
-    return is_tensor(value) and str(value.dtype) == "torch.bfloat16"
-
-
-def to_bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The numbers of a bfloat16 tensor as the bits that they are, uint16."""
-    import torch
-
-    return to_numpy(tensor.contiguous().view(torch.int16)).view(np.uint16)
-
-
-def from_bits(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """The inverse of `to_bits`, on the array's memory."""
-    import torch
-
-    return to_tensor(array.view(np.int16)).view(torch.bfloat16)
 
 
 def as_tensor(value: Any) -> Any:

@@ -10,7 +10,6 @@ With ``--address`` it learns from a feeder that runs elsewhere (``async-loader s
 """
 
 import copy
-import math
 import multiprocessing
 
 import gymnasium
@@ -51,8 +50,7 @@ def act(address: str, seed: int) -> None:
                 after, reward, terminated, truncated, _ = env.step(action)
                 ended = terminated or truncated
                 writer.append(obs=obs, action=action, reward=float(reward), terminated=terminated, truncated=truncated,
-                              policy_version=version, final_obs=after if ended else None,
-                              timeout_s=math.inf)  # the limiter holds actors up for as long as the learner takes  # fmt: skip
+                              policy_version=version, final_obs=after if ended else None)  # fmt: skip
                 obs = after
 
 

@@ -58,7 +58,19 @@ def one_of(given: Mapping[str, Any] | None, fields: dict[str, Any], what: str) -
         raise SchemaError(f"a {what} and the fields {sorted(fields)} as well: pass one or the other")
     if not isinstance(given, Mapping):
         raise SchemaError(f"a {what} is a dict of fields, not {type(given).__name__}")
-    return given
+    return given if type(given) is dict or not hasattr(given, "batch_size") else _of_tensordict(given, what)
+
+
+def _of_tensordict(given: Any, what: str) -> Mapping[str, Any]:
+    """A TensorDict as a dict: it is a mapping by its base class, and yet iterates over its rows."""
+    rows = tuple(given.batch_size)
+    if what == "step" and rows:
+        raise SchemaError(f"a TensorDict of batch_size {list(rows)} is not one step: extend() adds its rows")
+    if what != "step" and len(rows) != 1:
+        remedy = "add() adds one step" if not rows else ".reshape(-1) makes one row of each step"
+        raise SchemaError(f"a TensorDict of batch_size {list(rows)} is not a batch [rows]: {remedy}")
+    as_dict: Mapping[str, Any] = given.to_dict()
+    return as_dict
 
 
 def storable(schema: Schema) -> Schema:
@@ -109,22 +121,48 @@ def ids_of(index: Any) -> npt.NDArray[np.int64]:
     """Ids as a contiguous int64 array that may be written to: kernels are compiled anew for any other."""
     if type(index) is np.ndarray and index.dtype == _INT64 and index.ndim == 1 and index.flags.carray:
         return index  # as in a batch
-    array = tensors.as_array(index)
-    array = np.asarray(index) if array is None else array
+    array = _array_of(index, "index")
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
         raise ConfigError(f"ids are integers, as in a batch's `index`, not {array.dtype}")
+    if array.ndim > 1:
+        raise ConfigError(f"ids have shape {list(array.shape)}: they are [rows], as a batch's `index` is; use .reshape(-1)")
     return np.require(np.atleast_1d(array), np.int64, ("C", "A", "W"))
 
 
 def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
     """Numbers as a float64 array ``[rows]``, a copy."""
-    array = values if type(values) is np.ndarray else tensors.as_array(values)
-    array = np.asarray(values) if array is None else array
+    array = values if type(values) is np.ndarray else _array_of(values, name)
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"{name} is {array.dtype}: it must be real numbers")
+    if array.ndim > 1:
+        raise ConfigError(f"{name} has shape {list(array.shape)}: it is one number for each row, [rows]; use .reshape(-1)")
     return (array if array.ndim else np.atleast_1d(array)).astype(np.float64)
+
+
+def one_float(value: Any, name: str) -> npt.NDArray[np.float64]:
+    """One number as a float64 array ``[1]``. Raises ConfigError, also for NaN, which says that there is none."""
+    if type(value) is not float and type(value) is not int:
+        array = _array_of(value, name)
+        if array.ndim or array.dtype.kind not in "biuf":
+            raise ConfigError(f"{name}={value!r}: it is one number for a step")
+        value = array.item()
+    if value != value:
+        raise ConfigError(f"{name} is NaN: priorities are finite, 0 or more; leave it out where there is none")
+    return np.full(1, value, np.float64)
+
+
+def _array_of(values: Any, name: str) -> npt.NDArray[Any]:
+    array = tensors.as_array(values)
+    if array is not None:
+        return array
+    if tensors.is_tensor(values):
+        raise ConfigError(f"{name} is {tensors.said(values)}, which numpy cannot hold: use .float() on a real device")
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} is not an array of numbers: {error}") from None
 
 
 def named(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,9 +24,11 @@ from async_loader.replay.rows import TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Sampler, Uniform
 from async_loader.replay.stats import ReplayStats
 from async_loader.replay.storage import StorageLayout
+from async_loader.replay.stream_names import fresh_stream, stream_name
+from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import Transitions
 from async_loader.replay.waiting import Waiting
-from async_loader.replay.writer import StreamWriter, VectorWriter, fresh_stream
+from async_loader.replay.writer import StreamWriter
 from async_loader.schema import Schema
 
 Ids = npt.NDArray[np.int64]
@@ -46,8 +48,9 @@ class ReplayBuffer(AsSource, ById):
     schema : Schema | sequence of Field | (nested) dict of ``Field | (shape, dtype) | dtype``, optional
         What a step is. By default it is taken from the first step: arrays as they are, Python floats as float32,
         Python ints as int64. Steps are linked to those before and after them in their stream, which is what
-        ``Field(stack=..., next=...)`` and n-step returns are read through; boolean fields named ``terminated`` and
-        ``truncated`` (or ``done``, which counts as terminated) end episodes.
+        ``Field(stack=..., next=...)`` and n-step returns are read through; boolean fields named ``terminated``,
+        ``truncated`` and ``done`` end episodes. ``done`` counts as terminated, also beside ``terminated``, unless the
+        same step is truncated.
     sampler : Sampler
         Which items make a batch; `Uniform` unless given.
     remover : Sampler
@@ -155,6 +158,8 @@ class ReplayBuffer(AsSource, ById):
             owner.catch_up()
             table = owner.table if owner.ready else None
             counts = (table.inserted, table.sampled, table.deleted) if table is not None else (0, 0, 0)
+            if table is not None:
+                table.forget_ended()
             streams = 0 if table is None else len(table.streams)
             return ReplayStats(
                 0 if table is None else len(table), self.capacity, *counts, self.nbytes, streams, tuple(owner.waiters.now())
@@ -202,6 +207,8 @@ class ReplayBuffer(AsSource, ById):
             At the first step, if a full buffer would not fit.
         Timeout, WouldDeadlock
             When the limiter lets nothing in. Nothing was written.
+        ConfigError
+            For a ``stream`` that is not hashable, and for a priority that is not one number.
         """
         return self._in.add(one_of(step, fields, "step"), stream, 0, priority, timeout_s, final_obs)
 
@@ -221,12 +228,13 @@ class ReplayBuffer(AsSource, ById):
         Parameters
         ----------
         stream : hashable | sequence or array [rows]
-            One stream for all, in order; or each row's own, as of a vector of environments. (Tuples are sequences.)
+            One stream for all, in order; or each row's own, as of a vector of environments: a list, a range, a tuple, an
+            array or a tensor. For one stream whose name is a tuple use a writer, or its ``stream``, which is always one.
         priority : float array [rows], optional
         final_obs : array [rows, ...] or (nested) dict of arrays, optional
             The observation after each step that ends an episode; rows of others are not looked at.
         timeout_s : float, optional
-            As in `add`; what is written is written in pieces, and a Timeout says how many rows were.
+            As in `add`. Under a limiter rows are written one by one, and an error says how many are in.
 
         Returns
         -------
@@ -245,7 +253,7 @@ class ReplayBuffer(AsSource, ById):
     def end_episode(
         self, *, stream: Hashable = 0, final_obs: Any = None, terminated: bool = False, truncated: bool = False
     ) -> None:
-        """The episode of a stream ended after its last step, which was not known when that was added.
+        """End the episode of a stream after its last step, where that was not known when the step was added.
 
         Parameters
         ----------
@@ -261,7 +269,7 @@ class ReplayBuffer(AsSource, ById):
 
     def writer(self, stream: Hashable = None) -> StreamWriter:
         """What appends the steps of one stream, an actor's for instance. By default of a new one."""
-        return StreamWriter(self._owner, self._in, fresh_stream() if stream is None else stream)
+        return StreamWriter(self._owner, self._in, fresh_stream() if stream is None else stream_name(stream))
 
     def writer_handle(self) -> WriterHandle:
         """What another process needs to add steps: an argument for it, under any start method; one handle for each writer.
@@ -281,16 +289,16 @@ class ReplayBuffer(AsSource, ById):
         """
         return self._owner.writer_handle()
 
-    def vector_writer(
-        self, num_envs: int, *, autoreset: Any = "next_step", streams: Sequence[Hashable] | None = None
-    ) -> VectorWriter:
+    def vector_writer(self, num_envs: Any, *, autoreset: Any = None, streams: Sequence[Hashable] | None = None) -> VectorWriter:
         """What adds the steps of a vector of environments, each a stream.
 
         Parameters
         ----------
-        num_envs : int
-        autoreset : "next_step" | "same_step" | "disabled" | gymnasium.vector.AutoresetMode
-            When environments begin anew by themselves: ``envs.metadata["autoreset_mode"]``. Gymnasium's default is "next_step".
+        num_envs : int | gymnasium.vector.VectorEnv
+            How many there are, or the environments, which also say how they reset.
+        autoreset : "next_step" | "same_step" | "disabled" | gymnasium.vector.AutoresetMode, optional
+            When environments begin anew by themselves: ``envs.metadata["autoreset_mode"]``, which is taken from environments
+            that are given. Of a number of environments "next_step", Gymnasium's default.
         streams : sequence of hashable, optional
             Their names; new ones by default.
         """
@@ -352,7 +360,11 @@ class ReplayBuffer(AsSource, ById):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, save: int | None = None, **overrides: Any) -> ReplayBuffer:
-        """The buffer that was saved last to a folder: it goes on with the ids, draws and limits as if it had never ended.
+        """The buffer that was saved last to a folder: it goes on with its ids, draws and limits as if it had never ended.
+
+        But for open episodes: environments begin anew, and so the first step that is written to a stream ends the episode
+        that was open there, as `end_episode` without arguments does, and does not follow it. Call `end_episode` before that
+        step if you know how the old episode ended.
 
         Parameters
         ----------
@@ -392,7 +404,8 @@ class ReplayBuffer(AsSource, ById):
 
     def __reduce__(self) -> Any:
         raise CannotSend(
-            "a ReplayBuffer stays in its process: send its reader() to read, its writer_handle() to write, or use a loader"
+            "a ReplayBuffer stays in its process: send its reader() to read, its writer_handle() to write, or use a loader; "
+            "save() and ReplayBuffer.load() keep what it holds"
         )
 
 

@@ -60,6 +60,7 @@ class Fit:
             return value
         array = _number(value) if isinstance(value, bool | int | float | complex) else tensors.as_array(value)
         if array is None:
+            self._refuse_tensor(value)
             raise SchemaError(
                 f"field {self.field.name!r} is {_said(value)}, not a number, a numpy array or a tensor: "
                 f"give every step {_expected(self.field)} (np.asarray for lists)"
@@ -72,6 +73,7 @@ class Fit:
         """As `value`, for many steps at once: an array or tensor ``[rows, *field.shape]``."""
         array = tensors.as_array(value)
         if array is None:
+            self._refuse_tensor(value)
             raise SchemaError(
                 f"field {self.field.name!r} is {_said(value)}, not a numpy array or a tensor: "
                 "extend() takes one array [rows, ...] per field (np.asarray for lists, add() for one step)"
@@ -79,6 +81,14 @@ class Fit:
         if array.ndim == 0 or array.shape[1:] != self.field.shape:
             raise self._wrong_shape(array.shape, ("rows", *self.field.shape))
         return self._converted(array)
+
+    def _refuse_tensor(self, value: Any) -> None:
+        """Raise SchemaError for a tensor that no array can be made of."""
+        if tensors.is_tensor(value):
+            raise SchemaError(
+                f"field {self.field.name!r} is {tensors.said(value)}, which numpy cannot hold: give {_expected(self.field)}, "
+                "as .float() of a tensor with data makes it"
+            )
 
     def _number_fits(self, value: Any) -> bool:
         """The common cases, without an array; ``False`` is no verdict."""

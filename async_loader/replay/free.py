@@ -26,25 +26,39 @@ class FreeRows:
         self._free: deque[int] = deque()
         self._spare = rows - capacity
         self._listed = bytearray(rows)
+        self.taken = -1
+        """The row that was taken last, while it is not known to hold an item; see `settle`."""
 
     def ready(self) -> bool:
         """Whether one can be taken without an item making room."""
         return self._rows - self._unused + len(self._free) > self._spare
 
     def take(self) -> int:
-        if self._unused < self._rows:
-            self._unused += 1
-            return self._unused - 1
-        row = self._free.popleft()
+        """The next row. No statement here calls anything, so Ctrl-C comes before all of it or after."""
+        row = self._unused
+        if row < self._rows:
+            self._unused, self.taken = row + 1, row
+            return row
+        row = self._free[0]
+        del self._free[0]
         self._listed[row] = 0
+        self.taken = row
         return row
+
+    def settle(self, written: bool) -> None:
+        """Say whether the row that was taken last was written: it is free again if Ctrl-C came before that."""
+        row = self.taken
+        if row >= 0 and not written and not self._listed[row]:
+            self._free += (row,)
+            self._listed[row] = 1
+        self.taken = -1
 
     def put(self, rows: npt.NDArray[np.int64]) -> None:
         """These are free. After an interrupted call (Ctrl-C) it may hear of some twice."""
         for row in rows.tolist():
             if not self._listed[row]:
+                self._free += (row,)  # without a call: Ctrl-C does not come between this and the next
                 self._listed[row] = 1
-                self._free.append(row)
 
     def state(self) -> dict[str, Any]:
         """The free rows: those from ``unused`` on, then ``free``, in order."""

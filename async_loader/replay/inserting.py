@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, SchemaError, Timeout, Unsupported
+from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, WouldDeadlock
 from async_loader.lifecycle import seconds
-from async_loader.replay.arguments import floats_of, schema_of_columns
+from async_loader.replay.arguments import floats_of, one_float, schema_of_columns, storable
 from async_loader.replay.owner import Owner
 from async_loader.replay.rows import TERMINATED, TRUNCATED
 from async_loader.replay.samplers import policy
-from async_loader.replay.staging import NO_FIELDS
+from async_loader.replay.staging import NO_FIELDS, Stage
+from async_loader.replay.storage import StorageLayout
+from async_loader.replay.stream_names import StreamName, stream_name, stream_names
 from async_loader.schema import Schema
 from async_loader.source import Applied
 
@@ -35,47 +36,61 @@ class Inserter:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._stream, self._flags, self._new = (np.zeros(1, np.int64) for _ in range(3))  # of one step, under the lock
+        self._stream, self._flags = (np.zeros(1, np.int64) for _ in range(2))  # of one step, under the lock
 
     def add(
         self,
         step: Mapping[str, Any],
         stream: Hashable,
         said: int,
-        priority: float | None,
+        priority: Any,
         timeout_s: float | None,
         final: Any,
+        new: Ids | None = None,
     ) -> int:
-        """One step; its id. ``said``: flags that say how the episode stands, beside what the step's own fields do."""
+        """One step; its id.
+
+        Parameters
+        ----------
+        said : int
+            Flags that say how the episode stands, beside what the step's own fields do.
+        new : int64 array [1], optional
+            Where the id goes, in the moment in which the step is in; -1 before.
+        """
         owner = self._owner
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
+        if type(stream) is not int and type(stream) is not str and type(stream) is not StreamName:
+            stream = stream_name(stream)
         if not owner.ready:
-            owner.start(Schema.of_step(step))
+            self._begin(Schema.of_step(step), lambda stage: self._one(stage, step, said, priority, final))
         stage = owner.stage
-        values = stage.values(step)
-        ends = None if final is None else stage.final_values(final)
-        flags = stage.flags(values, ends is not None, said)
-        given = _NO_PRIORITIES
-        if priority is not None or owner.prioritized:
-            given = self.checked(np.array([_NAN if priority is None else priority], np.float64))
+        values, ends, flags, given = self._one(stage, step, said, priority, final)
+        if new is None:
+            new = np.full(1, -1, np.int64)
 
-        def write() -> int:
+        def write() -> None:
             table = owner.own()
             number = table.streams.get(stream)
             self._stream[0] = table.stream(stream) if number is None else number
             self._flags[0] = flags
             last = NO_FIELDS if ends is None else stage.put_final(ends)
-            table.write(stage.put(values), last, 1, self._stream, self._flags, given, self._new)
-            return int(self._new[0])
+            table.write(stage.put(values), last, 1, self._stream, self._flags, given, new)
 
-        if owner.limiter is not None:
-            return self._when_insertable(write, timeout_s)
-        with owner.lock:
-            new = write()
-            if owner.waiters.anybody:
-                owner.waiters.ring()
-        return new
+        self._write(write, 1, timeout_s)
+        return int(new[0])
+
+    def _one(
+        self, stage: Stage, step: Mapping[str, Any], said: int, priority: Any, final: Any
+    ) -> tuple[list[Any], list[Any] | None, int, Floats]:
+        """One step, checked: its values, those of its final observation, its flags, its priority."""
+        values = stage.values(step)
+        ends = None if final is None else stage.final_values(final)
+        flags = stage.flags(values, ends is not None, said)
+        if priority is None and not self._owner.prioritized:
+            return values, ends, flags, _NO_PRIORITIES
+        given = np.full(1, _NAN) if priority is None else one_float(priority, "priority")
+        return values, ends, flags, self.checked(given)
 
     def extend(
         self,
@@ -85,64 +100,123 @@ class Inserter:
         timeout_s: float | None,
         final_obs: Any,
         said: Ids | None = None,
+        ids: Callable[[int], Ids] | None = None,
+        whole: bool = False,
     ) -> Ids:
-        """Many steps; their ids. ``said``: as in `add`, for each."""
+        """Many steps; their ids.
+
+        Parameters
+        ----------
+        said : int64 array [rows], optional
+            As in `add`, for each.
+        ids : callable, optional
+            Gives the array for so many ids, all -1; each goes there in the moment in which its step is in.
+        whole : bool
+            Under a limiter, wait until all may be inserted, rather than insert one by one.
+        """
         owner = self._owner
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         if not owner.ready:
-            owner.start(schema_of_columns(batch))
-        stage = owner.stage
+            self._begin(schema_of_columns(batch), lambda stage: self._many(stage, batch, priority, final_obs, said))
+        columns, finals, source, final, flags, given = self._many(owner.stage, batch, priority, final_obs, said)
+        count = len(columns[0])
+        with owner.lock:
+            names = stream_names(stream, count, owner.own().streams)
+        new = np.full(count, -1, np.int64) if ids is None else ids(count)
+
+        def write() -> None:
+            table = owner.own()
+            numbers = table.numbers(names) if isinstance(names, list) else np.full(count, table.stream(names), np.int64)
+            table.write(source, final, count, numbers, flags, given, new, (columns, finals))
+
+        if owner.limiter is None or whole:
+            self._write(write, count, timeout_s)
+        else:
+            self._one_by_one(source, final, count, names, flags, given, new, timeout_s, (columns, finals))
+        return new
+
+    def _many(self, stage: Stage, batch: Mapping[str, Any], priority: Any, final_obs: Any, said: Ids | None) -> Any:
+        """Many steps, checked: their columns, those of final observations, both as kernels take them, flags, priorities."""
         columns = stage.columns(batch)
         count = len(columns[0])
-        flags = stage.column_ends(columns)
-        if said is not None:
-            flags |= said
+        flags = stage.column_ends(columns, said)
         final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
         if final_obs is not None:
             finals, has_final = stage.final_columns(final_obs, flags & (TERMINATED | TRUNCATED) != 0)
             final = stage.fields(stage.followed, finals)
         flags = stage.check_ends(flags, has_final)
         given = self._priorities(priority, count)
-        source = stage.fields(stage.everything, columns)
-        ids = np.empty(count, np.int64)
-        with owner.lock:
-            owner.own()
-            streams = self._streams(stream, count)
-        if owner.limiter is not None:
-            self._one_by_one(source, final, count, streams, flags, given, ids, timeout_s)
-        else:
-            with owner.lock:
-                owner.own().write(source, final, count, streams, flags, given, ids)
-                owner.waiters.ring()
-        return ids
+        return columns, finals, stage.fields(stage.everything, columns), final, flags, given
+
+    def _begin(self, schema: Schema, check: Callable[[Stage], Any]) -> None:
+        """Allocate a table for a first step, unless ``check`` refuses that: then the next may be another."""
+        storable(schema)
+        check(Stage(StorageLayout.of(schema, 1), 0))
+        self._owner.start(schema)
 
     def _one_by_one(
-        self, source: Ids, final: Ids, count: int, streams: Ids, flags: Ids, given: Floats, ids: Ids, timeout_s: float | None
+        self,
+        source: Ids,
+        final: Ids,
+        count: int,
+        names: Hashable | list[Hashable],
+        flags: Ids,
+        given: Floats,
+        ids: Ids,
+        timeout_s: float | None,
+        keep: object,
     ) -> None:
         """The limiter counts one by one, and others may come between."""
+        owner = self._owner
         for i in range(count):
             one, last, step = _from(source, i), _from(final, i), slice(i, i + 1)
-            arguments = (one, last, 1, streams[step], flags[step], given[step], ids[step])
-            try:
-                self._when_insertable(functools.partial(self._write, *arguments), timeout_s)
-            except Timeout as error:
-                raise Timeout(f"{i} of {count} steps are in: {error}") from None
+            name = names[i] if isinstance(names, list) else names
 
-    def _write(self, *arguments: Any) -> int:
-        self._owner.own().write(*arguments)
-        return 0
+            def write(one: Ids = one, last: Ids = last, step: slice = step, name: Hashable = name) -> None:
+                table = owner.own()
+                number = np.full(1, table.stream(name), np.int64)
+                table.write(one, last, 1, number, flags[step], given[step], ids[step], keep)
+
+            try:
+                self._write(write, 1, timeout_s)
+            except (Timeout, WouldDeadlock, Closed) as error:
+                raise type(error)(f"{i} of {count} steps are in: {error}") from None
+
+    def _write(self, write: Callable[[], None], count: int, timeout_s: float | None) -> None:
+        """Call ``write`` under the lock, as soon as the limiter lets so many items in, and tell those who wait."""
+        owner = self._owner
+        if owner.limiter is not None:
+            self._when_insertable(write, count, timeout_s)
+            return
+        with owner.lock:
+            try:
+                write()
+                if owner.waiters.anybody:
+                    owner.waiters.ring()
+            except BaseException:
+                owner.waiters.ring()  # Ctrl-C: what waits may wait for what was written, and was not told
+                raise
 
     def end_episode(self, stream: Hashable, final_obs: Any, flags: int) -> None:
         """End a stream's episode after its last step."""
+        self.end_episodes((stream_name(stream),), final_obs, flags)
+
+    def end_episodes(self, streams: Sequence[Hashable], final_obs: Any, flags: int) -> None:
+        """As `end_episode`, of several."""
         owner = self._owner
         if not owner.ready:
             return
         values = None if final_obs is None else owner.stage.final_values(final_obs)
         with owner.lock:
-            table = owner.own()
-            if stream in table.streams:
-                table.end_stream(table.stream(stream), flags, NO_FIELDS if values is None else owner.stage.put_final(values))
+            try:
+                table = owner.own()
+                for stream in streams:
+                    number = table.streams.get(stream)
+                    if number is not None:
+                        final = NO_FIELDS if values is None else owner.stage.put_final(values)
+                        table.end_stream(number, flags, final)
+            finally:
                 owner.waiters.ring()
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
@@ -164,32 +238,32 @@ class Inserter:
             owner.catch_up()
             return owner.table.prioritize(ids, priority)
 
-    def _when_insertable(self, write: Callable[[], int], timeout_s: float | None) -> int:
-        """What ``write`` returns, called under the lock as soon as the limiter lets one item in."""
-        owner, written = self._owner, []
+    def _when_insertable(self, write: Callable[[], None], count: int, timeout_s: float | None) -> None:
+        """Call ``write`` under the lock as soon as the limiter lets ``count`` items in at once."""
+        owner = self._owner
 
         def attempt() -> bool:
             owner.check_open()
-            if not owner.may_insert(1):
+            if not owner.may_insert(count):
+                self._check_ever(count)
                 return False
-            written.append(write())
-            owner.waiters.ring()
+            try:
+                write()
+            finally:
+                owner.waiters.ring()
             return True
 
         def reason() -> str | None:
             limits = owner.limits
-            return None if limits is None or owner.may_insert(1) else limits.why_not_insert(1)
+            return None if limits is None or owner.may_insert(count) else limits.why_not_insert(count)
 
         owner.waiters.until(attempt, "insert", reason, timeout_s)
-        return written[0]
 
-    def _streams(self, stream: Any, count: int) -> Ids:
-        table = self._owner.table
-        if isinstance(stream, list | tuple | np.ndarray):
-            if len(stream) != count:
-                raise SchemaError(f"{len(stream)} streams are given for {count} rows: one for each, or one for all")
-            return table.numbers(stream.tolist() if isinstance(stream, np.ndarray) else stream)
-        return np.full(count, table.stream(stream), np.int64)
+    def _check_ever(self, count: int) -> None:
+        """Raise ConfigError if so many can never be inserted at once."""
+        limits = self._owner.limits
+        if limits is not None and count > 1 and not limits.can_ever_insert(count):
+            raise ConfigError(f"{count} steps go into the table together or not at all: {limits.why_not_insert(count)}")
 
     def _priorities(self, priority: Any, count: int) -> Floats:
         if priority is None:
@@ -204,7 +278,8 @@ class Inserter:
         owner = self._owner
         if not owner.prioritized:
             raise Unsupported(f"this table's {owner.sampler!r} and {owner.remover!r} use no priorities: leave them out")
-        for one in owner.table.prioritized:
+        known = owner.table.prioritized if owner.ready else [one for one in (owner.sampler, owner.remover) if one.prioritized]
+        for one in known:
             one.check(priority)
         return priority
 

@@ -168,6 +168,10 @@ class Limits:
         inserted = self.inserted + n
         return inserted - self.deleted <= self._min_size or inserted * self._spi - self.sampled <= self._high
 
+    def can_ever_insert(self, n: int) -> bool:
+        """Whether sampling, and nothing else, leads to where ``n`` rows may be inserted at once."""
+        return self.may_insert(n) or n * self._spi <= self.window()
+
     def may_sample(self, n: int) -> bool:
         """Whether ``n`` rows may be sampled at once."""
         inserted = self.inserted

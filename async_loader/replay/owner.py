@@ -116,7 +116,6 @@ class Owner:
                 "only the process that made a replay buffer adds to it: add from there, or through a writer_handle()"
             )
         self.check_open()
-        self.table.finish()
         self.catch_up()
         return self.table
 
@@ -128,7 +127,9 @@ class Owner:
     # -- writers in other processes --------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Take in what writers in other processes have published. Under the lock."""
+        """Complete what Ctrl-C interrupted, and take in what writers in other processes have published. Under the lock."""
+        if self._table is not None:
+            self._table.finish()
         if self.writers is not None and self.writers.adopt() and self.waiters.anybody:
             self.waiters.ring()
 

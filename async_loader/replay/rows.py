@@ -52,4 +52,5 @@ TERMINATED_FIELD = 18  # address in row 0, bytes from row to row, bytes, the byt
 TRUNCATED_FIELD = 22
 FOLLOWED = 26  # 1: steps show the observation after them
 GRANTED = 27  # rows that other processes hold
-PLACES = 28
+DONE_FIELD = 28  # as TERMINATED_FIELD
+PLACES = 32

@@ -105,8 +105,17 @@ class ServedTable:
     # -- in --------------------------------------------------------------------------------------------------------------
 
     def stream(self, name: Hashable) -> int:
-        """The number of a stream."""
-        return self._owner.table.stream(name)
+        """The number of a stream, which is good until `release`."""
+        table = self._owner.table
+        with self._owner.lock:
+            number = table.stream(name)
+            table.hold((number,))
+        return number
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """These numbers are not used any more. Streams whose episodes are open are found again by their names."""
+        with self._owner.lock:
+            self._owner.table.release(numbers)
 
     def check(self, steps: Incoming) -> None:
         """Raise SchemaError or ConfigError for steps that `insert` could not take. Changes nothing."""
@@ -190,7 +199,7 @@ class ServedTable:
         source, final = _from_row(source, part.start), _from_row(final, part.start)
         count = part.stop - part.start
         given = given[part] if len(given) else given
-        ids = np.empty(count, np.int64)
+        ids = np.full(count, -1, np.int64)
         self._owner.table.write(source, final, count, streams[part], flags[part], given, ids)
         if self._noting:
             self._note_seen(ids)

@@ -45,7 +45,7 @@ class Stage:
         self._template = np.array([(base + offset, stride, f.nbytes, 0, f.nbytes) for (offset, stride), f in places], np.int64)
         self._cells = [np.zeros((1, *field.shape), field.dtype) for field in schema.fields]
         self._one = self.fields(self.everything, self._cells)
-        self.terminated, self.truncated = end_fields(schema)
+        self.terminated, self.truncated, self.done = end_fields(schema)
         self.followed = [i for i, field in enumerate(schema.fields) if field.next is not None]
         self._tops = list(dict.fromkeys(schema.fields[i].name.split(".")[0] for i in self.followed))
         self._final_cells = [np.zeros_like(self._cells[i]) for i in self.followed]
@@ -90,6 +90,7 @@ class Stage:
             value = columns[i]
             if (
                 type(value) is not np.ndarray
+                or not value.ndim
                 or value.dtype is not dtype
                 or value.shape[1:] != shape
                 or not value.flags.c_contiguous
@@ -101,7 +102,7 @@ class Stage:
     # -- ends of episodes ------------------------------------------------------------------------------------------------
 
     def flags(self, values: Sequence[Any], has_final: bool, said: int = 0) -> int:
-        """The flags of one step: what its fields say, and what was ``said`` beside them.
+        """The flags of one step: what its fields say, and what was ``said`` beside them. See NOTE [done].
 
         Raises
         ------
@@ -113,6 +114,8 @@ class Stage:
             flags |= TERMINATED
         if self.truncated >= 0 and values[self.truncated]:
             flags |= TRUNCATED
+        if self.done >= 0 and values[self.done] and not flags & TRUNCATED:
+            flags |= TERMINATED
         return self.check_end(flags, has_final)
 
     def check_end(self, flags: int, has_final: bool) -> int:
@@ -130,15 +133,15 @@ class Stage:
             )
         return flags
 
-    def column_ends(self, columns: Sequence[Array]) -> Ids:
-        """How many steps stand in their episodes, as flags."""
-        flags: Ids | None = None
+    def column_ends(self, columns: Sequence[Array], said: Ids | None = None) -> Ids:
+        """How many steps stand in their episodes, as flags: what fields say and what was ``said`` beside them."""
+        flags = np.zeros(len(columns[0]), np.int64) if said is None else said
         for place, flag in ((self.terminated, TERMINATED), (self.truncated, TRUNCATED)):
             if place >= 0:
-                column = columns[place]
-                said = (column if column.dtype == np.bool_ else column != 0).astype(np.int64)
-                flags = said * flag if flags is None else flags + said * flag
-        return np.zeros(len(columns[0]), np.int64) if flags is None else flags
+                flags = flags | (columns[place] != 0) * flag
+        if self.done >= 0:
+            flags = flags | ((columns[self.done] != 0) & (flags & TRUNCATED == 0)) * TERMINATED
+        return flags
 
     def check_ends(self, flags: Ids, has_final: npt.NDArray[np.bool_]) -> Ids:
         """As `check_end`, for many steps."""
@@ -163,18 +166,18 @@ class Stage:
         made = []
         for i, value in zip(self.followed, self._final_leaves(final), strict=True):
             field = self.schema.fields[i]
-            if len(value) != count:
-                raise SchemaError(
-                    f"final_obs has {len(value)} rows for {count} steps: one for each, whatever it is where none ends"
-                )
+            rows = rows_of(value, f"final_obs ({field.name!r})")
+            if rows != count:
+                raise SchemaError(f"final_obs has {rows} rows for {count} steps: one for each, whatever it is where none ends")
             whole = np.zeros((count, *field.shape), field.dtype)
-            if isinstance(value, list) or getattr(value, "dtype", np.dtype(np.int8)).kind == "O":
-                ends = ends & np.array([one is not None for one in value])
-                for row in np.flatnonzero(ends):
-                    whole[row] = self.fits[i].value(np.asarray(value[row]))
+            array = tensors.as_array(value)
+            if array is None or array.dtype.kind == "O":
+                ends = ends & np.array([one is not None for one in value], np.bool_)
+                for row in np.flatnonzero(ends).tolist():
+                    one = tensors.as_array(value[row])
+                    whole[row] = self.fits[i].value(np.asarray(value[row]) if one is None else one)
             else:
-                array = tensors.as_array(value)
-                whole[ends] = self.fits[i].column(value if array is None else array[ends])
+                whole[ends] = self.fits[i].column(array[ends])
             made.append(whole)
         return made, ends
 
@@ -199,10 +202,53 @@ class Stage:
             raise SchemaError("final_obs is given, and no field of the schema has a next=... that would show it: leave it out")
 
 
-def end_fields(schema: Schema) -> tuple[int, int]:
-    """Which fields say that an episode terminated, and that it was truncated; -1 if none does."""
+# NOTE [done]
+# Gym's `done` was "terminated or truncated", and most programs without `truncated` mean "terminated" by it. So `done` ends
+# the episode, also beside `terminated`; it counts as terminated unless the same step is said to be truncated.
+
+
+def end_fields(schema: Schema) -> tuple[int, int, int]:
+    """Which fields are `terminated`, `truncated` and `done`; -1 for those that are not there. See NOTE [done]."""
     numbers = {field.name: i for i, field in enumerate(schema.fields) if field.shape == ()}
-    return numbers.get("terminated", numbers.get("done", -1)), numbers.get("truncated", -1)
+    return numbers.get("terminated", -1), numbers.get("truncated", -1), numbers.get("done", -1)
+
+
+class Ends:
+    """How a writer's ``terminated`` and ``truncated`` become a step's fields and flags, the same for every writer.
+
+    Parameters
+    ----------
+    schema : Schema | None
+        ``None``: not known before the first step, which then has fields of these names.
+    """
+
+    def __init__(self, schema: Schema | None) -> None:
+        names = {"terminated", "truncated"} if schema is None else {field.name for field in schema.fields if not field.shape}
+        self.stored = frozenset(names & {"terminated", "truncated"})
+        self.done = "done" in names
+
+    def into(self, step: dict[str, Any], terminated: Any, truncated: Any) -> int:
+        """Put into ``step`` what it stores and does not say itself; the flags that are said beside its fields."""
+        flags = 0
+        for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
+            if name in self.stored:
+                if name not in step:
+                    step[name] = bool(said)
+            elif said:
+                flags |= flag
+        if self.done and "done" not in step:
+            step["done"] = bool(terminated)
+        return flags
+
+
+def rows_of(value: Any, what: str) -> int:
+    """Rows of an array, tensor or list. Raises SchemaError for what has none."""
+    try:
+        return len(value)
+    except TypeError:
+        raise SchemaError(
+            f"{what} has no rows: it is an array or tensor [rows, ...], np.atleast_1d for a single number"
+        ) from None
 
 
 def length_of(schema: Schema, columns: Sequence[Any]) -> int:

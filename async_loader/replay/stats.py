@@ -20,7 +20,7 @@ class ReplayStats:
     nbytes : int
         Shared memory of a full table.
     streams : int
-        Streams that were ever written to.
+        Streams whose episode is open, and those that writers in other processes have named. Others are forgotten.
     waiting : tuple of Waiting
         Who waits for the table, and for what.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _NO_FLOATS = np.empty(0)
 _NO_FIELDS = np.empty((0, 5), np.int64)
+_FIRST_STREAMS = 64
 
 
 class Table:
@@ -56,11 +57,18 @@ class Table:
         self.dirty = np.zeros(layout.rows, np.uint8)
         self.given: Floats = _NO_FLOATS
         self.ids = np.full(layout.rows, -1, np.int64)
-        self.last = np.full(64, -1, np.int64)
-        self.streams: dict[Hashable, int] = {}
+        self.last = np.full(_FIRST_STREAMS, -1, np.int64)
+        self.streams: dict[Hashable, int] = {}  # see NOTE [streams]
+        self._numbers = 0
+        self._spare: list[int] = []
+        self._held: dict[int, int] = {}
+        self._stale: set[int] = set()  # open since before the table was loaded
         self._born = np.empty(2 * layout.rows, np.int64)
         self._died = np.empty(2 * layout.rows, np.int64)
-        self._changes = np.zeros(3, np.int64)
+        self._changes = np.zeros(4, np.int64)  # see `kernels`; items born, items died, an answer, died but not deleted
+        self._unsettled = self._changes.data
+        self._rest: tuple[Any, ...] | None = None
+        self._patching: Ids | None = None
         self._none = np.full(256, np.nan)
         self.inserted = self.sampled = self.deleted = 0
         self._parted = False
@@ -73,7 +81,8 @@ class Table:
         private = (self.items.alive, self.held, self.dirty, self.ids)
         g[r.ALIVE], g[r.HELD], g[r.DIRTY], g[r.NAMES] = (a.ctypes.data for a in private)
         g[r.LAST], g[r.BORN], g[r.DIED] = (a.ctypes.data for a in (self.last, self._born, self._died))
-        for place, i in zip((r.TERMINATED_FIELD, r.TRUNCATED_FIELD), end_fields(layout.schema), strict=True):
+        places = (r.TERMINATED_FIELD, r.TRUNCATED_FIELD, r.DONE_FIELD)
+        for place, i in zip(places, end_fields(layout.schema), strict=True):
             if i >= 0:
                 (offset, stride), dtype = layout.places[i], layout.schema.fields[i].dtype
                 yes = int.from_bytes(np.ones((), dtype).tobytes()[:8], "little", signed=dtype.itemsize >= 8)
@@ -131,53 +140,172 @@ class Table:
 
     # -- streams ---------------------------------------------------------------------------------------------------------
 
+    # NOTE [streams]
+    # A stream is known by its name while its episode is open or a writer elsewhere holds its number. All others may be
+    # forgotten, and are when numbers run short or a checkpoint is made: a stream that goes on after the end of an episode
+    # is as good as a new one. So one stream for each episode costs nothing, and `last` is at most twice as long as needed.
+    # The same holds for an open episode whose last step has left the table, where no stack would show that something is missing.
+    #
+    # A loaded table has the open episodes of before as they were, but their environments begin anew: what is written to such a
+    # stream first ends the old episode there, and is not linked to it.
+
     def stream(self, name: Hashable) -> int:
-        """The number of a stream."""
+        """The number of a stream; good until the next call of this or `numbers`, unless it is held."""
         number = self.streams.get(name)
         if number is None:
-            number = len(self.streams)
-            if number >= len(self.last):
-                longer = np.concatenate((self.last, np.full(len(self.last), -1, np.int64)))
-                address = longer.ctypes.data
-                self.g[r.LAST], self.last = address, longer  # no call between these: Ctrl-C comes before or after both
-            self.streams[name] = number  # only now: kernels go by the number
+            self._make_room(1, (name,))
+            number = self._add(name)
         return number
 
     def numbers(self, names: Iterable[Hashable]) -> Ids:
-        return np.array([self.stream(name) for name in names], np.int64)
+        """As `stream`, of many."""
+        listed = list(names)
+        unknown = [name for name in dict.fromkeys(listed) if name not in self.streams]
+        if unknown:
+            self._make_room(len(unknown), set(listed))
+            for name in unknown:
+                self._add(name)
+        return np.array([self.streams[name] for name in listed], np.int64)
+
+    def _add(self, name: Hashable) -> int:
+        """One more stream, for which there is room. No call between a number and its use: Ctrl-C comes before or after."""
+        if self._spare:
+            number = self._spare[-1]
+            self.streams[name] = number
+            del self._spare[-1]
+        else:
+            number = self._numbers
+            self.streams[name] = number
+            self._numbers = number + 1
+        return number
+
+    def _make_room(self, more: int, keep: Container[Hashable]) -> None:
+        """For so many more streams, beside those that are open, held, or to be kept."""
+        if more <= len(self._spare) + len(self.last) - self._numbers:
+            return
+        self.forget_ended(keep)
+        places = len(self.last)
+        while places < 2 * (len(self.streams) + more):
+            places *= 2
+        longer = np.full(places, -1, np.int64)
+        longer[: len(self.last)] = self.last
+        address = longer.ctypes.data
+        self.g[r.LAST], self.last = address, longer  # no call between these
+
+    def forget_ended(self, keep: Container[Hashable] = ()) -> None:
+        """Forget streams whose episodes have ended, but for those that are held or to be kept. See NOTE [streams]."""
+        last, kept, spare, gone = self.last.tolist(), {}, self._spare.copy(), []
+        oldest = int(self.g[r.CURSOR] - self.g[r.CAPACITY]) if self.g[r.ORDERED] else 0
+        alone = self.g[r.DEPTH] == 1
+        for name, number in self.streams.items():
+            if last[number] < oldest and (alone or number in self._stale) and number not in self._held and name not in keep:
+                spare.append(number)
+                gone.append(number)
+            elif last[number] >= 0 or number in self._held or name in keep:
+                kept[name] = number
+            else:
+                spare.append(number)
+        stale = self._stale.difference(gone)
+        self.streams, self._spare, self._stale, self.last[gone] = kept, spare, stale, -1
+
+    def hold(self, numbers: Iterable[int]) -> None:
+        """These are known to a writer elsewhere by their numbers, until `release`."""
+        for number in numbers:
+            self._held[number] = self._held.get(number, 0) + 1
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """The opposite of `hold`, once for each time."""
+        for number in numbers:
+            left = self._held.pop(number, 0) - 1
+            if left > 0:
+                self._held[number] = left
+
+    def is_open(self, number: int) -> bool:
+        """Whether the stream's episode goes on."""
+        return bool(self.last[number] >= 0)
+
+    def begin_anew(self, numbers: Iterable[int]) -> None:
+        """Before the first step that is written to these streams: end what is open since before the table was loaded."""
+        for number in self._stale.intersection(numbers):
+            self.end_stream(number, r.TRUNCATED, _NO_FIELDS)
 
     def look_ahead(self, steps: int) -> None:
         """From now on items have that many successors in their open episode; a view needs them."""
         if steps > self.g[r.LOOKAHEAD]:
-            self.g[r.LOOKAHEAD] = steps
-            self._k.unripen(self.g, len(self.streams), self._changes)
-            waiting = int(self._changes[1])
+            self.finish()
+            self._k.unripen(self.g, steps, self._numbers, self._changes)
             self.settle()
-            self.inserted, self.deleted = self.inserted - waiting, self.deleted - waiting  # they will be inserted
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
-    def write(self, fields: Ids, final: Ids, count: int, streams: Ids, flags: Ids, given: Floats, ids: Ids) -> None:
-        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`); their ids go into ``ids``."""
-        if self.free is not None:
-            self._overwrite(self.free, fields, count, streams, flags, given, ids)
+    # NOTE [interrupted calls]
+    # Ctrl-C may come between any two calls, but not within a kernel. A kernel writes and links steps, and notes what is to be
+    # told to samplers, in one go; `settle` tells it, and may be called again. What takes several kernels is noted in `_rest`
+    # before the first. So after an interruption a call is either not begun or completed, by `finish` at the latest, which
+    # whatever looks at the table calls first. The ids of steps that are in are 0 or more.
+
+    def write(
+        self, fields: Ids, final: Ids, count: int, streams: Ids, flags: Ids, given: Floats, ids: Ids, keep: object = None
+    ) -> None:
+        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`); all of them or, after Ctrl-C, none.
+
+        ``ids``: where their ids go, -1 each before. ``keep``: what the sources lie in.
+        """
+        if self._stale:
+            self.begin_anew(streams.tolist())
+        if self.free is None and count <= self.storage.layout.burst and not self.granted:
+            self._ready(2 * count)
+            self._k.write(self.g, fields, 0, count, final, streams, flags, given, ids, self._changes)
+            self.settle()
             return
-        burst, start = self.storage.layout.burst, 0
+        self._rest = fields, final, count, streams, flags, given, ids, keep
+        try:
+            self._write_rest()
+        except BaseException:
+            self._write_rest_again()
+            raise
+
+    def _write_rest_again(self) -> None:
+        try:
+            self._write_rest()
+        except Exception:  # not Ctrl-C: it would fail for ever
+            self._rest = None
+            raise
+
+    def _write_rest(self) -> None:
+        """What `_rest` says, from the first step on that is not in."""
+        if self._rest is None:
+            return
+        fields, final, count, streams, flags, given, ids, _ = self._rest
+        self._settle_taken()
+        self.settle()
+        burst, start = self.storage.layout.burst, int(np.count_nonzero(ids >= 0))
         while start < count:
-            stop = min(count, start + (burst if not self.granted else self._free_ahead(burst)))
-            self._ready(2 * (stop - start))
-            self._k.write(self.g, fields, start, stop, final, streams, flags, given, ids, self._changes)
+            if self.free is not None:
+                stop = start + 1
+                self._overwrite(self.free, fields, start, streams, flags, given, ids)
+            else:
+                stop = min(count, start + (burst if not self.granted else self._free_ahead(burst)))
+                self._ready(2 * (stop - start))
+                self._k.write(self.g, fields, start, stop, final, streams, flags, given, ids, self._changes)
             self.settle()
             start = stop
+        self._rest = None
 
-    def _overwrite(self, free: FreeRows, fields: Ids, count: int, streams: Ids, flags: Ids, given: Floats, ids: Ids) -> None:
-        for i in range(count):
-            if not free.ready():
-                self.remove(self.remover.draw(1).rows)
-            priority = float(given[i]) if len(given) else np.nan
-            self._ready(1)
-            ids[i] = self._k.overwrite(self.g, fields, i, free.take(), int(streams[i]), int(flags[i]), priority, self._changes)
-            self.settle()
+    def _overwrite(self, free: FreeRows, fields: Ids, i: int, streams: Ids, flags: Ids, given: Floats, ids: Ids) -> None:
+        if not free.ready():
+            self.remove(self.remover.draw(1).rows)
+        priority = float(given[i]) if len(given) else np.nan
+        self._ready(1)
+        row = free.take()
+        self._k.overwrite(self.g, fields, i, row, int(streams[i]), int(flags[i]), priority, ids, self._changes)
+        free.settle(True)
+
+    def _settle_taken(self) -> None:
+        """Ctrl-C may have come after a row was taken and before it was written."""
+        free = self.free
+        if free is not None and free.taken >= 0:
+            free.settle(bool(self.items.alive[free.taken]))
 
     def _ready(self, more: int) -> None:
         """Before so many rows are written that perhaps never were."""
@@ -189,6 +317,7 @@ class Table:
         """End a stream's episode; ``final`` describes the source of the final observation, empty if there is none."""
         self._ready(1)
         self._k.end_stream(self.g, stream, flags, final, self._changes)
+        self._stale.discard(stream)
         self.settle()
 
     def settle(self) -> None:
@@ -197,7 +326,7 @@ class Table:
         Ctrl-C may come between a kernel and this, or in the middle: the changes stay until all were told, and samplers do not
         mind hearing of one twice.
         """
-        born, died = self._changes[:2].tolist()
+        born, died, _, waiting = self._changes.tolist()
         self.items.count, self.items.top = self.g[r.COUNT : r.TOP + 1].tolist()
         if born:
             rows = self._born[:born]
@@ -211,14 +340,19 @@ class Table:
                 one.remove(rows)
             if self.free is not None:
                 self.free.put(rows)
-        self._changes[:2] = 0
-        self.inserted += born
-        self.deleted += died
+        self._changes[:] = 0
+        self.inserted += born - waiting
+        self.deleted += died - waiting
 
     def finish(self) -> None:
-        """Tell what an interrupted call has left to tell."""
-        if self._changes[0] or self._changes[1]:
+        """Complete what an interrupted call has left. See NOTE [interrupted calls]."""
+        unsettled = self._unsettled
+        if unsettled[0] or unsettled[1]:
             self.settle()
+        if self._rest is not None:
+            self._write_rest_again()
+        if self._patching is not None:
+            self._end_patch()
 
     # -- rows that other processes fill ------------------------------------------------------------------------------------
 
@@ -241,7 +375,7 @@ class Table:
         Ctrl-C may come before it, or after the kernel, which has noted everything by then; see `settle`.
         """
         self.finish()
-        count = int(self._k.adopt(self.g, ledgers, len(self.streams), self._changes))
+        count = int(self._k.adopt(self.g, ledgers, self._numbers, self._changes))
         if count:
             self.settle()
         return count
@@ -339,18 +473,26 @@ class Table:
         return Applied(there, len(ids) - there)
 
     def patch(self, ids: Ids, columns: dict[int, npt.NDArray[Any]]) -> Applied:
-        """Overwrite fields (by number) of the steps that are still there. Of an id that is named twice the last counts."""
-        rows = self.find(ids)
+        """Overwrite fields (by number) of the steps that are still there. Of an id that is named twice the last counts.
+
+        A step that is an item no more, because it was deleted or drawn often enough, is still part of its neighbours' returns.
+        """
+        rows = np.empty(len(ids), np.int64)
+        self._k.find_steps(self.g, ids, rows)
         there = np.flatnonzero(rows >= 0)
         rows = rows[there]
-        unique = np.unique(rows)
+        self._patching = np.unique(rows)
         try:
-            self._k.turn_version(self.g, unique, True)
+            self._k.turn_version(self.g, self._patching, True)
             for i, column in columns.items():
                 self.storage.cell(i)[rows] = column[there]
         finally:
-            self._k.turn_version(self.g, unique, False)
+            self._end_patch()
         return Applied(len(rows), len(ids) - len(rows))
+
+    def _end_patch(self) -> None:
+        self._k.turn_version(self.g, self._patching, False)
+        self._patching = None
 
     def delete(self, ids: Ids) -> Applied:
         """End the items of these ids. Their rows stay, for the stacks of their neighbours, until they are overwritten."""
@@ -372,7 +514,8 @@ class Table:
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
-        """Counters, and copies of the arrays that have no entry per row."""
+        """Counters, and copies of the arrays that have no entry per row; ``last`` in the order of `streams`."""
+        self.forget_ended()
         counters = {
             "cursor": int(self.g[r.CURSOR]),
             "top": int(self.g[r.TOP]),
@@ -381,7 +524,7 @@ class Table:
             "sampled": self.sampled,
             "deleted": self.deleted,
         }
-        arrays = {"last": self.last[: len(self.streams)].copy()}
+        arrays = {"last": self.last[list(self.streams.values())]}
         if self.free is not None:
             free = self.free.state()
             counters["unused"], arrays["free"] = free["unused"], free["free"]
@@ -389,9 +532,9 @@ class Table:
 
     def restore(self, counters: Mapping[str, int], streams: Iterable[Hashable], last: Ids) -> None:
         """Go on from a `state`; what has an entry per row, and the rows, are in place. The samplers know nothing yet."""
-        for stream in streams:
-            self.stream(stream)
-        self.last[: len(last)] = last
+        numbers = self.numbers(streams)
+        self.last[numbers] = last
+        self._stale = set(numbers[last >= 0].tolist())
         self.ids[:] = self.storage.heads()[:, r.ID // 8] - 1
         used = np.flatnonzero(self.ids >= 0)
         g, alive = self.g, self.items.alive

@@ -52,8 +52,8 @@ class Transitions:
 
     def __post_init__(self) -> None:
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise ConfigError(f"n={self.n!r}: a return sums up a whole number of steps, 1 or more")
-        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"n={self.n!r}: the number of steps that a return sums up is a Python int, 1 or more")
+        if isinstance(self.gamma, bool | str) or not hasattr(self.gamma, "__float__") or not 0 <= self.gamma <= 1:
             raise ConfigError(f"gamma={self.gamma!r}: a discount is 0 to 1")
         if self.overlapping and self.n > 1:
             raise ConfigError(f"overlapping=True with n={self.n}: only stacks one step apart overlap, leave it out")
@@ -135,6 +135,8 @@ class Recipe:
         ConfigError
             If the schema lacks what the view needs, or has a field of a name that the view adds.
         """
+        if view is not None and not isinstance(view, Transitions):
+            raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n=3)")
         outputs = [_output(i, one, view) for i, one in enumerate(stored.fields)]
         followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
         structure = stored.structure

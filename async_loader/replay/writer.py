@@ -1,44 +1,49 @@
-"""Writers: one for each stream, or for a vector of environments. They know how episodes end; the table does the rest."""
+"""The writer of one stream: it knows how episodes end, and counts what it has added."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors, tree
-from async_loader.errors import ConfigError, SchemaError
-from async_loader.replay.arguments import one_of, positive
+from async_loader.errors import Closed, ConfigError
+from async_loader.replay.arguments import one_of
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.owner import Owner
 from async_loader.replay.rows import TERMINATED, TRUNCATED
-
-_ENDS = ("terminated", "truncated")
-_AUTORESETS = ("nextstep", "samestep", "disabled")
-_numbers = itertools.count()
-
-
-def fresh_stream() -> tuple[str, int]:
-    """The name of a stream that nobody else has."""
-    return ("writer", next(_numbers))
-
-
-def pass_over(names: Iterable[Hashable]) -> None:
-    """From now on `fresh_stream` makes none of these: a loaded table has them."""
-    global _numbers
-    taken = [name[1] for name in names if isinstance(name, tuple) and len(name) == 2 and name[0] == "writer"]
-    least = max((one for one in taken if isinstance(one, int)), default=-1) + 1
-    _numbers = itertools.count(max(next(_numbers), least))
+from async_loader.replay.staging import Ends
+from async_loader.replay.tally import Tally
+from async_loader.schema import Schema
 
 
 class StreamWriter:
-    """Appends the steps of one stream, in order. Made by `ReplayBuffer.writer`. One thread at a time."""
+    """Appends the steps of one stream, in order. Made by `ReplayBuffer.writer`. One thread at a time.
+
+    A call that Ctrl-C interrupts has added its step or has not, and `steps` says which.
+
+    Attributes
+    ----------
+    stream : hashable
+        The stream's name.
+    """
 
     def __init__(self, owner: Owner, inserter: Inserter, stream: Hashable) -> None:
         self._owner, self._in, self.stream = owner, inserter, stream
+        self._tally = Tally(owner)
+        self._closed = False
+        self._ends: tuple[Schema | None, Ends] = (None, Ends(None))
+
+    @property
+    def schema(self) -> Schema | None:
+        """What a step is; ``None`` before the table's first one if no schema was given."""
+        return self._owner.schema
+
+    @property
+    def steps(self) -> int:
+        """Steps that this writer has added. It never falls."""
+        return self._tally.steps
 
     def append(
         self,
@@ -58,7 +63,7 @@ class StreamWriter:
         ----------
         terminated, truncated : bool
             Whether nothing comes after this step, or the episode was cut off after it. Stored too, where the schema (or
-            the first step, if there is no schema) has fields of these names.
+            the first step, if there is no schema) has fields of these names, and the step does not say it itself.
         final_obs : array or (nested) dict of arrays, optional
             The observation after the episode's last step.
 
@@ -69,17 +74,35 @@ class StreamWriter:
 
         Raises
         ------
-        SchemaError, Timeout, WouldDeadlock
+        SchemaError, Timeout, WouldDeadlock, Closed
             As `ReplayBuffer.add`. Nothing was written.
         """
-        values, schema, flags = dict(one_of(step, fields, "step")), self._owner.schema, 0
-        known = _ENDS if schema is None else tuple(field.name for field in schema.fields)
-        for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
-            if name in known:
-                values.setdefault(name, bool(said))  # the step says it
-            elif said:
-                flags |= flag
-        return self._in.add(values, self.stream, flags, priority, timeout_s, final_obs)
+        if self._closed:
+            raise closed_writer()
+        values = fields if step is None else dict(one_of(step, fields, "step"))
+        flags = self._how_it_ends().into(values, terminated, truncated)
+        tally = self._tally
+        name = self._in.add(values, self.stream, flags, priority, timeout_s, final_obs, tally.begin_one())
+        tally.end_one()
+        return name
+
+    def extend(
+        self,
+        batch: Mapping[str, Any] | None = None,
+        /,
+        *,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        final_obs: Any = None,
+        **fields: Any,
+    ) -> npt.NDArray[np.int64]:
+        """Add the stream's next steps. As `ReplayBuffer.extend`."""
+        if self._closed:
+            raise closed_writer()
+        batch = one_of(batch, fields, "batch")
+        ids = self._in.extend(batch, self.stream, priority, timeout_s, final_obs, ids=self._tally.begin)
+        self._tally.end(len(ids))
+        return ids
 
     def end_episode(self, final_obs: Any = None, *, terminated: bool = False, truncated: bool = False) -> None:
         """See `ReplayBuffer.end_episode`."""
@@ -87,124 +110,30 @@ class StreamWriter:
             raise ConfigError("terminated and truncated: an episode ends in one way, give the one that counts")
         self._in.end_episode(self.stream, final_obs, TERMINATED if terminated else TRUNCATED)
 
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Do nothing: a step is in the table when `append` returns. Other writers have to wait for that."""
 
-class VectorWriter:
-    """Adds what a vector of environments returns, one stream for each. Made by `ReplayBuffer.vector_writer`.
+    def close(self) -> None:
+        """End the open episode, as `end_episode` without arguments does. May be called again; `append` raises Closed then."""
+        if not self._closed:
+            if not self._owner.foreign and not self._owner.closed:
+                self.end_episode()
+            self._closed = True
 
-    Parameters
-    ----------
-    owner, inserter : Owner, Inserter
-    num_envs : int
-    autoreset : str | gymnasium.vector.AutoresetMode
-    streams : sequence of hashable | None
-    """
+    def __enter__(self) -> StreamWriter:
+        return self
 
-    def __init__(
-        self, owner: Owner, inserter: Inserter, num_envs: int, autoreset: Any, streams: Sequence[Hashable] | None
-    ) -> None:
-        self._owner, self._in = owner, inserter
-        self._count = positive("num_envs", num_envs)
-        self._mode = _mode(autoreset)
-        self.streams = list(streams) if streams is not None else [fresh_stream() for _ in range(num_envs)]
-        if len(self.streams) != num_envs:
-            raise ConfigError(f"{len(self.streams)} streams for {num_envs} environments: one for each")
-        self._resetting = np.zeros(num_envs, np.bool_)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def append(
-        self,
-        *,
-        next_obs: Any,
-        terminated: Any,
-        truncated: Any,
-        info: Mapping[str, Any] | None = None,
-        priority: Any = None,
-        timeout_s: float | None = None,
-        **fields: Any,
-    ) -> npt.NDArray[np.int64]:
-        """One call of ``envs.step``: what was known before it as fields, what it returned by name.
-
-        Parameters
-        ----------
-        next_obs : array [envs, ...] or (nested) dict of arrays
-            The observations that it returned. They are stored only where the schema (or, if there is none, the first
-            step) has a field ``next_obs``; with ``Field(next=...)`` they are what the next call brings.
-        terminated, truncated : bool array [envs]
-        info : mapping, optional
-            The infos that it returned; with same-step autoreset ``info["final_obs"]`` is needed.
-        priority : float array [envs], optional
-        **fields
-            Everything else: arrays ``[envs, ...]``.
-
-        Returns
-        -------
-        int64 array
-            Ids of the steps that were added: all, but for those of environments that were only being reset, which
-            with next-step autoreset is what the step after an episode's last does.
-
-        Raises
-        ------
-        SchemaError
-            As `ReplayBuffer.extend`; and with same-step autoreset if the final observations are not there.
-        """
-        ends = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
-        if ends.shape != (self._count,):
-            raise SchemaError(f"terminated and truncated have shape {ends.shape} for {self._count} environments: one for each")
-        after = self._after(next_obs, ends, info)
-        schema = self._owner.schema
-        known = None if schema is None or schema.structure is None else schema.structure.keys
-        batch = {**fields, "terminated": np.asarray(terminated, np.bool_), "truncated": np.asarray(truncated, np.bool_)}
-        if known is None or "next_obs" in known:
-            batch["next_obs"] = after
-        keep, said = ~self._resetting, np.zeros(self._count, np.int64)
-        for name, flag in zip(_ENDS, (TERMINATED, TRUNCATED), strict=True):
-            if known is not None and name not in known:
-                said += flag * batch.pop(name)
-        linked = schema is not None and any(field.next is not None for field in schema.fields)
-        final = _pick(after, keep) if linked and ends[keep].any() else None
-        if schema is not None and linked and not all(name in (known or ()) for name in _ENDS):
-            raise SchemaError(
-                "a schema with a next=... that a vector of environments writes has the fields terminated and truncated"
-            )
-        picked = _pick(batch, keep)
-        streams = [stream for stream, kept in zip(self.streams, keep, strict=True) if kept]
-        ids = self._in.extend(
-            picked, streams, None if priority is None else np.asarray(priority)[keep], timeout_s, final, said[keep]
-        )
-        self._resetting = ends & ~self._resetting if self._mode == "nextstep" else self._resetting
-        return ids
-
-    def _after(self, next_obs: Any, ends: npt.NDArray[np.bool_], info: Mapping[str, Any] | None) -> Any:
-        """The observation after each step, also where ``next_obs`` is already that of the next episode."""
-        if self._mode != "samestep" or not ends.any():
-            return next_obs
-        finals = None if info is None else info.get("final_obs", info.get("final_observation"))
-        rows = np.flatnonzero(ends)
-        if finals is None or any(finals[row] is None for row in rows):
-            raise SchemaError(
-                f"environment {rows[0]} ended, and info['final_obs'] lacks its last observation: pass info=... as it is"
-            )
-        after = tree.transform(next_obs, _copied)
-        structure = tree.structure_of(after)
-        for row in rows:
-            for leaf, value in zip(tree.leaves(after, structure), tree.leaves(finals[row], structure), strict=True):
-                leaf[row] = value
-        return after
+    def _how_it_ends(self) -> Ends:
+        schema, ends = self._ends
+        if schema is not self._owner.schema:
+            schema = self._owner.schema
+            ends = Ends(schema)
+            self._ends = (schema, ends)
+        return ends
 
 
-def _mode(autoreset: Any) -> str:
-    """Gymnasium's AutoresetMode or a name of one, without case and underscores."""
-    said = str(getattr(autoreset, "value", autoreset)).lower().replace("_", "").replace("-", "")
-    if said not in _AUTORESETS:
-        raise ConfigError(
-            f"autoreset={autoreset!r}: 'next_step', 'same_step' or 'disabled', as envs.metadata['autoreset_mode'] says"
-        )
-    return said
-
-
-def _copied(value: Any) -> npt.NDArray[Any]:
-    array = tensors.as_array(value)
-    return np.array(value if array is None else array)
-
-
-def _pick(value: Any, keep: npt.NDArray[np.bool_]) -> Any:
-    return value if keep.all() else tree.transform(value, lambda leaf: _copied(leaf)[keep])
+def closed_writer() -> Closed:
+    return Closed("this writer was closed: get another from the buffer")

@@ -91,7 +91,7 @@ def contents(buffer: ReplayBuffer) -> dict[str, Any]:
         heads[:, 3] &= (1 << 32) - 1
         found = {"counters": list(counters.items()), "arrays": arrays, "heads": heads, "cells": cells}
         found |= {"alive": table.items.alive.copy(), "given": table.given.copy(), "times": table.times.copy()}
-        found["streams"] = list(map(str, table.streams.items()))
+        found["streams"] = list(map(str, table.streams))
         found["sampler"] = {
             key: repr(value) if isinstance(value, dict) else np.array(value) for key, value in _state(owner.sampler)
         }

@@ -62,7 +62,7 @@ def filled(capacity: int = 100, steps: int = 250, **given) -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_loaded_table_goes_on_as_the_one_that_was_never_ended(name, tmp_path):
+def test_a_loaded_table_goes_on_as_the_one_whose_episodes_ended_where_it_was_saved(name, tmp_path):
     buffer, view = made(name)
     run = Run(buffer, 5, view)
     run.step(400)
@@ -74,6 +74,10 @@ def test_a_loaded_table_goes_on_as_the_one_that_was_never_ended(name, tmp_path):
         loaded = ReplayBuffer.load(tmp_path)
         assert same(contents(loaded), contents(buffer))
         assert Run(loaded, 100 + more, view).step(0) == []
+    for stream in list(buffer._owner.table.streams):
+        buffer.end_episode(stream=stream)
+        loaded.end_episode(stream=stream)
+    assert same(contents(loaded), contents(buffer))
     there, back = Run(buffer, 9, view), Run(loaded, 9, view)
     assert same(there.step(400), back.step(400))
     assert same(contents(loaded), contents(buffer))
@@ -182,9 +186,10 @@ def check_cut(buffer: ReplayBuffer) -> None:
     assert (block[used] == block[used][:, :1]).all()
     assert (block[used, 0] == count[used] * 7 + who[used]).all()
     assert (check[used] == block[used].sum(1)).all()
-    total, unseen = 0, 0
-    for number, last in zip(table.streams, table.last, strict=False):
-        mine = used[who[used] == number]
+    total, unseen = 0, len(set(range(4)) - set(table.streams))  # whose last step has left the table: they are forgotten
+    for name, number in table.streams.items():
+        last = table.last[number]
+        mine = used[who[used] == name]
         if not len(mine):  # its thread was not run for so long that the others have wrapped the ring
             unseen += 1
             continue
@@ -394,14 +399,14 @@ def test_streams_keep_their_names_and_new_ones_are_new(tmp_path):
     buffer.save(tmp_path)
     loaded = ReplayBuffer.load(tmp_path)
     assert len(loaded) == len(buffer) == 0
+    assert loaded.stats().streams == buffer.stats().streams == len(names) + 1
     for name in names:
-        loaded.add(obs=obs, reward=1.0, terminated=False, truncated=False, stream=name)
+        loaded.end_episode(stream=name, final_obs=obs)  # what came after is known after all
     assert len(loaded) == len(names)
-    assert loaded.stats().streams == buffer.stats().streams
-    loaded.writer().append(obs=obs, reward=2.0)
-    assert len(loaded) == len(names)
-    loaded.writer(own.stream).append(obs=obs, reward=2.0)
+    assert loaded.writer().stream != own.stream
+    loaded.end_episode(stream=own.stream, final_obs=obs)
     assert len(loaded) == len(names) + 1
+    assert loaded.stats().streams == 0
 
 
 def test_a_stream_whose_name_cannot_be_written_is_refused_before_anything_is_written(tmp_path):

@@ -152,5 +152,5 @@ def test_tensors_are_taken_like_arrays() -> None:
     assert (batch["obs"] == 1).all()
     assert (batch["action"] == 2).all()
     assert (batch["reward"] == 0.5).all()
-    with pytest.raises(SchemaError, match="field 'reward' is Tensor"):
+    with pytest.raises(SchemaError, match=r"field 'reward' is a tensor of torch\.bfloat16, which numpy"):
         buffer.add(obs=torch.ones(3), action=2, reward=torch.tensor(1, dtype=torch.bfloat16))

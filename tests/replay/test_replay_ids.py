@@ -66,7 +66,8 @@ def test_deleted_items_are_drawn_no_more() -> None:
     assert buffer.delete([7]) == Applied(0, 1)
     assert set(buffer.sample(300)["index"].tolist()) == {5, 6, 9, 10, 11, 12, 13}
     assert (len(buffer), buffer.stats().deleted) == (7, 8)
-    assert buffer.update([7], x=np.array([1])) == Applied(0, 1)
+    assert buffer.update([7], x=np.array([1])) == Applied(1, 0)  # its neighbours still show it
+    assert buffer.update([2], x=np.array([1])) == Applied(0, 1)  # this one has left the table
     buffer.delete(np.arange(20))
     with pytest.raises(ConfigError, match="the buffer is empty"):
         buffer.sample(1)

@@ -34,7 +34,7 @@ def _name(value: Any, whole: Any) -> Any:
         return value
     if isinstance(value, np.integer):
         return int(value)
-    if type(value) is tuple:
+    if isinstance(value, tuple):
         return [_name(one, whole) for one in value]
     raise ConfigError(
         f"the stream {whole!r} cannot be saved: name streams by integers, strings, or tuples of these, "

@@ -16,8 +16,8 @@ from async_loader.replay.checkpoint.writing import Last, Saver
 from async_loader.replay.owner import Owner
 from async_loader.replay.rows import LOOKAHEAD
 from async_loader.replay.storage import StorageLayout
+from async_loader.replay.stream_names import pass_over
 from async_loader.replay.table import Table
-from async_loader.replay.writer import pass_over
 
 Array = npt.NDArray[Any]
 OVERRIDES = ("capacity", "sampler", "remover", "limiter", "max_times_sampled", "seed", "max_bytes")

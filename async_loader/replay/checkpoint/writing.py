@@ -253,6 +253,7 @@ class _Save:
         self._lasting = lasting_json(self._owner)
         if self._owner.ready:
             with self._owner.lock:
+                self._owner.table.forget_ended()
                 names = list(self._owner.table.streams)
             encoding.names_json(names)
 

@@ -10,11 +10,14 @@ from async_loader.replay.kernels.places import at, holds
 from async_loader.replay.rows import (
     ALIVE,
     BASE,
+    CAPACITY,
+    CURSOR,
     DELETED,
     FINAL,
     FLAGS,
     ID,
     NEXT,
+    ORDERED,
     PREV,
     ROWS,
     STRIDE,
@@ -296,6 +299,22 @@ def row_of(g: Any, name: int) -> int:
     row = name % g[ROWS]
     address = g[BASE] + row * g[STRIDE]
     return row if holds(address, name) and load(address + FLAGS) & (FINAL | DELETED) == 0 else -1
+
+
+@kernel(keeps_gil=True)
+def find_steps(g: Any, ids: Any, rows: Any) -> int:
+    """As `find`, of steps that are kept, also where they are items no more: returns and stacks still show them."""
+    there = 0
+    for i in range(len(ids)):
+        name = ids[i]
+        row = row_of(g, name)
+        if row < 0 and g[ORDERED] and name >= 0 and name >= g[CURSOR] - g[CAPACITY]:
+            address = g[BASE] + (name % g[ROWS]) * g[STRIDE]
+            if holds(address, name) and load(address + FLAGS) & FINAL == 0:
+                row = name % g[ROWS]
+        rows[i] = row
+        there += row >= 0
+    return there
 
 
 @kernel(keeps_gil=True)

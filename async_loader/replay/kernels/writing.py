@@ -21,6 +21,7 @@ from async_loader.replay.rows import (
     DEPTH,
     DIED,
     DIRTY,
+    DONE_FIELD,
     FINAL,
     FLAGS,
     FOLLOWED,
@@ -67,6 +68,7 @@ def _flag(g: Any, name: int, flags: int) -> None:
     before_stores()
     if flags & TERMINATED:
         _say(g, row, TERMINATED_FIELD)
+        _say(g, row, DONE_FIELD)
     if flags & TRUNCATED:
         _say(g, row, TRUNCATED_FIELD)
     store(address, (before + 2 * VERSION_ONE) | flags)
@@ -259,8 +261,8 @@ def _fill(g: Any, fields: Any, i: int, row: int, priority: float) -> None:
 
 
 @kernel(keeps_gil=True)
-def overwrite(g: Any, fields: Any, i: int, row: int, stream: int, flags: int, priority: float, changes: Any) -> int:
-    """Write step ``i`` into a row that is free, under the next id of that row; its id."""
+def overwrite(g: Any, fields: Any, i: int, row: int, stream: int, flags: int, priority: float, ids: Any, changes: Any) -> None:
+    """Write step ``i`` into a free row, under the next id of that row, which goes into ``ids[i]``."""
     old = load(g[BASE] + row * g[STRIDE] + ID) - 1
     name = row if old < 0 else old + g[ROWS]
     store(g[BASE] + row * g[STRIDE] + ID, 0)
@@ -268,7 +270,7 @@ def overwrite(g: Any, fields: Any, i: int, row: int, stream: int, flags: int, pr
     g[TOP] = max(g[TOP], row + 1)
     _fill(g, fields, i, row, priority)
     settle(g, name, stream, flags, changes)
-    return name
+    ids[i] = name
 
 
 @kernel(inline=True)
@@ -295,8 +297,12 @@ def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> Non
 
 
 @kernel(keeps_gil=True)
-def unripen(g: Any, streams: int, changes: Any) -> None:
-    """Items at the open end of a stream that have fewer than LOOKAHEAD successors wait until they have."""
+def unripen(g: Any, steps: int, streams: int, changes: Any) -> None:
+    """Raise LOOKAHEAD to ``steps``: items at the open end of a stream that have fewer successors wait for them.
+
+    They will be items again: ``changes[3]`` says how many of those in DIED do not count as deleted.
+    """
+    g[LOOKAHEAD], before = steps, changes[1]
     for stream in range(streams):
         name = peek64(g[LAST] + 8 * stream)
         for _ in range(g[LOOKAHEAD]):
@@ -304,6 +310,7 @@ def unripen(g: Any, streams: int, changes: Any) -> None:
                 break
             _die(g, name, changes)
             name = load(at(g, name) + PREV)
+    changes[3] += changes[1] - before
 
 
 @kernel(keeps_gil=True)

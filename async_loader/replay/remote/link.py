@@ -81,8 +81,17 @@ class Link:
     def numbers(self, names: list[object]) -> Ids:
         """The table's numbers of streams, which this writer will write to."""
         numbers = self._table.numbers(names)
-        self._streams.update(numbers.tolist())
+        new = set(numbers.tolist()) - self._streams
+        self._table.begin_anew(new)
+        self._table.hold(new)
+        self._streams |= new
         return numbers
+
+    def drop(self, numbers: list[int]) -> None:
+        """This writer does not use these numbers any more, and has ended their episodes."""
+        ended = {one for one in numbers if one in self._streams and not self._table.is_open(one)}
+        self._streams -= ended
+        self._table.release(ended)
 
     # -- messages --------------------------------------------------------------------------------------------------------
 
@@ -105,6 +114,8 @@ class Link:
         self._table.abandon(self.ledger.address)
         for stream in self._streams:
             self._table.end_stream(stream, TRUNCATED, NO_FIELDS)
+        self._table.release(self._streams)
+        self._streams = set()
         self.lane.shut(state)
         self.lane.take_back()
         self.tell(Say.CLOSED)

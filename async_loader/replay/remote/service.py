@@ -216,6 +216,8 @@ class Service:
                 self._pending[link] = None
         elif kind == Say.NAMES:
             self._name(link, a, body)
+        elif kind == Say.DROP:
+            link.drop(np.frombuffer(body, np.int64).tolist())
         elif kind == Say.FLUSH:
             link.tell(Say.FLUSHED, a)
         elif kind == Say.BYE:

@@ -26,6 +26,7 @@ from async_loader.shm.segment import Segment
 
 _DYING_S = 2.0  # the sockets of a process that dies close a moment before it counts as dead
 _ANSWER_S = 1.0
+_DROPS = 4096  # in one record
 
 
 class Supply:
@@ -50,6 +51,8 @@ class Supply:
         Rows that are there to be filled.
     written : int
         Records in the lane, so far.
+    steps : int
+        Steps among them.
     """
 
     def __init__(self, sock: socket.socket, owner_fd: int, lane: Lane, clock: Segment, owner: int, lag: int) -> None:
@@ -61,7 +64,7 @@ class Supply:
         self._cursor = int(self._clock.ctypes.data) + 8 * CURSOR
         self._lag = lag
         self._extents: deque[tuple[int, int]] = deque()
-        self.left = self.written = 0
+        self.left = self.written = self.steps = 0
         self._room = words.SIZE
         self._permits = 0
         self._asked = self._needs = False
@@ -139,10 +142,16 @@ class Supply:
         self.written = written
         self._permits -= steps
         self.left -= rows
+        self.steps += steps
         rings = self._kernels.publish(self._lane.address, written)
         if len(self._extents) <= 1 and not self._asked:
             self._asked = self._try(Say.MORE)
         if rings:
+            self._try(Say.RING)
+
+    def publish_again(self) -> None:
+        """Publish what is complete, also where Ctrl-C came between `publish`'s count and its kernel."""
+        if self._kernels.publish(self._lane.address, self.written):
             self._try(Say.RING)
 
     def _behind(self, rows: int) -> deque[tuple[int, int]]:
@@ -197,6 +206,16 @@ class Supply:
             raise ConfigError(f"the owner cannot use the name of a stream: {answer.body.decode()}")
         numbers: list[int] = np.frombuffer(answer.body, np.int64).tolist()
         return numbers
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Say that these numbers of streams are not used any more. If it cannot be said, the owner keeps them: no harm."""
+        self.publish_again()
+        for first in range(0, len(numbers), _DROPS):
+            body = np.asarray(numbers[first : first + _DROPS], np.int64).tobytes()
+            try:
+                wire.send(self._sock, wire.pack(Say.DROP, body=body))
+            except OSError:
+                return
 
     def ask(self, kind: Say, wanted: Say, body: bytes, deadline: Deadline) -> Message:
         """One question and its answer, or REFUSED."""

@@ -30,6 +30,7 @@ class Say(IntEnum):
     RING = 5  # somebody had asked for it
     FLUSH = 6  # token
     BYE = 7  # nothing more will come
+    DROP = 8  # numbers of streams, int64, that are not used any more
     GRANT = 11  # first id, rows
     GO = 12  # look again: permits have been given
     WHY = 13  # text: why what is needed does not come

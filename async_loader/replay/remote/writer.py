@@ -5,26 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import AsyncLoaderError, Closed, ConfigError, SchemaError, Timeout, Unsupported
+from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.replay.arguments import floats_of, one_of
+from async_loader.replay.arguments import floats_of, one_float, one_of
 from async_loader.replay.remote.handle import Terms
 from async_loader.replay.remote.lane import Floats, Ids, Lane
 from async_loader.replay.remote.supply import Supply
 from async_loader.replay.remote.wire import Say, close_fd
 from async_loader.replay.rows import AWAITS, FINAL, TERMINATED, TRUNCATED
 from async_loader.replay.samplers import policy
-from async_loader.replay.staging import NO_FIELDS, Stage
+from async_loader.replay.staging import NO_FIELDS, Ends, Stage
 from async_loader.replay.storage import Storage
+from async_loader.replay.stream_names import stream_name, stream_names
 from async_loader.shm.segment import Segment
 
 _CLOSE_S = 5.0
+_MANY = 256
+"""Streams with a number, from which on those that have ended are forgotten."""
 _NO_FLOATS: Floats = np.empty(0)
 _ONE, _TWO = np.array([1]), np.array([2])
 
@@ -49,10 +52,12 @@ class Writer:
         self._pid = os.getpid()
         self._closed = False
         self._stage = Stage(layout, storage.base)
-        self._known = tuple(field.name for field in layout.schema.fields)
+        self._ends = Ends(layout.schema)
         self._supply = Supply(sock, owner_fd, lane, clock, terms.owner, layout.capacity // 2)
         self._numbers: dict[Hashable, int] = {}
-        self._open: set[int] = set()  # streams whose episode goes on
+        self._open: set[int] = set()  # streams whose episode may go on
+        self._many = _MANY
+        self.schema = layout.schema
         self._stream, self._flags, self._ids = (np.zeros(1, np.int64) for _ in range(3))  # of one step
 
     def begin(self, stream: Hashable) -> None:
@@ -62,8 +67,13 @@ class Writer:
             self._supply.hello(self._pid, death_fd)
         finally:
             close_fd(death_fd)
-        self.stream = stream
+        self.stream = stream_name(stream)
         self._number(stream, Deadline(None))
+
+    @property
+    def steps(self) -> int:
+        """Steps that this writer has added. It never falls; a call that Ctrl-C interrupts has added its step or has not."""
+        return self._supply.steps
 
     # -- adding ----------------------------------------------------------------------------------------------------------
 
@@ -99,13 +109,14 @@ class Writer:
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         stage = self._stage
-        values, flags = self._said(one_of(step, fields, "step"), terminated, truncated)
+        values = fields if step is None else dict(one_of(step, fields, "step"))
+        flags = self._ends.into(values, terminated, truncated)
         checked = stage.values(values)
         ends = None if final_obs is None else stage.final_values(final_obs)
         flags = stage.flags(checked, ends is not None, flags)
         given = _NO_FLOATS
         if priority is not None or self._terms.given:
-            given = self._priorities(None if priority is None else [priority], 1)
+            given = self._priorities(None if priority is None else one_float(priority, "priority"), 1)
         rows = _TWO if flags & AWAITS else _ONE
         if not self._supply.ready_at_once(int(rows[0])):
             with _in_seconds(timeout_s):
@@ -151,7 +162,7 @@ class Writer:
         rows, ids, start = np.cumsum(1 + (flags & AWAITS != 0)), np.empty(count, np.int64), 0
         while start < count:
             before = int(rows[start - 1]) if start else 0
-            with _in_seconds(timeout_s, f"{start} of {count} steps are in"):
+            with _in_seconds(timeout_s, start, count):
                 stop = start + self._supply.ready(rows[start:] - before, count - start, deadline)
             self._write(source, final, start, stop, int(rows[stop - 1]) - before, streams, flags, given, ids)
             start = stop
@@ -173,7 +184,7 @@ class Writer:
             raise ConfigError("terminated and truncated: an episode ends in one way, give the one that counts")
         flags, deadline = TERMINATED if terminated else TRUNCATED, Deadline(timeout_s)
         ends = None if final_obs is None else self._stage.final_values(final_obs)
-        number = self._numbers.get(self.stream if stream is None else stream, -1)
+        number = self._numbers.get(self.stream if stream is None else stream_name(stream), -1)
         if number not in self._open:
             return
         with _in_seconds(timeout_s):
@@ -207,25 +218,15 @@ class Writer:
         )
         _at("written")
         steps = 0 if flags[start] & FINAL else stop - start
+        numbers, said = streams[start:stop].tolist(), flags[start:stop].tolist()
+        self._open.update(numbers)  # before, as Ctrl-C may come between: what is open and not here could not be ended
         supply.publish(written, rows, steps)
         _at("published")
-        for i in range(start, stop):
-            if flags[i] & (TERMINATED | TRUNCATED):
-                self._open.discard(int(streams[i]))
-            else:
-                self._open.add(int(streams[i]))
+        for number, last in dict(zip(numbers, said, strict=True)).items():  # the last row of each stream counts
+            if last & (TERMINATED | TRUNCATED):
+                self._open.discard(number)
 
     # -- what is added ---------------------------------------------------------------------------------------------------
-
-    def _said(self, step: Mapping[str, Any], terminated: Any, truncated: Any) -> tuple[Mapping[str, Any], int]:
-        """The step with its ends among its fields, where the schema has them; the flags of those for which it has none."""
-        missing, flags = {}, 0
-        for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
-            if name not in self._known:
-                flags |= flag if said else 0
-            elif name not in step:
-                missing[name] = bool(said)
-        return {**step, **missing} if missing else step, flags
 
     def _priorities(self, priority: Any, count: int) -> Floats:
         terms = self._terms
@@ -242,26 +243,47 @@ class Writer:
         return given
 
     def _streams(self, stream: Any, count: int, deadline: Deadline) -> Ids:
-        if not isinstance(stream, list | tuple | np.ndarray):
-            return np.full(count, self._number(self.stream if stream is None else stream, deadline), np.int64)
-        names = stream.tolist() if isinstance(stream, np.ndarray) else list(stream)
-        if len(names) != count:
-            raise SchemaError(f"{len(names)} streams are given for {count} rows: one for each, or one for all")
+        names = self.stream if stream is None else stream_names(stream, count, self._numbers)
+        if not isinstance(names, list):
+            return np.full(count, self._number(names, deadline), np.int64)
         new = [name for name in dict.fromkeys(names) if name not in self._numbers]
         if new:
+            self._forget_ended(set(names))
             self._numbers.update(zip(new, self._supply.numbers(new, deadline), strict=True))
         return np.array([self._numbers[name] for name in names], np.int64)
 
     def _number(self, stream: Hashable, deadline: Deadline) -> int:
-        if stream not in self._numbers:
-            (self._numbers[stream],) = self._supply.numbers([stream], deadline)
-        return self._numbers[stream]
+        number = self._numbers.get(stream)
+        if number is None:
+            self._forget_ended({stream})
+            (number,) = self._supply.numbers([stream], deadline)
+            self._numbers[stream] = number
+        return number
+
+    def _forget_ended(self, keep: Container[Hashable]) -> None:
+        """Before more streams are named: forget those whose episodes have ended, where they are more than a few.
+
+        The owner is told first. Ctrl-C between the two leaves numbers here that the owner may give to others: so they are
+        taken out of `_numbers` before it hears of them, and at worst it keeps some for longer than needed.
+        """
+        if len(self._numbers) < self._many:
+            return
+        own = self.stream
+        ended = {
+            name: number
+            for name, number in self._numbers.items()
+            if number not in self._open and name not in keep and name != own
+        }
+        self._numbers = {name: number for name, number in self._numbers.items() if name not in ended}
+        self._many = max(_MANY, 2 * len(self._numbers))
+        self._supply.drop(list(ended.values()))
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all that was added is in the table: linked, told to samplers, visible to readers of its memory."""
         self._check_mine()
+        self._supply.publish_again()
         self._supply.ask(Say.FLUSH, Say.FLUSHED, b"", Deadline(timeout_s))
 
     def close(self) -> None:
@@ -275,6 +297,7 @@ class Writer:
         self._closed = True
         with contextlib.suppress(AsyncLoaderError):
             if os.getpid() == self._pid:
+                self._supply.publish_again()
                 self._supply.ask(Say.BYE, Say.FLUSHED, b"", Deadline(_CLOSE_S))
         self._supply.close()
 
@@ -299,10 +322,10 @@ class Writer:
 
 
 @contextlib.contextmanager
-def _in_seconds(timeout_s: float | None, before: str = "") -> Iterator[None]:
-    """Say in a Timeout how long was waited, and what had been done."""
+def _in_seconds(timeout_s: float | None, done: int = 0, count: int = 0) -> Iterator[None]:
+    """Say in a Timeout how long was waited, and in every error how many steps of many are in."""
     try:
         yield
-    except Timeout as error:
-        said = f"{timeout_s:g} s have passed, and {error}"
-        raise Timeout(f"{before}: {said}" if before else said) from None
+    except (Timeout, Closed, Broken) as error:
+        said = f"{timeout_s:g} s have passed, and {error}" if isinstance(error, Timeout) else str(error)
+        raise type(error)(f"{done} of {count} steps are in: {said}" if count else said) from None

@@ -1,0 +1,118 @@
+"""Names of streams: one for all rows of a batch, or one for each. The same rule for every writer.
+
+NOTE [one or many]. ``stream=`` of a batch is one name for each row if it is a list, a range, a tuple, or an array or tensor
+``[rows]``; anything else that can be hashed is the name of one stream. A tuple may be a name itself: that of a writer made by
+the package is a `StreamName`, and is always one stream. A plain tuple that is the name of a known stream and is as long as the
+batch could be either, and is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Hashable, Iterable, Iterator, MappingView
+from typing import Any
+
+from async_loader import tensors
+from async_loader.errors import ConfigError, SchemaError
+
+_numbers = itertools.count()
+_PLAIN = (int, str)
+
+
+class StreamName(tuple[Any, ...]):
+    """A tuple that is the name of one stream. Equal to the plain tuple."""
+
+    __slots__ = ()
+
+
+def fresh_stream() -> StreamName:
+    """A name that no other stream has."""
+    return StreamName(("writer", next(_numbers)))
+
+
+def pass_over(names: Iterable[Hashable]) -> None:
+    """From now on `fresh_stream` makes none of these: a loaded table has them."""
+    global _numbers
+    taken = [name[1] for name in names if isinstance(name, tuple) and len(name) == 2 and name[0] == "writer"]
+    least = max((one for one in taken if isinstance(one, int)), default=-1) + 1
+    _numbers = itertools.count(max(next(_numbers), least))
+
+
+def stream_name(stream: Any) -> Hashable:
+    """The name of one stream. Raises ConfigError for what cannot be one.
+
+    Numbers that are arrays or tensors are names by their value: a tensor's own hash is its address.
+    """
+    if type(stream) in _PLAIN:
+        name: Hashable = stream
+        return name
+    array = tensors.as_array(stream)
+    if array is not None:
+        if array.ndim:
+            raise ConfigError(f"stream={stream!r}: an array is one name for each row of a batch, a step has one stream")
+        single: Hashable = array.item()
+        return single
+    try:
+        hash(stream)
+    except TypeError:
+        raise ConfigError(
+            f"stream={stream!r}: a stream is named by something hashable, as a number, a string or a tuple of these"
+        ) from None
+    if isinstance(stream, Iterator | MappingView):  # they hash by their address
+        raise ConfigError(f"stream={stream!r}: this is no name, list(...) is one name for each row")
+    if type(stream) is tuple:
+        return StreamName(stream)
+    found: Hashable = stream
+    return found
+
+
+def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable | list[Hashable]:
+    """The name of one stream for all rows, or a list of one for each. See NOTE [one or many].
+
+    Parameters
+    ----------
+    known : container
+        Names of streams that there are.
+
+    Raises
+    ------
+    ConfigError
+        For what is not a name, and for what could be one name or many.
+    SchemaError
+        If there are more or fewer names than rows.
+    """
+    if type(stream) in _PLAIN or isinstance(stream, StreamName):
+        name: Hashable = stream
+        return name
+    listed = _listed(stream)
+    if listed is None:
+        return stream_name(stream)
+    if type(stream) is tuple and len(listed) == rows and _is_in(stream, known):
+        raise ConfigError(
+            f"stream={stream!r} is the name of a stream, and could be one name for each of the {rows} rows: "
+            f"give list(stream) for one each, or [stream] * rows for that one"
+        )
+    if len(listed) != rows:
+        more = ", [stream] * rows for one stream whose name is a tuple" if type(stream) is tuple else ""
+        raise SchemaError(f"{len(listed)} streams are given for {rows} rows: one for each, or one for all{more}")
+    return [one if type(one) in _PLAIN else stream_name(one) for one in listed]
+
+
+def _listed(stream: Any) -> list[Any] | None:
+    """One for each row; ``None`` if it is not a sequence of names."""
+    if type(stream) in (list, tuple, range):
+        return list(stream)
+    array = tensors.as_array(stream)
+    if array is None or array.ndim == 0:
+        return list(stream) if isinstance(stream, list) else None
+    if array.ndim != 1:
+        raise SchemaError(f"stream has shape {list(array.shape)}: one number for each row, [rows]")
+    numbers: list[Any] = array.tolist()
+    return numbers
+
+
+def _is_in(name: Hashable, known: Container[Hashable]) -> bool:
+    try:
+        return name in known
+    except TypeError:  # a tuple of lists
+        return False

@@ -1,0 +1,76 @@
+"""How many of a writer's steps are in its table, also after Ctrl-C."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.replay.owner import Owner
+
+Ids = npt.NDArray[np.int64]
+_NO_IDS: Ids = np.empty(0, np.int64)
+
+
+class Tally:
+    """Counts the steps of one writer. One thread at a time.
+
+    A table stores the ids of steps where `begin` says, in the moment in which they are in. So it is known of an interrupted
+    call too. What belongs together is assigned without a call between, where no signal is handled.
+
+    Parameters
+    ----------
+    owner : Owner
+    """
+
+    __slots__ = ("_before", "_ids", "_one", "_owner", "under_way")
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._before = 0
+        self._one = np.full(1, -1, np.int64)
+        self._ids = _NO_IDS
+        self.under_way = False
+        """Whether a call has begun and not ended, as one that raised."""
+
+    def begin_one(self) -> Ids:
+        """A call that adds one step begins; where its id is to go."""
+        if self.under_way:
+            self.settle()
+        self._ids, self.under_way = self._one, True
+        return self._one
+
+    def begin(self, count: int) -> Ids:
+        """As `begin_one`, for a call that adds ``count`` steps."""
+        if self.under_way:
+            self.settle()
+        ids = np.full(count, -1, np.int64)
+        self._ids, self.under_way = ids, True
+        return ids
+
+    def end_one(self) -> None:
+        """The call has added its step."""
+        self._before, self._one[0], self.under_way = self._before + 1, -1, False
+
+    def end(self, count: int) -> None:
+        """The call has added its steps."""
+        self._before, self._ids, self.under_way = self._before + count, _NO_IDS, False
+
+    def settle(self) -> int:
+        """How many steps of a call that was interrupted or refused are in, which are counted now."""
+        done = self._done()
+        self._before, self._one[0], self._ids, self.under_way = self._before + done, -1, _NO_IDS, False
+        return done
+
+    def _done(self) -> int:
+        if not self.under_way:
+            return 0
+        owner = self._owner
+        with owner.lock:
+            if owner.ready and not owner.foreign:
+                owner.table.finish()
+            return int(np.count_nonzero(self._ids >= 0))
+
+    @property
+    def steps(self) -> int:
+        """All that are in."""
+        return self._before + self._done()
