@@ -117,6 +117,25 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+def is_bfloat16(value: Any) -> bool:
+    """Whether it is a tensor of the one dtype that weights often are and numpy lacks."""
+    return is_tensor(value) and str(value.dtype) == "torch.bfloat16"
+
+
+def to_bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The numbers of a bfloat16 tensor as the bits that they are, uint16."""
+    import torch
+
+    return to_numpy(tensor.contiguous().view(torch.int16)).view(np.uint16)
+
+
+def from_bits(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """The inverse of `to_bits`, on the array's memory."""
+    import torch
+
+    return to_tensor(array.view(np.int16)).view(torch.bfloat16)
+
+
 def as_tensor(value: Any) -> Any:
     """Arrays and numpy scalars of numeric dtype as tensors; everything else as it is.
 

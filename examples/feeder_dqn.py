@@ -10,6 +10,7 @@ With ``--address`` it learns from a feeder that runs elsewhere (``async-loader s
 """
 
 import copy
+import math
 import multiprocessing
 
 import gymnasium
@@ -50,7 +51,8 @@ def act(address: str, seed: int) -> None:
                 after, reward, terminated, truncated, _ = env.step(action)
                 ended = terminated or truncated
                 writer.append(obs=obs, action=action, reward=float(reward), terminated=terminated, truncated=truncated,
-                              policy_version=version, final_obs=after if ended else None)  # fmt: skip
+                              policy_version=version, final_obs=after if ended else None,
+                              timeout_s=math.inf)  # the limiter holds actors up for as long as the learner takes  # fmt: skip
                 obs = after
 
 

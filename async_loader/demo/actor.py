@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import signal
 import traceback
 from collections.abc import Callable, Mapping
@@ -142,6 +143,7 @@ class Actor:
                 # Where an episode ended, `after` already shows the next one's start.
                 final_obs=info["final_obs"][env] if ended else None,
                 stream=env,
+                timeout_s=math.inf,  # the limiter holds actors up for as long as the learner takes
             )
         self._count(rewards, terminated | truncated)
         return after  # type: ignore[no-any-return]

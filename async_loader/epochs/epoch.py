@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from async_loader.epochs.course import Course
 from async_loader.epochs.ferry import Ferry
-from async_loader.epochs.order import Batches
+from async_loader.epochs.order import Batches, Streams
 from async_loader.epochs.works import Streamed
+from async_loader.errors import Closed
+from async_loader.pipeline.batch import Failure
 from async_loader.pipeline.iteration import Iteration
+from async_loader.source import END
 
 
 class Epoch(Iterator[Any]):
@@ -22,6 +27,16 @@ class Epoch(Iterator[Any]):
         Batches given, those before the state that it began with included.
     finished : bool
         All batches were given.
+
+    Parameters
+    ----------
+    iteration : Iteration | Ferry
+        Of tasks, or of streams; with openings where the workers' datasets are to be known.
+    batches : Batches
+    course : Course
+        What was over before.
+    finish : callable | None
+        Done to each batch in the consumer's thread.
     """
 
     def __init__(
@@ -29,45 +44,77 @@ class Epoch(Iterator[Any]):
         iteration: Iteration | Ferry,
         batches: Batches,
         number: int,
-        yielded: int,
+        course: Course,
         finish: Callable[[Any], Any] | None,
-        start: dict[str, Any],
     ) -> None:
         self.number = number
-        self.yielded = yielded
+        self.yielded = course.over
         self.finished = False
         self._iteration = iteration
         self._batches = batches
+        self._course = course
         self._finish = finish
-        self._first = yielded
-        self._passed = 0
-        self._streams: dict[int, tuple[int, Any]] = dict(start.get("streams") or {})
-        self._turn: int = start.get("turn", 0)
+        self._opened = False
+        self._unfit: deque[BaseException] = deque()
 
     def __iter__(self) -> Epoch:
         return self
 
     def __next__(self) -> Any:
         """The next batch. See `async_loader.pipeline.iteration.Iteration.__next__` for what is raised."""
+        if not self._opened:
+            self.open()
+        self.raise_unfit()
+        while True:
+            try:
+                batch = next(self._iteration)
+            except StopIteration:
+                self.finished = self._iteration.exhausted
+                raise
+            except BaseException:
+                self._pass()  # what failed in its turn is not to be done again
+                raise
+            if type(batch) is Streamed:
+                batch, where = batch
+                self._course.note(where)
+                if batch is END:  # the dataset of this worker has ended
+                    continue
+                self._course.turn = where.worker + 1
+            self.yielded += 1
+            self._pass()
+            return batch if self._finish is None else self._finish(batch)
+
+    def open(self) -> None:
+        """Wait until every worker has begun and has said where its dataset is; idempotent. The
+        errors of those that could not begin are kept: `__next__` raises them one by one.
+
+        Raises
+        ------
+        Timeout, Broken
+        """
+        if self._opened:
+            return
         try:
-            batch = next(self._iteration)
-        except StopIteration:
-            self.finished = self._iteration.exhausted
-            raise
-        except BaseException:
-            self._pass()  # what failed in its turn is not to be done again
-            raise
-        if type(batch) is Streamed:
-            batch, where = batch
-            self._streams[where.worker] = (where.given, where.state)
-            self._turn = where.worker + 1
-        self.yielded += 1
-        self._pass()
-        return batch if self._finish is None else self._finish(batch)
+            answers = self._iteration.openings()
+        except Closed:
+            answers = []
+        self._opened = True
+        for answer in answers:
+            if isinstance(answer, Failure):
+                self._unfit.append(answer.error)
+            elif answer is not END:
+                self._course.note(answer.where)
+
+    def raise_unfit(self) -> None:
+        """The error of the next worker that could not begin, if there is one."""
+        if self._unfit:
+            raise self._unfit.popleft()
 
     def _pass(self) -> None:
-        while self._passed < self._iteration.passed:
-            self._passed += 1
+        if isinstance(self._batches, Streams):  # where they are is known by their bookmarks
+            self._course.upto = self.yielded
+            return
+        for _ in range(self._course.passed(self._iteration.passed, self._iteration.beyond)):
             self._batches.delivered()
 
     def close(self) -> None:
@@ -75,11 +122,13 @@ class Epoch(Iterator[Any]):
         self._iteration.close()
 
     def state(self) -> dict[str, Any]:
-        """Of a loader in the middle of this epoch."""
-        found = {"epoch": self.number, "yielded": self._first + self._passed, "batches": self._batches.state(finished=False)}
-        if self._streams:
-            found["streams"] = {str(worker): list(where) for worker, where in self._streams.items()}
-            found["turn"] = self._turn
+        """Of a loader in the middle of this epoch, or at its end. Waits until all workers have
+        begun.
+        """
+        self.open()
+        found = {"epoch": self.number, **self._course.state(), "batches": self._batches.state(finished=self.finished)}
+        if self.finished:
+            found["finished"] = True
         return found
 
 

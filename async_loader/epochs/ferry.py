@@ -32,6 +32,9 @@ AHEAD = 2
 
 _CLOSE_TIMEOUT_S = 5.0
 
+_Passed = tuple[int, tuple[int, ...]]
+"""``passed`` and ``beyond`` of an iteration behind one of its batches."""
+
 
 class Ferry(Iterator[Any]):
     """The batches of an iteration, on a device. Arrays and CPU tensors in dicts, lists, tuples and namedtuples are copied
@@ -52,6 +55,7 @@ class Ferry(Iterator[Any]):
     ----------
     exhausted : bool
     passed : int
+    beyond : tuple of int
         Of the iteration's tasks: see there. Those of batches that are still on their way do not count.
     """
 
@@ -72,7 +76,15 @@ class Ferry(Iterator[Any]):
 
     @property
     def passed(self) -> int:
-        return self._crossing.passed
+        return self._crossing.passed[0]
+
+    @property
+    def beyond(self) -> tuple[int, ...]:
+        return self._crossing.passed[1]
+
+    def openings(self) -> list[Any]:
+        """See `async_loader.pipeline.iteration.Iteration.openings`."""
+        return self._crossing.openings()
 
     def __next__(self) -> Any:
         """The next batch. Raises what the iteration does, and Broken when the device fails."""
@@ -96,7 +108,7 @@ class _Landing:
         self._prepare = prepare
         self.tickets = threading.Semaphore(AHEAD)
         self.closed = False
-        self.passed: deque[int] = deque()
+        self.passed: deque[_Passed] = deque()
         self.streamer: Streamer | None = None
 
     def get(self, deadline: Deadline) -> Any:
@@ -115,7 +127,7 @@ class _Landing:
         except BaseException as error:  # data for the consumer: it is raised there
             return Failure(guarded(error))
         finally:
-            self.passed.append(self.iteration.passed)
+            self.passed.append((self.iteration.passed, self.iteration.beyond))
 
 
 class _Crossing:
@@ -129,7 +141,7 @@ class _Crossing:
         pages: Pages | None,
     ) -> None:
         self.iteration = iteration
-        self.passed = 0
+        self.passed: _Passed = (0, ())
         self._pid = os.getpid()
         self._timeout_s = timeout_s
         prepare: Callable[[Any], Any] = _as_it_is
@@ -163,6 +175,9 @@ class _Crossing:
             raise item.error
         (batch,) = self._streamer.receive(item)
         return batch.batch if type(batch) is _Opaque else batch
+
+    def openings(self) -> list[Any]:
+        return self.iteration.openings(self._timeout_s)
 
     def abandon(self) -> None:
         """Tell everyone to end, wait for nobody. In a forked child there is nobody, and who held the locks is not there."""

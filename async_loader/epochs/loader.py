@@ -13,10 +13,11 @@ import numpy as np
 from async_loader import tensors
 from async_loader.epochs import collation
 from async_loader.epochs.columns import Columns, Items, NoColumns, columns_of, is_columns
+from async_loader.epochs.course import Course
 from async_loader.epochs.epoch import Epoch, can_pin, pinned
 from async_loader.epochs.ferry import Ferry, moved
 from async_loader.epochs.order import Batches, LastBatch, Own, Sampled, Streams, check_last
-from async_loader.epochs.works import GatherWork, MapWork, StreamWork, Told, epoch_of
+from async_loader.epochs.works import BEGIN, GatherWork, MapWork, StreamWork, Told, epoch_of
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.naming import describe
@@ -29,7 +30,8 @@ from async_loader.pipeline.work import Kind
 _AHEAD_FROM = 1 << 20
 """Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
+_STATE_VERSIONS = (1, 2)
 
 
 class DataLoader:
@@ -200,27 +202,28 @@ class DataLoader:
     def __iter__(self) -> Epoch:
         """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
         start, self._start = dict(self._start or {}), None
-        number, yielded = self._epoch, start.get("yielded", 0)
+        number, anew = self._epoch, bool(start.get("finished"))
         self._epoch = number + 1
         if "batches" in start:
             self.batches.load(start["batches"])
-        start["streams"] = {int(worker): tuple(where) for worker, where in start.get("streams", {}).items()}
+        course = Course(start)
         told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
-        state = Told(told, start["streams"])
+        state = Told(told, dict(course.marks), anew)
+        if anew:
+            course = Course({})
         # With a streamer in between it is there that the consumer waits.
         limit = self._timeout_s if self._backend is None else None
         seed = _mixed(self.seed, number)
+        how: Any = {"state": state, "seed": seed, "in_order": self.in_order, "timeout_s": limit}
         if self.iterable:
-            iteration = self._pool.streams(
-                state=state, seed=seed, in_order=self.in_order, timeout_s=limit, turn=start.get("turn", 0)
-            )
+            iteration = self._pool.streams(turn=course.turn, opening=BEGIN, **how)
         else:
-            tasks = self.batches.epoch(number, yielded)
-            iteration = self._pool.iterate(tasks, state=state, seed=seed, in_order=self.in_order, timeout_s=limit, first=yielded)
+            tasks, first = course.left(self.batches.epoch(number, course.upto)), course.upto
+            iteration = self._pool.iterate(tasks, first=first, **how)
         batches: Any = iteration
         if self._backend is not None:
             batches = Ferry(iteration, _own_backend(self._backend, self.device), self._timeout_s, self._pages)
-        self._latest = Epoch(batches, self.batches, number, yielded, self._finish, start)
+        self._latest = Epoch(batches, self.batches, number, course, self._finish)
         return self._latest
 
     def set_epoch(self, epoch: int) -> None:
@@ -249,10 +252,12 @@ class DataLoader:
         state = {"version": _STATE_VERSION, "seed": self.seed, "epoch": self._epoch, "yielded": 0, "batches": None}
         if self._start is not None:
             state.update(self._start)
-        elif self._latest is None or self._latest.finished:
+        elif self._latest is None:
             state["batches"] = self.batches.state(finished=True)
         else:
             state.update(self._latest.state())
+            if self._latest.finished:
+                state["epoch"] = self._epoch
         if self.iterable:
             state["workers"] = max(1, self._pool.workers)
         return state
@@ -265,7 +270,7 @@ class DataLoader:
         ConfigError
             The state is of another kind of loader, or of an iterable dataset with another number of workers.
         """
-        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
+        if not isinstance(state, dict) or state.get("version") not in _STATE_VERSIONS:
             raise ConfigError(f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: {_brief(state)}")
         workers = max(1, self._pool.workers)
         if self.iterable != ("workers" in state):

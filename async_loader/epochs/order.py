@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors
+from async_loader.epochs.bookmarks import Bookmark, has_state, upto
 from async_loader.errors import ConfigError
 from async_loader.source import END
 
@@ -149,13 +150,14 @@ class Sampled(Batches):
     def __init__(self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch, *, track: bool = True) -> None:
         super().__init__()
         self._track = track
-        self._iterator: Any = None
         self._sampler, self._size, self._last = sampler, batch_size, last
         self._carried: list[Any] = []
         self._entered: list[Any] = []
         self._before: Any = None
         self._loaded: Any = None
         self._global: list[int] | None = None
+        self._left: Any = None
+        self._walk = _Walk(sampler, batch_size, last)
 
     def __len__(self) -> int:
         n = len(self._sampler)  # type: ignore[arg-type]
@@ -170,27 +172,21 @@ class Sampled(Batches):
             if tell is not None:
                 tell(number)
 
-    @property
-    def _stated(self) -> Any:
-        """What has a state: the sampler's iterator, the sampler, the sampler within a batch sampler; ``None``: none of them."""
-        for one in (self._iterator, self._sampler, getattr(self._sampler, "sampler", None)):
-            if hasattr(one, "state_dict") and hasattr(one, "load_state_dict"):
-                return one
-        return None
-
     def epoch(self, number: int, start: int) -> Iterator[Any]:
         self.snapshots.clear()
-        self._iterator = None
         loaded, self._loaded = self._loaded, None
         self._global = None if loaded is None else loaded.get("global")
         if not self._track and loaded is None:
             return self._tasks()
-        if loaded is not None and loaded["sampler"] is not None:
-            start = self._load_sampler(loaded["sampler"], start)
-        elif loaded is not None:
+        if loaded is not None and loaded.get("left") is not None:
+            self._finish(loaded["left"])
+        mark = None
+        if loaded is not None:
             self._restore(loaded)
+            if loaded["sampler"] is not None:
+                mark, start = _mark_of(loaded["sampler"]), 0
         self._before, self._entered = self._generator_state(), list(self._carried)
-        tasks = self._tasks()
+        tasks = self._tasks(mark)
         if self._draws_globally:
             tasks = self._drawn_again(tasks)
         for _ in range(start):
@@ -198,33 +194,29 @@ class Sampled(Batches):
         self._note()
         return self._noting(tasks)
 
-    def _load_sampler(self, state: Any, start: int) -> int:
-        """How many batches are still to be passed over."""
-        if self._size is None:
-            self._iterator = iter(self._sampler)
-        stated = self._stated
-        if stated is not self._iterator:
-            self._iterator = None  # made anew, from the state that is loaded now
-        if stated is None:
-            return start
-        stated.load_state_dict(state)
-        return 0
+    def _finish(self, left: Any) -> None:
+        """Bring the sampler to the end of an epoch, from the state that it had behind the last
+        batch.
+        """
+        self._walk.finish(_mark_of(left))
 
     def _noting(self, tasks: Iterator[Any]) -> Iterator[Any]:
         for task in tasks:
-            if self._stated is not None:
+            if self._walk.stated:
                 self._entered = []  # its state is behind what was carried
             self._note()
             yield task
 
     def _note(self) -> None:
-        stated = self._stated
-        own = None if stated is None else copy.deepcopy(stated.state_dict())
+        mark = self._walk.mark()
+        own = None if mark is None else copy.deepcopy(mark.to_state())
+        self._left = own
         self.snapshots.append({"sampler": own, "generator": self._before, "carried": self._entered})
 
     def state(self, *, finished: bool) -> Any:
         if finished or not self.snapshots:
-            return {"sampler": None, "generator": self._generator_state(), "carried": list(self._carried)}
+            state = {"sampler": None, "generator": self._generator_state(), "carried": list(self._carried)}
+            return state if self._left is None else {**state, "left": self._left}
         if not self._draws_globally:
             return self.snapshots[0]
         if self._global is None:
@@ -253,22 +245,14 @@ class Sampled(Batches):
             yield first
             yield from tasks
 
-    def _tasks(self) -> Iterator[Any]:
-        if self._size is None:
-            if self._iterator is None:
-                self._iterator = iter(self._sampler)
-            yield from self._iterator
-            return
-        batch, self._carried = self._carried, []
-        for index in self._sampler:
-            batch.append(index)
-            if len(batch) == self._size:
-                yield batch
-                batch = []
-        if batch and self._last == "roll_over":
-            self._carried = batch
-        elif batch and self._last == "keep":
-            yield batch
+    def _tasks(self, mark: Bookmark | None = None) -> Iterator[Any]:
+        if self._track and (mark is not None or self._walk.stated):
+            self._walk.begin(mark)  # at once: its state may be asked for before the first task
+        return self._cut(mark)
+
+    def _cut(self, mark: Bookmark | None) -> Iterator[Any]:
+        carried, self._carried = self._carried, []
+        self._carried = yield from self._walk.cut(mark, carried)
 
     def _generator(self) -> Any:
         """The generator of one of torch's random samplers, which decides what comes."""
@@ -276,18 +260,14 @@ class Sampled(Batches):
         return getattr(inner, "generator", None)
 
     def _generator_state(self) -> Any:
-        generator = self._generator()
-        return generator.get_state().tolist() if hasattr(generator, "get_state") else None
+        return generator_state(self._generator())
 
     def _restore(self, loaded: Any) -> None:
         if loaded is None:
             return
         self._carried = list(loaded["carried"])
-        generator = self._generator()
-        if loaded["generator"] is not None and hasattr(generator, "set_state"):
-            import torch
-
-            generator.set_state(torch.tensor(loaded["generator"], dtype=torch.uint8))
+        if loaded["generator"] is not None:
+            set_generator(self._generator(), loaded["generator"])
 
     def load(self, state: Any) -> None:
         self._loaded = state
@@ -297,6 +277,137 @@ class Sampled(Batches):
         if self._loaded is not None:
             self._restore(self._loaded)
             self._loaded = {**self._loaded, "generator": None}
+
+
+class _Walk:
+    """One pass over a sampler, cut into batches, and a bookmark of where it is.
+
+    A batch sampler of torch's own kind is cut here instead of there: so the iterator of the sampler
+    within it is known, and with it a state that only the iterator has.
+
+    Attributes
+    ----------
+    items : iterator | None
+        Of the pass that is under way.
+    """
+
+    def __init__(self, sampler: Any, size: int | None, last: LastBatch) -> None:
+        self.items: Any = None
+        self._sampler, self._size, self._last = sampler, size, last
+        self._within: Any = None
+        self._given = 0
+        self._begun = False
+        self._ended = False
+        self._over: Bookmark | None = None
+
+    def begin(self, mark: Bookmark | None) -> None:
+        """A pass, from the bookmark on."""
+        self._within, _, _ = self._plan()
+        self._given, self._begun = 0 if mark is None else mark.given, True
+        self._over, self._ended = None, False
+        if mark is None:
+            self.items = iter(self._within)
+        elif not mark.ended:
+            self.items = self._resumed(mark)
+        else:
+            self.finish(mark)
+            self._over, self.items = mark, iter(())
+
+    def finish(self, mark: Bookmark) -> None:
+        """Let the sampler end the epoch of this bookmark: what it does behind its last index is
+        part of the state with which the next one begins. Some have done so in the state already,
+        and others do it when the next epoch begins: the latter give no index more, and the former
+        are set back.
+        """
+        items = self._resumed(mark)
+        first = next(items, END)
+        if first is not END and mark.ended:
+            self._resumed(mark)
+        elif first is not END:
+            deque(upto(items, None), maxlen=0)
+
+    def _resumed(self, mark: Bookmark) -> Iterator[Any]:
+        sampler, _, _ = self._plan()
+        inner: Any = getattr(sampler, "sampler", None)
+        if has_state(sampler) or not has_state(inner):
+            return mark.resume(sampler)
+        inner.load_state_dict(mark.whole if mark.items is None else mark.items)
+        return iter(sampler)
+
+    def cut(self, mark: Bookmark | None, carried: list[Any]) -> Generator[Any, None, list[Any]]:
+        """The tasks of a pass, from the bookmark on if it was not begun. Returns the indices that
+        are left for the next one.
+        """
+        if not self._begun:
+            self.begin(mark)
+        self._begun, items = False, self.items
+        _, size, last = self._plan()
+        if size is None:
+            yield from upto(items, None)
+            return []
+        batch = carried
+        for index in upto(items, None):
+            batch.append(index)
+            self._given += 1
+            if len(batch) == size:
+                yield batch
+                batch = []
+        self._ended = True
+        if batch and last == "roll_over":
+            return batch
+        if batch and last == "keep":
+            yield batch
+        return []
+
+    def _plan(self) -> tuple[Any, int | None, LastBatch]:
+        torch_data: Any = tensors.loaded("torch.utils.data")
+        one = self._sampler
+        if self._size is None and torch_data is not None and type(one) is torch_data.BatchSampler:
+            return one.sampler, one.batch_size, "drop" if one.drop_last else "keep"
+        return one, self._size, self._last
+
+    @property
+    def stated(self) -> bool:
+        """Whether the sampler, its iterator, or the sampler within a batch sampler has a state."""
+        return any(map(has_state, self._candidates()))
+
+    def _candidates(self) -> tuple[Any, ...]:
+        sampler = self._plan()[0] if self._within is None else self._within
+        return self.items, sampler, getattr(sampler, "sampler", None)
+
+    def mark(self) -> Bookmark | None:
+        """Of this moment; ``None``: there is no state to keep."""
+        if self._over is not None:
+            return self._over
+        items, sampler, inner = self._candidates()
+        if has_state(items) or has_state(sampler):
+            return Bookmark.of(sampler, items, self._given, ended=self._ended)
+        if has_state(inner):
+            return Bookmark(self._given, self._ended, whole=inner.state_dict())
+        return None
+
+
+def _mark_of(state: Any) -> Bookmark:
+    """Version 1 of the loaders' states has the state of the sampler, or of its iterator, alone."""
+    if isinstance(state, dict) and state.keys() == _MARK_KEYS:
+        return Bookmark.from_state(state)
+    return Bookmark(items=state)
+
+
+_MARK_KEYS = Bookmark().to_state().keys()
+
+
+def generator_state(generator: Any) -> list[int] | None:
+    """Of a torch generator, as JSON can hold it; ``None`` where there is no such generator."""
+    return generator.get_state().tolist() if hasattr(generator, "get_state") else None
+
+
+def set_generator(generator: Any, state: Any) -> None:
+    """The opposite of `generator_state`."""
+    import torch
+
+    if hasattr(generator, "set_state"):
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
 
 
 def _global_state() -> list[int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from async_loader.epochs.bookmarks import Bookmark, has_state, upto
 from async_loader.epochs.columns import Columns, as_index
 from async_loader.pipeline import arena
 from async_loader.pipeline.work import Here
@@ -23,11 +24,18 @@ class Told:
     epoch : int | None
         What the dataset's ``set_epoch`` was last called with, ``None``: it has none, or was never told.
     resume : dict
-        Worker to where its stream is to go on: batches that it gave, and the state of its dataset.
+        Worker to the bookmark of its dataset.
+    anew : bool
+        The bookmarks are of the end of an epoch: what begins is the next one.
     """
 
     epoch: int | None = None
-    resume: dict[int, Any] | None = None
+    resume: dict[int, Bookmark] | None = None
+    anew: bool = False
+
+    def mark(self, worker: int) -> Bookmark | None:
+        """Where this worker is to go on; ``None``: it begins."""
+        return (self.resume or {}).get(worker)
 
 
 def epoch_of(dataset: Any) -> int | None:
@@ -100,25 +108,45 @@ class MapWork:
         return self._collate(item)
 
 
-class StatefulMapWork:
-    """As `MapWork`, for a dataset with a state: each worker's is sent along with its batches."""
+class TrackedMapWork:
+    """As `MapWork`, but that a worker can be asked to begin, and that the state of the dataset,
+    where it has one, is sent along with each batch.
+    """
 
     def __init__(self, work: MapWork) -> None:
         self.dataset, self._work = work.dataset, work
 
-    def begin(self, here: Here) -> Callable[[Any], Streamed]:
+    def begin(self, here: Here) -> Callable[[Any], Any]:
         do = self._work.begin(here)
         told = here.state if isinstance(here.state, Told) else Told()
-        given, state = (told.resume or {}).get(here.worker, (0, None))
-        if state is not None:
+        keeps = has_state(self.dataset)
+        mark = told.mark(here.worker)
+        given = 0 if mark is None or told.anew else mark.given
+        state = None if mark is None else mark.items if mark.whole is None else mark.whole
+        if keeps and state is not None:
             self.dataset.load_state_dict(state)
 
-        def tracked(task: Any) -> Streamed:
+        def tracked(task: Any) -> Any:
             nonlocal given
-            batch, given = do(task), given + 1
-            return Streamed(batch, Where(here.worker, given, copy.deepcopy(self.dataset.state_dict())))
+            batch = END
+            if task is not BEGIN:
+                batch, given = do(task), given + 1
+                if not keeps:
+                    return batch
+            found = Bookmark(given, whole=self.dataset.state_dict() if keeps else None)
+            return Streamed(batch, Where(here.worker, _kept(found, here)))
 
         return tracked
+
+
+class _Begin(enum.Enum):
+    BEGIN = "BEGIN"
+
+
+BEGIN = _Begin.BEGIN
+"""The task of a `TrackedMapWork` that makes no batch: see
+`async_loader.pipeline.pool.Pool.iterate`.
+"""
 
 
 class GatherWork:
@@ -152,27 +180,29 @@ class GatherWork:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a stream is behind a batch.
+    """Where a worker is behind a batch.
 
     Attributes
     ----------
     worker : int
-    given : int
-        Batches of this worker so far.
-    state : Any
-        ``state_dict()`` of the dataset's iterator, or of the dataset, where they have one.
+    mark : Bookmark
+        Of its dataset.
     """
 
     worker: int
-    given: int
-    state: Any
+    mark: Bookmark
 
 
 class Streamed(NamedTuple):
-    """A batch of a stream and where it comes from."""
+    """A batch, or END where there is none, and where its worker is behind it."""
 
     batch: Any
     where: Where
+
+
+def _kept(mark: Bookmark, here: Here) -> Bookmark:
+    """What does not change with the dataset any more. From a process it is copied by being sent."""
+    return mark if here.kind == "processes" else copy.deepcopy(mark)
 
 
 class StreamWork:
@@ -184,6 +214,8 @@ class StreamWork:
         ``None``: items, not batches.
     drop : bool
         The incomplete last batch of each worker.
+    track : bool
+        Each stream gives `Streamed`, beginning with one that has no batch; else it gives batches.
     """
 
     def __init__(
@@ -194,27 +226,23 @@ class StreamWork:
         init: Callable[[int], Any] | None = None,
         *,
         drop: bool = False,
+        track: bool = True,
     ) -> None:
         self.dataset, self._collate, self._size, self._init, self._drop = dataset, collate, batch_size, init, drop
+        self._track = track
 
-    def begin(self, here: Here) -> Iterator[Streamed]:
+    def begin(self, here: Here) -> Iterator[Any]:
         told = _settle_in(self.dataset, self._init, here)
-        items, given = self._resumed((told.resume or {}).get(here.worker))
-        return _Stream(self, items, here, given)
-
-    def _resumed(self, resume: Any) -> tuple[Iterator[Any], int]:
-        """The items from there on: by the dataset's own state, or by passing over what was given."""
-        if resume is None:
-            return iter(self.dataset), 0
-        given, state = resume
-        if state is not None and hasattr(self.dataset, "load_state_dict"):
-            self.dataset.load_state_dict(state)
-            return iter(self.dataset), given
-        items = iter(self.dataset)
-        if state is not None and hasattr(items, "load_state_dict"):
-            items.load_state_dict(state)
-            return items, given
-        return _passed_over(items, given * (self._size or 1)), given
+        mark = told.mark(here.worker)
+        if mark is None:
+            items, mark = iter(self.dataset), Bookmark()
+        elif told.anew:
+            items, mark = mark.begin_anew(self.dataset), Bookmark()
+        else:
+            items = mark.resume(self.dataset, self._size or 1)
+        if self._track:
+            return _Tracked(self, items, here, mark)
+        return _Stream(self, items)
 
     def batch(self, items: Iterator[Any]) -> tuple[Any, bool]:
         """The next batch, END for none, and whether it was the last."""
@@ -223,38 +251,50 @@ class StreamWork:
                 item = next(items, END)
             return (END, True) if item is END else (self._collate(item), False)
         with arena.within(None):
-            batch = list(itertools.islice(items, self._size))
+            batch = list(upto(items, self._size))
         short = len(batch) < self._size
         if not batch or (self._drop and short):
             return END, True
         return self._collate(batch), short
 
 
-class _Stream(Iterator[Streamed]):
+class _Stream(Iterator[Any]):
     """Goes on after an item that could not be made, where the dataset's iterator does."""
 
-    def __init__(self, work: StreamWork, items: Iterator[Any], here: Here, given: int) -> None:
-        self._work, self._items, self._here, self._given = work, items, here, given
-        self._ended = False
+    def __init__(self, work: StreamWork, items: Iterator[Any]) -> None:
+        self.work, self.items, self.ended = work, items, False
 
-    def __next__(self) -> Streamed:
-        batch, self._ended = (END, True) if self._ended else self._work.batch(self._items)
+    def __next__(self) -> Any:
+        if self.ended:
+            raise StopIteration
+        batch, self.ended = self.work.batch(self.items)
         if batch is END:
             raise StopIteration
-        self._given += 1
-        state = _state_of(self._items, self._work.dataset)
-        if self._here.kind != "processes":  # elsewhere it is copied by being sent
-            state = copy.deepcopy(state)
-        return Streamed(batch, Where(self._here.worker, self._given, state))
+        return batch
 
 
-def _state_of(items: Any, dataset: Any) -> Any:
-    for one in (items, dataset):
-        if hasattr(one, "state_dict") and hasattr(one, "load_state_dict"):
-            return one.state_dict()
-    return None
+class _Tracked(Iterator[Streamed]):
+    """The batches of a stream, each with a bookmark. The first bookmark, and the last where the
+    dataset ended behind the last batch, come without one.
+    """
 
+    def __init__(self, work: StreamWork, items: Iterator[Any], here: Here, mark: Bookmark) -> None:
+        self._stream, self._here = _Stream(work, items), here
+        self._given, self._stream.ended = mark.given, mark.ended
+        self._began = False
 
-def _passed_over(items: Iterator[Any], count: int) -> Iterator[Any]:
-    next(itertools.islice(items, count, count), None)
-    return items
+    def __next__(self) -> Streamed:
+        if not self._began:
+            self._began = True
+            return Streamed(END, self._where())
+        ended = self._stream.ended
+        batch = next(self._stream, END)
+        if batch is END and ended:
+            raise StopIteration
+        self._given += batch is not END
+        return Streamed(batch, self._where())
+
+    def _where(self) -> Where:
+        stream = self._stream
+        mark = Bookmark.of(stream.work.dataset, stream.items, self._given, ended=stream.ended)
+        return Where(self._here.worker, _kept(mark, self._here))

@@ -60,11 +60,44 @@ class Iteration(Iterator[Any]):
         self.yielded = 0
         self.closed = self.exhausted = False
         self._on_close = on_close
+        self._openings: list[Any] = []
 
     @property
     def passed(self) -> int:
         """Tasks, from the first on, that are not to be done again: their batch was given, or their error raised in its turn."""
         raise NotImplementedError
+
+    @property
+    def beyond(self) -> tuple[int, ...]:
+        """Numbers of later tasks that are not to be done again either: where the order is not kept."""
+        return ()
+
+    def open(self, task: Any, workers: int) -> None:
+        """Have each of ``workers`` do this task before any other. The pool calls it, once, at the
+        beginning.
+        """
+        raise NotImplementedError
+
+    def openings(self, timeout_s: float | None = None) -> list[Any]:
+        """What the workers answered to the task of `open`: a `Failure` for what one raised. Waits
+        for all of them, and returns each answer once.
+
+        Parameters
+        ----------
+        timeout_s : float | None
+            ``None``: that of the iteration.
+
+        Raises
+        ------
+        Timeout
+            Not all have answered in time. The next call waits for the others.
+        Closed, Broken
+        """
+        return self._take_openings()
+
+    def _take_openings(self) -> list[Any]:
+        taken, self._openings = self._openings, []
+        return taken
 
     def __iter__(self) -> Iteration:
         return self
@@ -165,6 +198,12 @@ class Inline(Iteration):
     def passed(self) -> int:
         return self._passed
 
+    def open(self, task: Any, workers: int) -> None:
+        try:
+            self._openings.append(self._do(-1, task))
+        except Exception as error:
+            self._openings.append(Failure(guarded(error)))
+
     def _do(self, seq: int, task: Any) -> Any:
         if arena.current() is None:
             return self._shifts.do(self.number, seq, task, stream=self._stream)
@@ -209,10 +248,45 @@ class Team(Iteration):
         self._timeout_s = timeout_s
         self._on_drained = on_drained
         self._jobs: list[Job] = []
+        self._opening = TrainQueue()
+        self._opening_jobs: list[Job] = []
+        self._to_open = 0
         self._seq = 0
         self._settled = 0
         self._dry = self._spoilt = False
         self._pid = os.getpid()
+
+    def open(self, task: Any, workers: int) -> None:
+        """See `Iteration.open`. The answers have a queue of their own: they are no batches."""
+        for worker in range(workers):
+            try:
+                self._opening_jobs.append(self._office.submit(self._shift, worker, self._opening, task, worker))
+            except AsyncLoaderError as error:
+                if isinstance(error, Closed):
+                    raise
+                self._opening.put(worker, Failure(guarded(error)))
+        self._to_open = workers
+
+    def openings(self, timeout_s: float | None = None) -> list[Any]:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline = Deadline(limit_s)
+        while self._to_open:
+            self._office.check()
+            try:
+                item = self._opening.get(deadline)
+            except Timeout:
+                text = f"not all workers have begun within {limit_s:g} s: {self.waiting_for()}"
+                raise Timeout(text) from None
+            if not isinstance(item, Nudge):
+                self._openings.append(_value(item))
+                self._to_open -= 1
+        self._opening_jobs.clear()  # they hold slots
+        return self._take_openings()
+
+    @property
+    def queues(self) -> tuple[TrainQueue, ...]:
+        """Where outcomes go."""
+        return self.queue, self._opening
 
     def feed(self) -> None:
         """Keep as many tasks under way as there may be."""
@@ -269,6 +343,10 @@ class Team(Iteration):
         return min(self.queue.passed, self._seq - self._spoilt)
 
     @property
+    def beyond(self) -> tuple[int, ...]:
+        return self.queue.beyond
+
+    @property
     def ring(self) -> SlotRing | None:
         return self._office.ring
 
@@ -292,17 +370,26 @@ class Team(Iteration):
         if isinstance(item, Failure):
             raise item.error
         self.yielded += 1
-        return item.take() if isinstance(item, Parcel) else item.tree
+        return _value(item)
 
     def close(self) -> None:
         """See `Iteration.close`. In a forked child there are no workers, and a lock that one held then is held for good."""
         if not self.closed and os.getpid() == self._pid:
-            for job in self._jobs:
+            for job in (*self._jobs, *self._opening_jobs):
                 job.over = True
             self._jobs.clear()
+            self._opening_jobs.clear()
             self._tasks = iter(())
-            self.queue.close()
+            for queue in self.queues:
+                queue.close()
         super().close()
+
+
+def _value(item: Any) -> Any:
+    """What a worker answered; a Failure stays one."""
+    if isinstance(item, Parcel):
+        return item.take()
+    return item if isinstance(item, Failure) else END if isinstance(item, Drained) else item.tree
 
 
 def unaddressed(tasks: Iterable[Any]) -> Iterator[tuple[Any, None]]:

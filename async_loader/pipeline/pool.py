@@ -40,7 +40,7 @@ from async_loader.pipeline.packing import Packing
 from async_loader.pipeline.places import Places
 from async_loader.pipeline.threads import Desks, Threads
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.work import Kind, Seeding, Shifts, WorkOrders
+from async_loader.pipeline.work import END, Kind, Seeding, Shifts, WorkOrders
 from async_loader.pipeline.worker import Orders
 from async_loader.shm.slots import SlotRing
 
@@ -117,6 +117,11 @@ class Pool:
         return self._closed
 
     @property
+    def work(self) -> Any:
+        """What the workers do."""
+        return self._orders.work
+
+    @property
     def started(self) -> bool:
         """Whether there are workers now."""
         return self._core is not None and self._core.usable
@@ -173,14 +178,16 @@ class Pool:
         timeout_s: float | None = None,
         static: bool = False,
         first: int = 0,
+        opening: Any = END,
     ) -> Iteration:
         """One pass over ``tasks``.
 
         Parameters
         ----------
         tasks : iterable
-            Small and picklable. Read in the consumer's thread, ``prefetch`` of them at once and then one per batch; one by
-            one where the consumer does the work itself. What it raises comes in its turn and ends the iteration.
+            Small and picklable. Read in the consumer's thread, ``prefetch`` of them at once and
+            then one per batch; one by one where the consumer does the work itself. What it raises
+            comes in its turn and ends the iteration.
         state : Any
             Reaches `Work.begin` in every worker; sent once to each.
         seed : int | None
@@ -191,19 +198,22 @@ class Pool:
         timeout_s : float | None
             For each `next`.
         static : bool
-            Task n goes to worker process n modulo their number, not to whoever is free: slower, but what a worker's global
-            generators give is the same in every run.
+            Task n goes to worker process n modulo their number, not to whoever is free: slower, but
+            what a worker's global generators give is the same in every run.
         first : int
-            Number of the first task, where seeds and workers follow from it: for a pass that goes on where another one was
-            left.
+            Number of the first task, where seeds and workers follow from it: for a pass that goes
+            on where another one was left.
+        opening : Any
+            A task that every worker does before its others, and whose outcome is no batch: see
+            `Iteration.openings`. END: there is no such task.
         """
         shift = self._shift(state, seed, stream=False, first=first)
         if self.kind == "inline":
-            return self._inline(shift, iter(tasks))
+            return self._inline(shift, iter(tasks), opening)
         addressed: Any = unaddressed(tasks)
         if static and self.kind == "processes":
             addressed = dealt(tasks, self.workers, first)
-        return self._team(shift, addressed, prefetch, in_order, timeout_s, _nobody)
+        return self._team(shift, addressed, prefetch, in_order, timeout_s, _nobody, (opening, self.workers))
 
     def streams(
         self,
@@ -214,20 +224,25 @@ class Pool:
         in_order: bool = True,
         timeout_s: float | None = None,
         turn: int = 0,
+        opening: Any = END,
     ) -> Iteration:
         """One pass over what the workers' own iterators give: `Work.begin` returns one in each.
 
-        Their batches are taken in turn; a worker that has no more is left out. Threads share one dataset, and so one of
-        them alone has a stream. Parameters as in `iterate`, and
+        Their batches are taken in turn; a worker that has no more is left out. Threads share one
+        dataset, and so one of them alone has a stream. Parameters as in `iterate`, and
 
         turn : int
             The worker to begin with.
+        opening : Any
+            Unless it is END, the first that each stream gives is no batch: see
+            `Iteration.openings`.
         """
         shift = self._shift(state, seed, stream=True, first=0)
         if self.kind == "inline":
-            return self._inline(shift, itertools.repeat(None))
-        rota = Rota(self.workers if self.kind == "processes" else 1, turn)
-        return self._team(shift, rota, prefetch, in_order, timeout_s, rota.drained)
+            return self._inline(shift, itertools.repeat(None), opening)
+        streams = self.workers if self.kind == "processes" else 1
+        rota = Rota(streams, turn)
+        return self._team(shift, rota, prefetch, in_order, timeout_s, rota.drained, (opening, streams))
 
     def _shift(self, state: Any, seed: int | None, *, stream: bool, first: int) -> Shift:
         self.start()
@@ -240,14 +255,24 @@ class Pool:
         self._core.live.add(number)
         return shift
 
-    def _inline(self, shift: Shift, tasks: Any) -> Iteration:
+    def _inline(self, shift: Shift, tasks: Any, opening: Any) -> Iteration:
         core = self._core
         assert core is not None
         assert core.shifts is not None
-        return Inline(shift, core.shifts, tasks, core.check, _Retire(core, shift.number))
+        inline = Inline(shift, core.shifts, tasks, core.check, _Retire(core, shift.number))
+        if opening is not END:
+            inline.open(opening, 1)
+        return inline
 
     def _team(
-        self, shift: Shift, tasks: Any, prefetch: int | None, in_order: bool, timeout_s: float | None, on_drained: Any
+        self,
+        shift: Shift,
+        tasks: Any,
+        prefetch: int | None,
+        in_order: bool,
+        timeout_s: float | None,
+        on_drained: Any,
+        opening: tuple[Any, int],
     ) -> Iteration:
         core = self._core
         assert core is not None
@@ -256,7 +281,11 @@ class Pool:
         team = Team(
             core, shift, tasks, window=window, in_order=in_order, timeout_s=timeout_s, on_drained=on_drained, on_close=retire
         )
-        core.queues.add(team.queue)
+        for queue in team.queues:
+            core.queues.add(queue)
+        task, workers = opening
+        if task is not END:
+            team.open(task, workers)
         team.feed()
         return team
 

@@ -28,6 +28,7 @@ class TrainQueue:
         self._ready: dict[int, Outcome | None] = {}  # None: this job's turn is passed over
         self._urgent: deque[Failure | Nudge] = deque()
         self._next = 0
+        self._beyond: set[int] = set()
         self._end: int | None = None
         self._closed = False
         self._halted = False
@@ -116,14 +117,29 @@ class TrainQueue:
             if seq not in self._ready:
                 return END if self._end is not None and self._next >= self._end else None
             outcome = self._ready.pop(seq, None)
-            self._next += 1
+            self._pass(seq)
             if outcome is not None:
                 return outcome
 
+    def _pass(self, seq: int) -> None:
+        """The turn of job ``seq`` is over."""
+        if seq != self._next:
+            self._beyond.add(seq)
+            return
+        self._next += 1
+        while self._next in self._beyond:
+            self._beyond.remove(self._next)
+            self._next += 1
+
     @property
     def passed(self) -> int:
-        """Jobs, from the first on, whose turn is over."""
+        """The number of the first job whose turn is not over."""
         return self._next
+
+    @property
+    def beyond(self) -> tuple[int, ...]:
+        """Jobs behind that one whose turn is over all the same: where the order is not kept."""
+        return tuple(sorted(self._beyond))
 
     @property
     def depth(self) -> int:

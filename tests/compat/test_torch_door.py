@@ -146,7 +146,7 @@ def test_batches_of_indices_are_cut_as_torchs_samplers_cut_them(size, drop, rand
         for g in generators
     ]
     drawn = Drawn(samplers[0], None, track=False)
-    assert drawn._cut
+    assert drawn._known
     for _ in range(2):
         assert [b.tolist() for b in drawn.epoch(0, 0)] == list(samplers[1])
     assert torch.equal(generators[0].get_state(), generators[1].get_state())
@@ -516,16 +516,6 @@ def test_a_state_before_the_first_pass_is_of_that_pass():
     one, two = (StatefulDataLoader(torch.arange(20), 5, shuffle=True) for _ in range(2))
     two.load_state_dict(one.state_dict())
     assert plain(one) == plain(two)
-
-
-def test_the_number_of_workers_must_match():
-    state = StatefulDataLoader(Plain(), num_workers=0).state_dict()
-    with pytest.raises(AssertionError, match="0 workers, this loader has 2: num_workers must match"):
-        StatefulDataLoader(Plain(), num_workers=2).load_state_dict(state)
-    with pytest.raises(ValueError, match="no state_dict"):
-        StatefulDataLoader(Plain()).load_state_dict({})
-    with pytest.raises(ValueError, match="snapshot_every_n_steps is 0"):
-        StatefulDataLoader(Plain(), snapshot_every_n_steps=0)
 
 
 def test_persistent_workers_go_on_too():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import data as torch_data
@@ -20,10 +20,11 @@ from torch.utils.data import _utils
 from async_loader.compat.torch.order import Drawn
 from async_loader.epochs import collation
 from async_loader.epochs.columns import Columns, NoColumns, columns_of
+from async_loader.epochs.course import Course
 from async_loader.epochs.epoch import Epoch, can_pin, pinned
 from async_loader.epochs.ferry import Ferry
 from async_loader.epochs.order import Batches, Streams
-from async_loader.epochs.works import GatherWork, MapWork, StreamWork, Told, epoch_of
+from async_loader.epochs.works import BEGIN, GatherWork, MapWork, StreamWork, Told, epoch_of
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.pipeline.pool import Pool
 
@@ -31,7 +32,11 @@ _AHEAD_FROM = 1 << 20
 """Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
 
 
-class DataLoader(torch_data.DataLoader[Any]):
+T_co = TypeVar("T_co", covariant=True)
+"""What the items of the dataset are, as torch annotates it."""
+
+
+class DataLoader(torch_data.DataLoader[T_co]):
     """``torch.utils.data.DataLoader`` with the same arguments, errors, order and random numbers.
 
     See ``docs/guides/torch.md`` for what is better and what differs. Datasets of datapipes are left to torch.
@@ -59,14 +64,20 @@ class DataLoader(torch_data.DataLoader[Any]):
         batches = self._batches()
         if "batches" in start:
             batches.load(start["batches"])
-        seed = start.get("base_seed")
-        if self.__dict__.get("_pool") is not None:
-            seed = self.__dict__["_seed"]  # its workers were seeded once
-        elif seed is None:
-            if isinstance(batches, Drawn):
-                batches.restore_generator()
-            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        seed = self._base_seed(batches, start)
         return Pass(self, self._team(batches, seed), batches, seed, start)
+
+    def _base_seed(self, batches: Batches, start: dict[str, Any]) -> int:
+        """Of the workers of a pass: drawn behind or ahead of the order as the sampler has it."""
+        if isinstance(batches, Drawn):
+            batches.draw()
+        if self.__dict__.get("_pool") is not None:
+            kept: int = self.__dict__["_seed"]  # its workers were seeded once
+            return kept
+        seed: int | None = start.get("base_seed")
+        if seed is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        return seed
 
     # -- what the arguments mean to us -------------------------------------------------------------------------------
 
@@ -77,10 +88,10 @@ class DataLoader(torch_data.DataLoader[Any]):
     def _batches(self) -> Batches:
         if self._iterable:
             return Streams(self.dataset, self.batch_size, drop=self.drop_last)
-        return Drawn(self._index_sampler, self.dataset, track=self._tracks)
+        return Drawn(self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation)
 
     _tracks = False
-    """Whether the states of samplers are kept for each batch."""
+    """Whether the states of samplers and datasets are kept for each batch."""
 
     def _team(self, batches: Batches, seed: int) -> Pool:
         """The workers: those of this loader when they persist, others for each pass."""
@@ -119,7 +130,8 @@ class DataLoader(torch_data.DataLoader[Any]):
         if collate is _utils.collate.default_collate:
             collate = collation.default_collate
         if self._iterable:
-            return StreamWork(self.dataset, collate, self.batch_size, self.worker_init_fn, drop=self.drop_last)
+            drop, track = self.drop_last, self._tracks
+            return StreamWork(self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track)
         work = MapWork(self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False)
         return work if columns is None else GatherWork(columns, work, checked=batches.in_range)
 
@@ -139,7 +151,7 @@ class DataLoader(torch_data.DataLoader[Any]):
 class Pass(Iterator[Any]):
     """One pass over the dataset, as `iter` returns it."""
 
-    def __init__(self, loader: DataLoader, pool: Pool, batches: Batches, seed: int, start: dict[str, Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], pool: Pool, batches: Batches, seed: int, start: dict[str, Any]) -> None:
         self._loader = loader
         self._batches = batches
         self._pool = None if loader._persists else pool
@@ -148,21 +160,27 @@ class Pass(Iterator[Any]):
         self._timeout = loader.timeout
         self._dataset = loader.dataset if loader._iterable else None
         self._len_called: int | None = loader._IterableDataset_len_called
-        self.first = yielded = start.get("yielded", 0)
-        streams = {int(worker): tuple(where) for worker, where in start.get("streams", {}).items()}
-        start = {**start, "streams": streams}
-        state = Told(epoch_of(loader.dataset), streams)
+        anew = bool(start.get("finished"))
+        course = Course(start)
+        state = Told(epoch_of(loader.dataset), dict(course.marks), anew)
+        if anew:
+            course = Course({})
         pin = loader.pin_memory and can_pin()
         ahead = pin and self._workers > 0  # as in torch, with workers there is a thread that pins
         timeout_s = float(loader.timeout) if loader.timeout else None
-        limit: Any = {"timeout_s": None if ahead else timeout_s, "in_order": loader.in_order}
+        how: Any = {"state": state, "seed": seed, "in_order": loader.in_order}
+        how["timeout_s"] = None if ahead else timeout_s
+        if loader._tracks and not isinstance(pool.work, GatherWork):
+            how["opening"] = BEGIN
         if loader._iterable:
-            iteration = pool.streams(state=state, seed=seed, turn=start.get("turn", 0), **limit)
+            iteration = pool.streams(turn=course.turn, **how)
         else:
-            tasks = batches.epoch(0, yielded)
-            iteration = pool.iterate(tasks, state=state, seed=seed, static=loader.in_order, first=yielded, **limit)
+            tasks, first = course.left(batches.epoch(0, course.upto)), course.upto
+            iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         given = Ferry(iteration, pinned, timeout_s) if ahead else iteration
-        self.epoch = Epoch(given, batches, 0, yielded, pinned if pin and not ahead else None, start)
+        self.epoch = Epoch(given, batches, 0, course, pinned if pin and not ahead else None)
+        if loader._tracks:
+            self._asked(self._open)
 
     def __iter__(self) -> Pass:
         return self
@@ -173,17 +191,33 @@ class Pass(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            batch = next(self.epoch)
+            batch = self._asked(self.epoch.__next__)
         except StopIteration:
             self._end()
             raise
+        if self._len_called is not None and self.epoch.yielded > self._len_called:
+            self._warn_of_length()
+        return batch
+
+    def _open(self) -> None:
+        """As torchdata: the workers have begun before the pass is returned, and an error of one of
+        them comes now.
+        """
+        try:
+            self.epoch.open()
+            self.epoch.raise_unfit()
+        except BaseException:
+            self.close()
+            raise
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns. Our errors become those of torch."""
+        try:
+            return ask()
         except WorkerDied as error:
             raise RuntimeError(f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}") from error
         except Timeout as error:
             raise RuntimeError(f"DataLoader timed out after {self._timeout:g} seconds: {error}") from error
-        if self._len_called is not None and self.epoch.yielded > self._len_called:
-            self._warn_of_length()
-        return batch
 
     def _warn_of_length(self) -> None:
         text = (
@@ -192,10 +226,6 @@ class Pass(Iterator[Any]):
         if self._workers:
             text += ": does its __iter__ give each worker a share of its own (torch.utils.data.get_worker_info)?"
         warnings.warn(text, stacklevel=3)
-
-    def order_state(self, *, finished: bool) -> Any:
-        """See `async_loader.epochs.order.Batches.state`."""
-        return self._batches.state(finished=finished)
 
     def _end(self) -> None:
         pool, self._pool = self._pool, None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from async_loader.epochs.order import Sampled
+from async_loader.epochs.order import Sampled, generator_state
 
 
 class Drawn(Sampled):
@@ -28,61 +28,91 @@ class Drawn(Sampled):
         Whose indices they are.
     track : bool
         Keep the sampler's state for each batch.
+    first : bool
+        The order is drawn by `draw`, ahead of the base seed, as torchdata's random sampler does it;
+        else with the first batch, as torch's does it, which draws once more at the end.
+    lists : bool
+        A batch of indices is a list: it goes to the dataset as it is.
     """
 
-    def __init__(self, index_sampler: Any, dataset: Any, *, track: bool) -> None:
+    def __init__(self, index_sampler: Any, dataset: Any, *, track: bool, first: bool = False, lists: bool = False) -> None:
         super().__init__(index_sampler, None, "keep", track=track)
-        self._cut = _is_ours(index_sampler)
-        self.in_range = self._cut and index_sampler.sampler.data_source is dataset
+        self._sizes = type(index_sampler) is BatchSampler
+        self._torchs = index_sampler.sampler if self._sizes else index_sampler
+        self._known = _is_known(self._torchs)
+        self._random = type(self._torchs) is RandomSampler
+        self._first = first and self._known and self._random
+        self.in_range = self._known and self._sizes and self._torchs.data_source is dataset
+        self._lists = lists
         self._seed: int | None = None
+        self._index: Any = None
 
-    def _tasks(self) -> Iterator[Any]:
-        if not self._cut:
-            yield from super()._tasks()
-            return
-        batches: Any = self._sampler
-        size, n = batches.batch_size, len(batches.sampler.data_source)
-        random = type(batches.sampler) is RandomSampler
-        generator = self._drawing() if random else None
-        index = torch.randperm(n, generator=generator).numpy() if random else np.arange(n)
-        stop = n - n % size if batches.drop_last else n
-        for at in range(0, stop, size):
-            yield index[at : at + size]
-        if random:
-            torch.randperm(n, generator=generator)  # as torch does, at the end: a generator of the user's goes on from there
+    def draw(self) -> None:
+        """Do what comes before the base seed is drawn: from the same generator, it may be."""
+        if self._first:
+            self._resume()
+            self._index = self._drawn()
+        else:
+            self.restore_generator()
+
+    def _resume(self) -> None:
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            self._seed = loaded.get("seed")
+            self._restore(loaded)
+        self._before = self._generator_state()
+
+    def _drawn(self) -> Any:
+        n = len(self._torchs.data_source)
+        return torch.randperm(n, generator=self._drawing()).numpy() if self._random else np.arange(n)
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        if not self._known:
+            return super().epoch(number, start)
+        if self._index is None:
+            self._resume()
+        return self._known_tasks(start)
+
+    def _known_tasks(self, start: int) -> Iterator[Any]:
+        first = self._index is not None
+        index = self._index if first else self._drawn()
+        self._index = None
+        if not self._sizes:
+            yield from index[start:].tolist()
+        else:
+            size, n = self._sampler.batch_size, len(index)  # type: ignore[attr-defined]
+            stop = n - n % size if self._sampler.drop_last else n  # type: ignore[attr-defined]
+            for at in range(start * size, stop, size):
+                batch = index[at : at + size]
+                yield batch.tolist() if self._lists else batch
+        if self._random and not first:
+            torch.randperm(len(index), generator=self._drawing())  # a generator of the user's goes on from there
 
     @property
     def _draws_globally(self) -> bool:
-        return not self._cut and super()._draws_globally
+        return not self._known and super()._draws_globally
 
     def _drawing(self) -> torch.Generator:
         """The sampler's generator, or one seeded from the global generator, at the first batch, as the sampler does it."""
-        sampler: Any = self._sampler.sampler  # type: ignore[attr-defined]
-        if sampler.generator is not None:
-            own: torch.Generator = sampler.generator
+        if self._torchs.generator is not None and self._seed is None:
+            own: torch.Generator = self._torchs.generator
             return own
         if self._seed is None:
             self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         return torch.Generator().manual_seed(self._seed)
 
-    def epoch(self, number: int, start: int) -> Iterator[Any]:
-        self._seed = None if self._loaded is None else self._loaded.get("seed")
-        return super().epoch(number, start)
-
     def state(self, *, finished: bool) -> Any:
-        state = dict(super().state(finished=finished))
-        if not finished:
-            if self._cut and self._seed is None and type(self._sampler.sampler) is RandomSampler:  # type: ignore[attr-defined]
-                self._drawing()
-            state["seed"] = self._seed
-        return state
+        if not self._known:
+            return super().state(finished=finished)
+        if finished:
+            return {"sampler": None, "generator": generator_state(self._generator()), "carried": []}
+        if self._random and self._seed is None:
+            self._drawing()
+        return {"sampler": None, "generator": self._before, "carried": [], "seed": self._seed}
 
 
-def _is_ours(index_sampler: Any) -> bool:
-    """Whether torch's own samplers were left as they are, so that we know what they would give."""
-    if type(index_sampler) is not BatchSampler:
-        return False
-    sampler = index_sampler.sampler
+def _is_known(sampler: Any) -> bool:
+    """Whether one of torch's own samplers was left as it is, so that we know what it would give."""
     if type(sampler) is SequentialSampler:
         return True
     if type(sampler) is not RandomSampler or sampler.replacement:

@@ -1,26 +1,40 @@
 """torchdata's StatefulDataLoader: a DataLoader that says where it is and goes on from there.
 
-Quirks that are kept, each with a test: `state_dict` before the first pass begins one; `load_state_dict` acts on the next pass;
-the number of workers must match (AssertionError).
+Quirks that are kept, each with a test: ``shuffle`` has a generator of its own, seeded when the
+loader is made; ``iter`` waits until the workers have begun, and raises what they raise;
+`state_dict` before the first pass begins one; `load_state_dict` acts on the next pass, for which
+there are new workers; an empty state is that of a loader that gave nothing; the number of workers
+must match, which ``iter`` finds out (AssertionError).
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from async_loader.compat.torch.loader import DataLoader, Pass
+import torch
+from torch.utils.data import RandomSampler
+
+from async_loader.compat.torch.loader import DataLoader, Pass, T_co
+from async_loader.compat.torch.order import Drawn
+from async_loader.epochs.bookmarks import stated
 from async_loader.epochs.columns import Columns
-from async_loader.epochs.order import Batches
-from async_loader.epochs.works import StatefulMapWork
+from async_loader.epochs.course import Course
+from async_loader.epochs.order import Batches, generator_state, set_generator
+from async_loader.epochs.works import TrackedMapWork
 
-_VERSION = 1
+log = logging.getLogger("async_loader")
+
+_VERSION = 2
+_VERSIONS = (1, 2)
 
 
-class StatefulDataLoader(DataLoader):
+class StatefulDataLoader(DataLoader[T_co]):
     """``torchdata.stateful_dataloader.StatefulDataLoader``.
 
-    Samplers, datasets and iterators of datasets that have ``state_dict`` and ``load_state_dict`` are asked for their state, which
-    belongs to the batches that were given, not to those made ahead. What has none is passed over to the same place.
+    Samplers, datasets and iterators of both that have ``state_dict`` and ``load_state_dict`` are
+    asked for their states, which belong to the batches that were given, not to those made ahead.
+    What has none is passed over to the same place.
 
     Parameters
     ----------
@@ -33,21 +47,56 @@ class StatefulDataLoader(DataLoader):
     _tracks = True
 
     def __init__(self, *args: Any, snapshot_every_n_steps: int = 1, **kwargs: Any) -> None:
-        if snapshot_every_n_steps < 1:
-            raise ValueError(f"snapshot_every_n_steps is {snapshot_every_n_steps}: give at least 1")
         super().__init__(*args, **kwargs)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._start: dict[str, Any] = {}
         self._held: Pass | None = None
         self._latest: Pass | None = None
+        shuffle = args[2] if len(args) > 2 else kwargs.get("shuffle")
+        sampler: Any = self.sampler
+        self._shuffles = bool(shuffle) and type(sampler) is RandomSampler
+        if self._shuffles and sampler.generator is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            sampler.generator = torch.Generator().manual_seed(seed)
 
     def _get_iterator(self) -> Any:
         held, self._held = self._held, None
         if held is not None:
             return held
         start, self._start = self._start, {}
-        self._latest = self._begin(start)
+        try:
+            self._latest = self._begin(start)
+        except BaseException:
+            self._start = start
+            raise
         return self._latest
+
+    def _begin(self, start: dict[str, Any]) -> Pass:
+        if start:
+            workers = start["num_workers"]
+            if workers != self.num_workers:
+                text = f"the state is of {workers} workers, this loader has {self.num_workers}: num_workers must match"
+                raise AssertionError(text)
+            self._warn_of_passing_over(start)
+        return super()._begin(start)
+
+    def _warn_of_passing_over(self, start: dict[str, Any]) -> None:
+        given = 0 if start.get("finished") else start["yielded"]
+        if self._iterable and given and not stated(Course(start).marks.values()):
+            log.warning(
+                "neither the dataset nor its iterator has state_dict and load_state_dict: %d batches are made and passed over "
+                "to go on behind them. Give one of the two a state to spare this",
+                given,
+            )
+
+    def _base_seed(self, batches: Batches, start: dict[str, Any]) -> int:
+        generator = start.get("generator")
+        if generator is not None and start.get("finished"):
+            set_generator(self.generator, generator)
+        seed = super()._base_seed(batches, start)
+        if generator is not None and not start.get("finished"):
+            set_generator(self.generator, generator)
+        return seed
 
     def state_dict(self) -> dict[str, Any]:
         """Where the latest pass is. JSON can hold it where it can hold the states of the dataset and the sampler."""
@@ -57,10 +106,14 @@ class StatefulDataLoader(DataLoader):
             self._held = self._get_iterator()
         latest = self._latest
         assert latest is not None
-        state: dict[str, Any] = {"version": _VERSION, "num_workers": self.num_workers, "yielded": 0}
+        state: dict[str, Any] = {"version": _VERSION, "num_workers": self.num_workers, "base_seed": latest.base_seed}
+        state.update(latest.epoch.state(), generator=generator_state(self.generator))
         if latest.epoch.finished:
-            return {**state, "base_seed": None, "batches": latest.order_state(finished=True)}
-        return {**state, "base_seed": latest.base_seed, **latest.epoch.state()}
+            if not self.persistent_workers:  # those were seeded once
+                state["base_seed"] = None
+            if self.num_workers and not self.persistent_workers:
+                state.pop("streams", None)  # the next pass has other workers, which begin with this process's dataset
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The next pass goes on where this state was taken; one that is under way is not touched.
@@ -69,19 +122,22 @@ class StatefulDataLoader(DataLoader):
         ------
         ValueError
             It is no state of this class.
-        AssertionError
-            It is of another number of workers.
         """
-        if not isinstance(state_dict, dict) or state_dict.get("version") != _VERSION:
+        if state_dict != {} and (not isinstance(state_dict, dict) or state_dict.get("version") not in _VERSIONS):
             raise ValueError(f"this is no state_dict of a StatefulDataLoader of version {_VERSION}")
-        workers = state_dict["num_workers"]
-        if workers != self.num_workers:
-            raise AssertionError(f"the state is of {workers} workers, this loader has {self.num_workers}: num_workers must match")
-        self._start, self._held = dict(state_dict), None
+        self._start, self._held, self._latest = dict(state_dict), None, None
+        self.__dict__.pop("_pool", None)  # a pass that is under way keeps its workers
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The loader without its workers and passes."""
+        return {**super().__getstate__(), "_held": None, "_latest": None}
+
+    def _batches(self) -> Batches:
+        if self._iterable or not self._shuffles:
+            return super()._batches()
+        lists = not self._auto_collation
+        return Drawn(self._index_sampler, self.dataset, track=True, first=True, lists=lists)
 
     def _work(self, columns: Columns | None, batches: Batches) -> Any:
-        dataset = self.dataset
-        if not self._iterable and hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
-            work = super()._work(None, batches)
-            return StatefulMapWork(work)
-        return super()._work(columns, batches)
+        work = super()._work(columns, batches)
+        return work if self._iterable or columns is not None else TrackedMapWork(work)

@@ -135,6 +135,8 @@ class Client:
         self.embedded: Embedded | None = None
         self._writers: weakref.WeakSet[RemoteWriter] = weakref.WeakSet()
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
+        self._runs: dict[str, str] = {}  # by name: of the weights that came last
+        self._ended_runs: set[str] = set()  # names under which another client has begun a run since
         self._written: list[tuple[WriterLine, Counts]] = []
         self._read: list[ReaderLine] = []
         self._end = weakref.finalize(self, connection.stop, 2.0)  # also at exit; the IO thread does not know the client
@@ -158,15 +160,24 @@ class Client:
         """Tell the feeder to take nothing new, deliver what it has, and end; returns when it has. Raises as `status`."""
         self._connection.call(Drain(), self._deadline(timeout_s))
 
-    def publish(self, name: str, tensors: Mapping[str, Any], version: int, timeout_s: float | None = None) -> None:
-        """Hand weights to the feeder, for `latest` of whoever asks.
+    def publish(self, name: str, tensors: Mapping[str, Any], version: int, timeout_s: float | None = None) -> bool:
+        """Hand weights to the feeder, for every `latest`.
+
+        Versions go up within a run. The first ``publish`` of a client under a name begins a run, whatever the version, and ends
+        the one before: weights of a training script that is started again count from its first version on. A client whose run
+        was ended by another one's is told so, with a warning once, and its weights are ignored.
 
         Parameters
         ----------
         tensors : mapping of str to array or torch tensor
-            As a ``state_dict``; copied before this returns. Of dtypes that numpy has (bfloat16: ``t.view(torch.uint16)``).
+            As a ``state_dict``; copied before this returns. Of dtypes that numpy has, or torch.bfloat16.
         version : int
-            Goes up.
+            Above that of this client's last one.
+
+        Returns
+        -------
+        bool
+            Whether these are the newest weights now. False: the version is not above the last, or the run is over.
 
         Raises
         ------
@@ -174,19 +185,29 @@ class Client:
         """
         if isinstance(version, bool) or not hasattr(version, "__index__") or not 0 <= version < 1 << 64:
             raise ConfigError(f"version={version!r}: versions are numbers from 0 that go up")
-        weights.publish(self._connection, name, tensors, int(version), self._deadline(timeout_s))
+        if name in self._ended_runs:
+            return False
+        said = weights.publish(self._connection, name, tensors, int(version), self._deadline(timeout_s))
+        if not said.newest and said.run not in (None, self._connection.client):
+            self._ended_runs.add(name)
+            text = f"weights {name!r} are published by another client by now, those of this one are ignored: connect() again"
+            warnings.warn(f"{text} to begin another run", stacklevel=2)
+        return said.newest
 
     def latest(
-        self, name: str, newer_than: int | None = None, timeout_s: float = 0.0, *, as_torch: bool = False
+        self, name: str, newer_than: int | Published | None = None, timeout_s: float = 0.0, *, as_torch: bool = False
     ) -> Published | None:
         """The newest weights, if there are any newer than ``newer_than``.
 
         Parameters
         ----------
+        newer_than : int or Published, optional
+            What the caller has. Weights of another run are newer, whatever their version. A number is a version of the run
+            that this client got weights of last.
         timeout_s : float
             How long to wait until there are. (The answer itself may take as long as the client's ``timeout_s`` on top.)
         as_torch : bool
-            Torch tensors rather than numpy arrays.
+            Torch tensors rather than numpy arrays. Tensors of bfloat16 come as such only then; see `Published`.
 
         Returns
         -------
@@ -199,7 +220,14 @@ class Client:
         """
         wait_s = seconds("timeout_s", timeout_s)
         deadline = Deadline(wait_s + self._timeout_s)
-        return weights.latest(self._connection, name, newer_than, wait_s, deadline, as_torch)
+        run = self._runs.get(name)
+        if isinstance(newer_than, Published):
+            run, newer_than = newer_than.run, newer_than.version
+        known = bytes.fromhex(run) if run else None
+        found = weights.latest(self._connection, name, newer_than, known, wait_s, deadline, as_torch)
+        if found is not None:
+            self._runs[name] = found.run
+        return found
 
     def stats(self) -> ClientStats:
         """What was sent, lost and received so far."""

@@ -123,7 +123,7 @@ class Connection:
         self.servers = 0
         """How many servers there were before this one: ids of rows are those of one server."""
         self._pid, self._generation = os.getpid(), forks.generation
-        self._client = secrets.token_bytes(16)
+        self.client = secrets.token_bytes(16)
         self._bell, self._rung = Bell(), False
         self._bell_lock = threading.RLock()  # finalizers ring too
         self._turned = Gate()
@@ -372,7 +372,7 @@ class Connection:
         if act is Act.CONNECT:
             self._planes.open_control()
             hello = Hello(
-                client=self._client, pid=self._pid, host=hosts.gethostname()[:256] or "?", oldest=OLDEST, newest=NEWEST,
+                client=self.client, pid=self._pid, host=hosts.gethostname()[:256] or "?", oldest=OLDEST, newest=NEWEST,
                 user_agent=f"async_loader/{async_loader.__version__}",
             )  # fmt: skip
             self._planes.send(Plane.CONTROL, encode(Message(hello, version=OLDEST)))

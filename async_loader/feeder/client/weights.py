@@ -14,7 +14,8 @@ import numpy.typing as npt
 from async_loader import tensors as torch_tensors
 from async_loader.errors import Broken, ConfigError, SchemaError
 from async_loader.feeder.client.connection import Call, Connection
-from async_loader.feeder.wire import Latest, Message, Publish, TensorSpec, Weights, bytes_of, specs_of, tensors_of
+from async_loader.feeder.wire import BFLOAT16, Latest, Message, Publish, TensorSpec, Weights, bytes_of, specs_of, tensors_of
+from async_loader.feeder.wire import Published as WirePublished
 from async_loader.lifecycle import LONGEST_S, Deadline
 
 PART_BYTES = 4 << 20
@@ -32,24 +33,31 @@ class Published:
     ----------
     version : int
     tensors : dict of arrays or torch tensors
-        This caller's own.
+        This caller's own. numpy has no bfloat16: such tensors are uint16 arrays, the bits of the numbers, of which
+        ``(bits.astype("u4") << 16).view("f4")`` makes float32.
+    run : str
+        Which client published them: versions count within a run. A training script that is started again begins another.
     """
 
     version: int
     tensors: dict[str, Any]
+    run: str = ""
 
 
-def publish(connection: Connection, name: str, tensors: Mapping[str, Any], version: int, deadline: Deadline) -> None:
-    """See `Client.publish`."""
-    arrays = {key: _array(key, value) for key, value in tensors.items()}
-    specs, whole = specs_of(arrays), memoryview(bytes_of(arrays))
+def publish(connection: Connection, name: str, tensors: Mapping[str, Any], version: int, deadline: Deadline) -> WirePublished:
+    """See `Client.publish`: what the feeder said last."""
+    bfloat16 = {key for key, value in tensors.items() if torch_tensors.is_bfloat16(value)}
+    arrays = {key: _array(key, torch_tensors.to_bits(value) if key in bfloat16 else value) for key, value in tensors.items()}
+    specs, whole = specs_of(arrays, bfloat16), memoryview(bytes_of(arrays))
     if not whole.nbytes:
         raise ConfigError(f"weights {name!r} hold no bytes: give at least one tensor that is not empty")
+    first = connection.session.opened
     for _ in range(_RESTARTS):
         session = connection.session.opened
         try:
-            _send(connection, name, version, specs, whole, deadline)
-            return
+            said = _send(connection, name, version, specs, whole, deadline)
+            again = connection.session.opened != first and (said.run, said.version) == (connection.client, version)
+            return WirePublished(newest=True) if again else said  # the answer to its last part was lost: these are the newest
         except Exception:
             # A server that was started anew has no first parts: from the beginning, then.
             if connection.session.opened == session or deadline.expired:
@@ -59,29 +67,35 @@ def publish(connection: Connection, name: str, tensors: Mapping[str, Any], versi
 
 def _send(
     connection: Connection, name: str, version: int, specs: tuple[TensorSpec, ...], whole: memoryview, deadline: Deadline
-) -> None:
-    """All parts, some of them ahead of what the server has said yes to."""
+) -> WirePublished:
+    """All parts, some of them ahead of what the server has said yes to; none after a no."""
     most, asked = _part_bytes(connection), deque[Call]()
+
+    def answer() -> WirePublished:
+        said = connection.answer(asked.popleft(), deadline).body
+        assert isinstance(said, WirePublished)
+        return said
+
     try:
         for at in range(0, whole.nbytes, most):
             body = Publish(name=name, version=version, total_bytes=whole.nbytes, offset=at, specs=specs if not at else ())
             asked.append(connection.ask(body, data=whole[at : at + most]))
-            if len(asked) > AHEAD:
-                connection.answer(asked.popleft(), deadline)
-        while asked:
-            connection.answer(asked.popleft(), deadline)
+            if len(asked) > AHEAD and not (said := answer()).newest:
+                return said
+        while (said := answer()).newest and asked:
+            continue
+        return said
     finally:
         connection.forget_calls(asked)
 
 
 def latest(
-    connection: Connection, name: str, newer_than: int | None, wait_s: float, deadline: Deadline, as_torch: bool
-) -> Published | None:
+    connection: Connection, name: str, newer_than: int | None, run: bytes | None, wait_s: float, deadline: Deadline,
+    as_torch: bool,
+) -> Published | None:  # fmt: skip
     """See `Client.latest`."""
-    most = _part_bytes(connection)
-    reply = connection.call(
-        Latest(name=name, newer_than=newer_than, most=most, timeout_s=min(wait_s, LONGEST_S) if wait_s > 0 else None), deadline
-    )
+    most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
+    reply = connection.call(Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit), deadline)
     while True:
         first = reply.body
         assert isinstance(first, Weights)
@@ -97,8 +111,10 @@ def latest(
     assert first.version is not None
     found: dict[str, Any] = dict(tensors_of(first.specs, whole))
     if as_torch:
-        found = {key: torch_tensors.to_tensor(value) for key, value in found.items()}
-    return Published(first.version, found)
+        bfloat16 = {spec.name for spec in first.specs if spec.dtype == BFLOAT16}
+        make = {True: torch_tensors.from_bits, False: torch_tensors.to_tensor}
+        found = {key: make[key in bfloat16](value) for key, value in found.items()}
+    return Published(first.version, found, (first.run or b"").hex())
 
 
 def _receive(connection: Connection, first: Weights, data: Any, whole: bytearray, deadline: Deadline) -> Message | None:
@@ -106,19 +122,24 @@ def _receive(connection: Connection, first: Weights, data: Any, whole: bytearray
     most = memoryview(data).nbytes
     whole[:most] = data
     offsets, asked = iter(range(most, len(whole), most)), deque[tuple[int, Call]]()
+
+    def more(at: int) -> Latest:
+        return Latest(name=first.name, version=first.version, run=first.run, offset=at, most=most)
+
     try:
         while True:
             for at in islice(offsets, AHEAD - len(asked)):
-                asked.append((at, connection.ask(Latest(name=first.name, version=first.version, offset=at, most=most))))
+                asked.append((at, connection.ask(more(at))))
             if not asked:
                 return None
             at, call = asked.popleft()
             reply = connection.answer(call, deadline)
             body, part = reply.body, memoryview(reply.data if reply.data is not None else b"")
             assert isinstance(body, Weights)
-            if body.version != first.version and not body.offset:
+            other = (body.version, body.run) != (first.version, first.run)
+            if other and not body.offset:
                 return reply
-            if body.version != first.version or body.offset != at or part.nbytes != min(most, len(whole) - at):
+            if other or body.offset != at or part.nbytes != min(most, len(whole) - at):
                 text = f"{part.nbytes} bytes from byte {body.offset} of version {body.version}"
                 raise Broken(
                     f"weights {first.name!r} came in parts that do not fit: {text}, asked for byte {at} of {first.version}"

@@ -29,7 +29,7 @@ class RemoteWriter:
     stream : int
         Of steps that name none.
     timeout_s : float
-        For `flush` and `close`, unless they say otherwise.
+        For every call that waits, unless it says otherwise.
     """
 
     def __init__(self, connection: Connection, line: WriterLine, stream: int, timeout_s: float, owner: object) -> None:
@@ -68,12 +68,12 @@ class RemoteWriter:
         stream : int, optional
             Which of the writer's environments this is, 0 to 2**32 - 1.
         timeout_s : float, optional
-            How long to wait for room in the buffer; ``None``: until there is some.
+            How long to wait for room in the buffer, and for the table's schema; by default as long as `connect` was told.
 
         Raises
         ------
         SchemaError, ConfigError, Timeout, Closed, Broken
-            The step was not added.
+            The step was not added. All that was added before stays on its way, and the writer can be used on.
         """
         line = self._line
         if timeout_s is not None:
@@ -86,7 +86,7 @@ class RemoteWriter:
         packer = line.packer
         if packer is None:
             first = {"terminated": bool(terminated), "truncated": bool(truncated), **values}
-            packer = self._agree(lambda: Schema.of_step(first), Deadline(timeout_s))
+            packer = self._agree(lambda: Schema.of_step(first), self._deadline(timeout_s))
         if values is step and packer.stored and not packer.stored <= values.keys():
             values = dict(values)  # what is stored is added to it
         number = self._stream if stream is None else stream
@@ -122,10 +122,10 @@ class RemoteWriter:
         SchemaError, ConfigError
             Nothing was added.
         Timeout
-            Says how many rows were.
+            Says how many rows were: the first so many. The others may be added by another call.
         """
         self._connection.check()
-        deadline = Deadline(timeout_s)
+        deadline = self._deadline(timeout_s)
         whole = one_of(batch, columns, "batch")
         packer = self._line.packer or self._agree(lambda: schema_of_columns(whole), deadline)
         rows = packer.rows(whole, self._stream if stream is None else stream, priority, final_obs)
@@ -134,7 +134,7 @@ class RemoteWriter:
             while at < len(rows):
                 at += self._some(packer, rows, at, deadline)
         except Timeout as error:
-            raise Timeout(f"{at} of {len(rows)} rows are on their way: {error}") from None
+            raise Timeout(f"the first {at} of {len(rows)} rows were added, the others were not: {error}") from None
 
     def end_episode(
         self, final_obs: Any = None, *, stream: int | None = None, terminated: bool = False, truncated: bool = False,
@@ -155,7 +155,7 @@ class RemoteWriter:
         final = None if final_obs is None else packer.final_values(final_obs)
         ends = TERMINATED if terminated else TRUNCATED
         number = _stream_number(self._stream if stream is None else stream)
-        room = self._make_room(Deadline(timeout_s))
+        room = self._make_room(self._deadline(timeout_s), refused="the end of the episode was not added")
         with line.lock:
             line.check()
             if final is not None and line.part is not None and line.part.end_last(number, ends):
@@ -177,10 +177,10 @@ class RemoteWriter:
             Whatever ended the writer.
         """
         self._connection.check()
-        self._flush(Deadline(self._timeout_s if timeout_s is None else timeout_s))
+        self._flush(self._deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """`flush`, and tell the feeder that nothing more comes. Twice does no harm.
+        """`flush`, and tell the feeder that nothing more comes. Twice does no harm. Waits for nothing if nothing was added.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class RemoteWriter:
         if line.phase is Phase.CLOSED:
             return
         self._connection.check()
-        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        deadline = self._deadline(timeout_s)
         with line.lock:
             if line.failure is not None:
                 raise line.failure()
@@ -200,6 +200,8 @@ class RemoteWriter:
             if line.phase is Phase.NAMELESS:
                 line.phase = Phase.CLOSED
         self._connection.wake()
+        if not line.outbox.put_total:
+            return  # the IO thread sees to the rest
         line.hurry(1)
         line.news.until(self._is_closed, deadline, self._why_not)
         self._connection.forget(line)
@@ -223,7 +225,7 @@ class RemoteWriter:
     ) -> None:  # fmt: skip
         """One row that begins or fills a message."""
         rows = 1 if final is None else 2
-        room = self._make_room(Deadline(timeout_s), rows)
+        room = self._make_room(self._deadline(timeout_s), rows, "the step was not added")
         line = self._line
         with line.lock:
             line.check()
@@ -237,7 +239,10 @@ class RemoteWriter:
                 line.give_up(1, (stream,))
         self._connection.wake()
 
-    def _make_room(self, deadline: Deadline, rows: int = 1) -> bool:
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
+
+    def _make_room(self, deadline: Deadline, rows: int = 1, refused: str = "") -> bool:
         """Wait until the part has room for so many rows, or the buffer for another part; ``False``: there is none, and nothing
         that may be dropped.
 
@@ -252,7 +257,7 @@ class RemoteWriter:
             found = (line.part is not None and line.part.count + rows <= line.part.most) or line.room()
             return found or line.gives_up_rows
 
-        line.news.until(attempt, deadline, self._full)
+        line.news.until(attempt, deadline, lambda: self._full(refused))
         return found
 
     def _part(self, rows: int) -> Part:
@@ -298,7 +303,7 @@ class RemoteWriter:
                 self._connection.wake()
             return line.packer is not None
 
-        line.news.until(attempt, deadline, lambda: self._connection.no_answer("OPEN_WRITER"))
+        line.news.until(attempt, deadline, lambda: f"nothing was added: {self._connection.no_answer('OPEN_WRITER')}")
         assert line.packer is not None
         return line.packer
 
@@ -336,9 +341,11 @@ class RemoteWriter:
             f"({self._connection.state()}): they stay on their way"
         )
 
-    def _full(self) -> str:
+    def _full(self, refused: str) -> str:
+        """Why there is no room, and what that means for the caller."""
         box = self._line.outbox
-        return (
+        said = f"{refused}: " if refused else ""
+        return said + (
             f"the buffer for table {self._line.table!r} is full: {box.nbytes} of {box.buffer_bytes} bytes wait to be "
             f"acknowledged ({self._connection.state()}): the table's limiter may hold them up, or raise buffer_bytes"
         )

@@ -255,6 +255,10 @@ class WriterLine:
 
     def _ask(self, now: float, port: Connection) -> None:
         """OPEN_WRITER; or CLOSE_WRITER, when everything is acknowledged."""
+        if self.closing and self.phase is Phase.WANTED and not self.outbox.put_total:
+            self.phase = Phase.CLOSED  # nothing was written, so the feeder need not know of it
+        if self.phase is Phase.CLOSED:
+            port.forget(self)
         if not port.is_open or (self._ask_at is not None and now < self._ask_at):
             return
         body: OpenWriter | CloseWriter | None = None
@@ -372,7 +376,7 @@ class WriterLine:
         elif self.phase is Phase.OPENING and message.sequence != self._asked:
             return  # the answer to a question that was asked again since
         elif error.code == ErrorCode.SCHEMA and self.phase is Phase.OPENING and self._schema is None:
-            self.phase, self._ask_at = Phase.NAMELESS, None
+            self.phase, self._ask_at = Phase.CLOSED if self.closing else Phase.NAMELESS, None
         elif error.retryable and not (self.phase is Phase.OPENING and error.code == ErrorCode.LIMIT):  # too many writers
             return  # it is sent again by itself: a probe, or an answer that is asked for again
         else:

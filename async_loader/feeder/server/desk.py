@@ -12,6 +12,7 @@ from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.intake import WriterState
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.waits import Wait, Waits
+from async_loader.feeder.server.weights import Taken
 from async_loader.feeder.wire import (
     NEWEST,
     OLDEST,
@@ -27,6 +28,7 @@ from async_loader.feeder.wire import (
     OpenReader,
     OpenWriter,
     Publish,
+    Published,
     Reader,
     StatusReply,
     Type,
@@ -223,11 +225,14 @@ class Desk:
     # -- weights ---------------------------------------------------------------------------------------------------------
 
     def _publish(self, session: Session, message: Message) -> Message:
-        assert isinstance(message.body, Publish)
-        if self._hall.weights.publish(session.number, message.body, message.data):
-            self._waits.news(message.body.name)
-            self._hall.published.add(message.body.name, message.body.version, self._hall.clock())
-        return message.reply(Done())
+        part, weights = message.body, self._hall.weights
+        assert isinstance(part, Publish)
+        taken = weights.publish(session.number, session.hello.client, part, message.data)
+        if taken is Taken.NEWEST:
+            self._waits.news(part.name)
+            self._hall.published.add(part.name, part.version, self._hall.clock())
+        version, run = weights.newest(part.name) or (None, None)
+        return message.reply(Published(newest=taken is not Taken.STALE, version=version, run=run))
 
     def _latest(self, session: Session, message: Message) -> Message | None:
         wanted = message.body

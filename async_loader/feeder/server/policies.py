@@ -26,8 +26,10 @@ class Publications:
         self._at: dict[str, OrderedDict[int, float]] = {}
 
     def add(self, name: str, version: int, now: float) -> None:
-        """A newer version than all before."""
+        """The newest version. One that is not above all before begins a run, which those do not belong to."""
         at = self._at.setdefault(name, OrderedDict())
+        if at and version <= next(reversed(at)):
+            at.clear()
         at[version] = now
         if len(at) > _REMEMBERED:
             at.popitem(last=False)

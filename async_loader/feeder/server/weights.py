@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
+
+_RUNS = 256  # of a name, that are remembered to be over
+
+
+class Taken(Enum):
+    """What became of a part."""
+
+    PART = "part"
+    NEWEST = "newest"
+    """It was the last one: what it is a part of is the newest now."""
+    STALE = "stale"
+    """It was not taken."""
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +31,7 @@ class Version:
     version: int
     specs: tuple[TensorSpec, ...]
     blob: bytearray
+    run: bytes
     filled: int = 0
 
     @property
@@ -26,6 +41,9 @@ class Version:
 
 class WeightStore:
     """Takes parts of versions from learners; a version is there when its last byte has come, and the newest wins.
+
+    Versions count within a run. A client that publishes under a name for the first time begins a run there, which ends the one
+    before: a training script that was started again counts from where it likes, and one that goes on beside it is told.
 
     Parameters
     ----------
@@ -37,33 +55,46 @@ class WeightStore:
         self._most = most_bytes
         self._newest: dict[str, Version] = {}
         self._making: dict[tuple[Hashable, str], Version] = {}
+        self._over: dict[str, OrderedDict[bytes, None]] = {}
         self.published = self.stale = 0
 
     def versions(self) -> dict[str, int]:
         """The newest version of each name."""
         return {name: one.version for name, one in self._newest.items()}
 
-    def publish(self, who: Hashable, part: Publish, data: Any) -> bool:
-        """Take a part; whether there is a new version now.
+    def newest(self, name: str) -> tuple[int, bytes] | None:
+        """Version and run."""
+        newest = self._newest.get(name)
+        return None if newest is None else (newest.version, newest.run)
+
+    def _is_stale(self, run: bytes, part: Publish) -> bool:
+        newest = self._newest.get(part.name)
+        if newest is None:
+            return False
+        return part.version <= newest.version if newest.run == run else run in self._over.get(part.name, ())
+
+    def publish(self, who: Hashable, run: bytes, part: Publish, data: Any) -> Taken:
+        """Take a part.
 
         Parameters
         ----------
         who : hashable
             The publisher: each makes its versions by itself.
+        run : bytes
+            That its versions count in.
 
         Raises
         ------
         Malformed
             For a part that does not continue what came before, and for too much.
         """
-        newest = self._newest.get(part.name)
-        if newest is not None and part.version <= newest.version:
-            self.stale += not part.offset
-            self._making.pop((who, part.name), None)
-            return False
         key = (who, part.name)
+        if self._is_stale(run, part):
+            self.stale += not part.offset
+            self._making.pop(key, None)
+            return Taken.STALE
         if part.offset == 0:
-            self._begin(key, part)
+            self._begin(key, run, part)
         making = self._making.get(key)
         if making is None or making.version != part.version or making.filled != part.offset:
             there = 0 if making is None or making.version != part.version else making.filled
@@ -73,19 +104,29 @@ class WeightStore:
         making.blob[part.offset : part.offset + len(view)] = view
         making.filled += len(view)
         if not making.whole:
-            return False
+            return Taken.PART
         del self._making[key]
+        self._end_run(part.name, run)
         self._newest[part.name] = making
         self.published += 1
-        return True
+        return Taken.NEWEST
 
-    def _begin(self, key: tuple[Hashable, str], part: Publish) -> None:
+    def _end_run(self, name: str, run: bytes) -> None:
+        """That of the newest weights, if the next are of another."""
+        newest = self._newest.get(name)
+        if newest is not None and newest.run != run:
+            over = self._over.setdefault(name, OrderedDict())
+            over[newest.run] = None
+            if len(over) > _RUNS:
+                over.popitem(last=False)
+
+    def _begin(self, key: tuple[Hashable, str], run: bytes, part: Publish) -> None:
         self._making.pop(key, None)
         making = sum(len(one.blob) for one in self._making.values())
         if part.total_bytes > self._most or making + part.total_bytes > 4 * self._most:
             text = f"weights {part.name!r} have {part.total_bytes} bytes, this server takes {self._most}"
             raise Malformed(f"{text} ({making} are in the making): raise weight_bytes", ErrorCode.TOO_LARGE)
-        self._making[key] = Version(part.version, part.specs, bytearray(part.total_bytes))
+        self._making[key] = Version(part.version, part.specs, bytearray(part.total_bytes), run)
 
     def gone(self, who: Hashable) -> None:
         """A publisher will send no more parts."""
@@ -95,15 +136,23 @@ class WeightStore:
     def answer(self, wanted: Latest, most: int) -> tuple[Weights, Any] | None:
         """What to answer, and the data frame if there is one; ``None`` while there is nothing newer."""
         newest = self._newest.get(wanted.name)
-        if newest is None or (wanted.newer_than is not None and newest.version <= wanted.newer_than):
+        if newest is None:
             return None
-        offset = wanted.offset if wanted.version == newest.version and wanted.offset < len(newest.blob) else 0
+        same = wanted.run in (None, newest.run)
+        if wanted.newer_than is not None and same and newest.version <= wanted.newer_than:
+            return None
+        goes_on = same and wanted.version == newest.version and wanted.offset < len(newest.blob)
+        offset = wanted.offset if goes_on else 0
         data = memoryview(newest.blob)[offset : offset + min(wanted.most, most)]
         specs = () if offset else newest.specs
-        body = Weights(name=wanted.name, version=newest.version, total_bytes=len(newest.blob), offset=offset, specs=specs)
+        body = Weights(
+            name=wanted.name, version=newest.version, total_bytes=len(newest.blob), offset=offset, specs=specs, run=newest.run
+        )  # fmt: skip
         return body, data if len(data) else None
 
     def nothing(self, wanted: Latest) -> Weights:
         """The answer when there is nothing newer."""
         newest = self._newest.get(wanted.name)
-        return Weights(name=wanted.name, version=None if newest is None else newest.version)
+        if newest is None:
+            return Weights(name=wanted.name, version=None)
+        return Weights(name=wanted.name, version=newest.version, run=newest.run)

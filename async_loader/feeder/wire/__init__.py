@@ -30,6 +30,7 @@ from async_loader.feeder.wire.batches import Batch, BatchForm, Lying
 from async_loader.feeder.wire.bounds import MOST_AHEAD, Limits
 from async_loader.feeder.wire.codes import (
     ACK_NOW,
+    BFLOAT16,
     FINAL,
     REDELIVERED,
     SENT_BEFORE,
@@ -51,6 +52,7 @@ from async_loader.feeder.wire.control import (
     OpenReader,
     OpenWriter,
     Publish,
+    Published,
     Reader,
     StatusReply,
     TensorSpec,
@@ -85,6 +87,7 @@ from async_loader.feeder.wire.weights import bytes_of, specs_of, tensors_of
 
 __all__ = [
     "ACK_NOW",
+    "BFLOAT16",
     "FINAL",
     "MOST_AHEAD",
     "NEWEST",
@@ -123,6 +126,7 @@ __all__ = [
     "Pong",
     "Priorities",
     "Publish",
+    "Published",
     "Pull",
     "Reader",
     "Return",

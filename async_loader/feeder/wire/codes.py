@@ -32,6 +32,7 @@ class Type(IntEnum):
     PONG = 17
     ERROR = 18
     END = 19
+    PUBLISHED = 20
     INSERT = 32
     ACK = 33
     GAP = 34
@@ -102,6 +103,10 @@ _NAMES = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8",
 DTYPES: dict[int, np.dtype[Any]] = {code: np.dtype(f"<{name}") for code, name in enumerate(_NAMES, 1)}
 """Codes of dtypes; all little-endian. Never ``np.dtype(text)``: that takes objects and records too."""
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+BFLOAT16 = 15
+"""Of a tensor among weights, which numpy has no dtype for: its bits travel, as those of u16."""
+TENSOR_DTYPES: dict[int, np.dtype[Any]] = {**DTYPES, BFLOAT16: np.dtype("<u2")}
+"""What the tensors of weights may be; fields of a schema are one of `DTYPES`."""
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:

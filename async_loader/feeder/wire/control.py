@@ -132,6 +132,7 @@ class Latest(Control, frozen=True, kw_only=True):
     """Asks for weights newer than ``newer_than``, or for more of ``version``: at most ``most`` bytes from ``offset``.
 
     ``timeout_s`` is how long the answer may be withheld until there are newer ones; without it the answer comes at once.
+    ``run``: that of ``newer_than``, or of ``version``; weights of another run are newer, whatever their version.
     """
 
     TYPE = Type.LATEST
@@ -141,6 +142,7 @@ class Latest(Control, frozen=True, kw_only=True):
     offset: U64 = 0
     most: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     timeout_s: Seconds | None = None
+    run: Id | None = None
 
 
 class TensorSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -151,21 +153,22 @@ class TensorSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
     shape: Shape
 
     def __post_init__(self) -> None:
-        if self.dtype not in codes.DTYPES:
-            raise ValueError(f"tensor {self.name!r} has dtype code {self.dtype}, known are 1 to {max(codes.DTYPES)}")
+        if self.dtype not in codes.TENSOR_DTYPES:
+            raise ValueError(f"tensor {self.name!r} has dtype code {self.dtype}, known are 1 to {max(codes.TENSOR_DTYPES)}")
         # numpy multiplies dimensions also when one of them is 0.
         if math.prod(max(1, n) for n in self.shape) * 16 >= 2**63:
             raise ValueError(f"tensor {self.name!r} has shape {self.shape}: no array can be that large")
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * codes.DTYPES[self.dtype].itemsize
+        return math.prod(self.shape) * codes.TENSOR_DTYPES[self.dtype].itemsize
 
 
 class Weights(Control, frozen=True, kw_only=True):
     """A part of the weights, with a data frame; without one: nothing is newer than ``version``.
 
     The first part (offset 0) names all tensors, which lie one after the other, C order, no gaps; later parts name none.
+    ``run``: the client that published them; versions count within it.
     """
 
     TYPE = Type.WEIGHTS
@@ -174,6 +177,7 @@ class Weights(Control, frozen=True, kw_only=True):
     total_bytes: U64 = 0
     offset: U64 = 0
     specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=bounds.FIELDS)] = ()
+    run: Id | None = None
 
     def __post_init__(self) -> None:
         if self.offset and self.specs:
@@ -186,10 +190,21 @@ class Weights(Control, frozen=True, kw_only=True):
 
 
 class Publish(Weights, frozen=True, kw_only=True):
-    """A part of weights from the learner, as in WEIGHTS; the answer is DONE."""
+    """A part of weights from the learner, as in WEIGHTS; the answer is PUBLISHED. Their run is the client's id, as in HELLO."""
 
     TYPE = Type.PUBLISH
     version: U64
+
+
+class Published(Control, frozen=True, kw_only=True):
+    """What became of a part: it was taken, and with the last part the weights are the ``newest``; or it was not, since what is
+    there is newer, or of a ``run`` that began after this client's.
+    """
+
+    TYPE = Type.PUBLISHED
+    newest: bool
+    version: U64 | None = None
+    run: Id | None = None
 
 
 class Error(Control, frozen=True, kw_only=True):
@@ -215,7 +230,8 @@ class End(Control, frozen=True, kw_only=True):
 
 
 KINDS: tuple[type[Control], ...] = (
-    Hello, Welcome, OpenWriter, Writer, CloseWriter, OpenReader, Reader, StatusReply, Latest, Weights, Publish, Error, End,
+    Hello, Welcome, OpenWriter, Writer, CloseWriter, OpenReader, Reader, StatusReply, Latest, Weights, Publish, Published,
+    Error, End,
 )  # fmt: skip
 DECODERS = {kind.TYPE: msgspec.msgpack.Decoder(kind) for kind in KINDS}
 _encoder = msgspec.msgpack.Encoder()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,18 @@ from async_loader.feeder.wire.control import TensorSpec
 from async_loader.feeder.wire.data import Buffer
 
 
-def specs_of(tensors: Mapping[str, NDArray[Any]]) -> tuple[TensorSpec, ...]:
-    """What the first part of WEIGHTS or PUBLISH names.
+def specs_of(tensors: Mapping[str, NDArray[Any]], bfloat16: Collection[str] = ()) -> tuple[TensorSpec, ...]:
+    """What the first part of WEIGHTS or PUBLISH names. Those named ``bfloat16`` are u16 here, the bits of such numbers.
 
     Raises
     ------
     SchemaError
-        For a dtype that cannot travel. (bfloat16 is none of numpy's: send its bits as uint16.)
+        For a dtype that cannot travel.
     """
-    return tuple(TensorSpec(name, codes.dtype_code(value.dtype), value.shape) for name, value in tensors.items())
+    return tuple(
+        TensorSpec(name, codes.BFLOAT16 if name in bfloat16 else codes.dtype_code(value.dtype), value.shape)
+        for name, value in tensors.items()
+    )
 
 
 def bytes_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:
@@ -44,7 +47,7 @@ def tensors_of(specs: Iterable[TensorSpec], whole: Buffer) -> dict[str, NDArray[
         raise Malformed(f"the tensors have {total} bytes, {view.nbytes} came: read on from there")
     found = {}
     for spec in specs:
-        dtype = codes.DTYPES[spec.dtype]
+        dtype = codes.TENSOR_DTYPES[spec.dtype]
         part = view[at : at + spec.nbytes]
         value = np.frombuffer(part, dtype) if spec.nbytes else np.empty(0, dtype)
         found[spec.name] = (value if value.flags.aligned else value.copy()).reshape(spec.shape)

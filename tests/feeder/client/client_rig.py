@@ -239,7 +239,7 @@ class FakeFeeder:
         whole += message.data
         if len(whole) == body.total_bytes:
             self.weights[body.name] = (body.version, specs, bytes(whole))
-        self.say(plane, route, message.reply(wire.Done()))
+        self.say(plane, route, message.reply(wire.Published(newest=True)))
 
     def on_latest(self, plane, route, message):
         body = message.body

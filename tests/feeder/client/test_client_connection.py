@@ -331,9 +331,24 @@ def test_parts_of_weights_do_not_wait_for_one_another(feeder, client, small_part
     assert not client._connection._calls, "nobody is left waiting"
 
 
+@pytest.mark.parametrize("shape", [(), (0, 3), (3,), (2, 5)])
+def test_bfloat16_goes_there_and_back_as_such_and_as_bits_for_numpy(feeder, client, shape):
+    given = torch.randn(shape).to(torch.bfloat16)
+    strided = torch.arange(6).to(torch.bfloat16)[::2]
+    client.publish("policy", {"w": given, "b": strided, "a": np.ones(3, np.uint16)}, 1)
+    found = client.latest("policy", as_torch=True).tensors
+    assert (found["w"].dtype, found["w"].shape) == (torch.bfloat16, given.shape)
+    assert torch.equal(found["w"], given)
+    assert torch.equal(found["b"], strided)
+    assert found["a"].dtype == torch.uint16
+    bits = client.latest("policy").tensors["w"]
+    assert (bits.dtype, bits.shape) == (np.uint16, shape)
+    np.testing.assert_array_equal((bits.astype("u4") << 16).view("f4"), given.float().numpy())
+
+
 def test_weights_that_cannot_travel_are_said(feeder, client):
-    with pytest.raises(SchemaError, match="bfloat16"):
-        client.publish("policy", {"a": torch.zeros(3, dtype=torch.bfloat16)}, 1)
+    with pytest.raises(SchemaError, match="float8"):
+        client.publish("policy", {"a": torch.zeros(3, dtype=torch.float8_e4m3fn)}, 1)
     with pytest.raises(ConfigError, match="no bytes"):
         client.publish("policy", {}, 1)
     with pytest.raises(ConfigError, match="version"):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from client_rig import PATIENCE_S, FakeFeeder, rewards, step
+from client_rig import OBS, PATIENCE_S, FakeFeeder, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
 from async_loader.feeder import connect, wire
@@ -85,11 +85,72 @@ def test_a_full_buffer_makes_append_wait_and_time_out(feeder, client):
     assert rewards(feeder) == list(range(count + 1))
 
 
+def test_a_call_without_a_limit_waits_as_long_as_the_client_was_told_and_loses_nothing(feeder):
+    with connect(feeder.address, timeout_s=0.2) as client:
+        writer = client.table("replay").writer(buffer_bytes=200, batch_rows=1)
+        writer.append(step(0), timeout_s=30)
+        writer.flush(30)
+        feeder.hooks = {kind: lambda *_: True for kind in (Type.INSERT, Type.OPEN_WRITER)}
+        other, added = client.table("replay").writer(), 1
+        with pytest.raises(Timeout, match=r"nothing was added: .*OPEN_WRITER"):
+            other.append(step(0))
+        added += fill(lambda i: writer.append(step(1 + i)), "the step was not added: the buffer")
+        with pytest.raises(Timeout, match="the end of the episode was not added"):
+            writer.end_episode()
+        many = {"obs": np.zeros((5, 2), np.float32), "reward": np.arange(5.0, dtype=np.float32)}
+        with pytest.raises(Timeout, match="the first 0 of 5 rows were added, the others were not"):
+            writer.extend(many)
+        feeder.hooks = {}
+        feeder.forget_sessions()
+        writer.append(step(added), timeout_s=30)
+        writer.close(30)
+        assert rewards(feeder) == list(range(added + 1))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("schema", [OBS, None])
+def test_a_writer_to_which_nothing_was_added_closes_at_once(address, schema, answers):
+    with FakeFeeder(address, schema=schema) as feeder:
+        client = connect(feeder.address, timeout_s=30)
+        if not answers:
+            feeder.hooks[Type.OPEN_WRITER] = lambda *_: True
+        writers = [client.table("replay").writer() for _ in range(3)]
+        feeder.until(lambda: feeder.seen[Type.OPEN_WRITER])
+        for writer in writers:
+            writer.close(0.0)  # it would be a Timeout, if it waited
+            writer.close(0.0)
+            with pytest.raises(Closed):
+                writer.append(step(0), timeout_s=5)
+        feeder.hooks.clear()
+        if not answers:
+            feeder.forget_sessions()
+        client.close(5)
+        assert not feeder.inserts
+
+
+def test_a_writer_that_is_closed_before_it_was_answered_leaves_no_writer_behind(feeder, client):
+    held = []
+
+    def hold(feeder, plane, route, message):
+        held.append((plane, route, message))
+        return True
+
+    feeder.hooks[Type.OPEN_WRITER] = hold
+    writer = client.table("replay").writer()
+    feeder.until(lambda: held)
+    writer.close()
+    feeder.do(lambda feeder: feeder.on_open_writer(*held[0]))
+    feeder.until(lambda: feeder.seen[Type.CLOSE_WRITER])
+    for _ in range(2):  # the first answer comes after that to CLOSE_WRITER, the second when the lines had a turn after it
+        client.status()
+    assert not client._connection._lines
+
+
 def test_extend_that_times_out_says_how_far_it_came(feeder, client):
     feeder.hold_acks = True
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000)
     batch = {"obs": np.zeros((10, 2), np.float32), "reward": np.arange(10, dtype=np.float32)}
-    fill(lambda _: writer.extend(batch, timeout_s=0.01), "of 10 rows are on their way")
+    fill(lambda _: writer.extend(batch, timeout_s=0.01), "of 10 rows were added, the others were not")
     feeder.hold_acks = False
     writer.flush()
 

@@ -24,6 +24,7 @@ from async_loader.feeder.wire import (
     Ping,
     Pong,
     Publish,
+    Published,
     Pull,
     Reader,
     Status,
@@ -57,7 +58,7 @@ def test_every_request_has_its_answer():
         assert isinstance(peer.open_writer().body, Writer)
         assert isinstance(peer.open_reader().body, Reader)
         assert isinstance(peer.ask(Plane.CONTROL, Status()).body, StatusReply)
-        assert isinstance(peer.ask(Plane.CONTROL, part(1), data=b"12345678").body, Done)
+        assert isinstance(peer.ask(Plane.CONTROL, part(1), data=b"12345678").body, Published)
         assert isinstance(peer.ask(Plane.CONTROL, Latest(name="w", most=100)).body, Weights)
         assert isinstance(peer.ask(Plane.CONTROL, CloseReader(), 1).body, Done)
         peer.close_writer(0)
@@ -284,21 +285,59 @@ def test_weights_are_there_when_their_last_byte_is_and_whoever_waits_is_told_the
         answer = actor.ask(Plane.CONTROL, Latest(name="w", most=100))
         assert answer.body.version is None
         actor.send(Plane.CONTROL, Latest(name="w", most=5, timeout_s=9.0), sequence=50)
-        assert isinstance(learner.ask(Plane.CONTROL, part(3), data=b"1234").body, Done)
+        assert learner.ask(Plane.CONTROL, part(3), data=b"1234").body.newest
         assert actor.receive(Plane.CONTROL, wait=False) is None
         assert learner.ask(Plane.CONTROL, part(3, 2), data=b"3").body.code == ErrorCode.GAP
-        assert isinstance(learner.ask(Plane.CONTROL, part(3, 4), data=b"5678").body, Done)
+        assert learner.ask(Plane.CONTROL, part(3, 4), data=b"5678").body.newest
         answer = actor.receive(Plane.CONTROL)
         assert (answer.sequence, bytes(answer.data), answer.body.version) == (50, b"12345", 3)
         answer = actor.ask(Plane.CONTROL, Latest(name="w", most=5, version=3, offset=5))
         assert (bytes(answer.data), answer.body.offset, answer.body.specs) == (b"678", 5, ())
-        assert isinstance(learner.ask(Plane.CONTROL, part(2), data=b"12345678").body, Done)
+        assert not learner.ask(Plane.CONTROL, part(2), data=b"12345678").body.newest
         assert rig.hall.weights.stale == 1
         assert actor.ask(Plane.CONTROL, Latest(name="w", most=5, newer_than=3)).data is None
         actor.send(Plane.CONTROL, Latest(name="w", most=5, newer_than=3, timeout_s=2.0))
         assert actor.receive(Plane.CONTROL, wait=False) is None
         rig.pass_time(2.1)
         assert actor.receive(Plane.CONTROL).data is None
+
+
+def test_a_client_that_publishes_for_the_first_time_begins_a_run_and_the_one_before_is_told_that_it_is_over():
+    with Rig() as rig:
+        first, second, actor = rig.peer(), rig.peer(), rig.peer()
+
+        def publish(learner, version):
+            said = learner.ask(Plane.CONTROL, part(version), data=bytes(8)).body
+            return said.newest, said.version, said.run
+
+        def newer(than, run):
+            found = actor.ask(Plane.CONTROL, Latest(name="w", most=100, newer_than=than, run=run))
+            return None if found.data is None else (found.body.version, found.body.run)
+
+        assert publish(first, 5) == (True, 5, first.client)
+        assert publish(first, 5) == publish(first, 4) == (False, 5, first.client)
+        assert newer(4, first.client) == (5, first.client)
+        assert newer(5, first.client) is None
+        assert publish(second, 0) == (True, 0, second.client)
+        assert newer(5, first.client) == (0, second.client), "whatever its version"
+        assert newer(0, second.client) is None
+        assert publish(first, 99) == (False, 0, second.client)
+        assert publish(second, 1) == (True, 1, second.client)
+        session = first.session
+        first.hello()  # a client that connects again is the same client
+        assert first.session != session
+        assert publish(first, 100) == (False, 1, second.client)
+        assert rig.hall.published.behind("w", 0) == (1, 0.0)
+
+
+def test_a_part_of_another_run_is_no_part_of_these_weights():
+    with Rig() as rig:
+        first, second, actor = rig.peer(), rig.peer(), rig.peer()
+        first.ask(Plane.CONTROL, part(7), data=b"12345678")
+        half = actor.ask(Plane.CONTROL, Latest(name="w", most=4)).body
+        second.ask(Plane.CONTROL, part(7), data=b"abcdefgh")
+        rest = actor.ask(Plane.CONTROL, Latest(name="w", most=4, version=7, run=half.run, offset=4))
+        assert (bytes(rest.data), rest.body.offset, rest.body.run) == (b"abcd", 0, second.client)
 
 
 def test_weights_half_published_go_with_their_publisher_and_too_many_are_refused():
@@ -315,7 +354,7 @@ def test_weights_half_published_go_with_their_publisher_and_too_many_are_refused
 def test_a_large_part_of_weights_is_taken_in_one_message():
     with Rig() as rig:
         learner, actor, data = rig.peer(), rig.peer(), np.arange(1 << 22, dtype=np.uint8)
-        assert isinstance(learner.ask(Plane.CONTROL, part(1, total=1 << 22), data=data).body, Done)
+        assert learner.ask(Plane.CONTROL, part(1, total=1 << 22), data=data).body.newest
         answer = actor.ask(Plane.CONTROL, Latest(name="w", most=1 << 30))
         np.testing.assert_array_equal(np.frombuffer(answer.data, np.uint8), data)
 

@@ -63,6 +63,7 @@ def examples() -> dict[str, wire.Message]:
         "WEIGHTS": wire.Weights(name=name, version=7, total_bytes=16, specs=tensors),
         "WEIGHTS, none newer": wire.Weights(name=name, version=6),
         "PUBLISH": wire.Publish(name=name, version=7, total_bytes=16, specs=tensors),
+        "PUBLISHED": wire.Published(newest=False, version=8, run=producer),
         "PING": wire.Ping(),
         "PONG": wire.Pong(),
         "ERROR": wire.Error.of(wire.ErrorCode.FENCED, "epoch 1 is fenced off by epoch 2: stop this writer", 2),

@@ -1,0 +1,179 @@
+"""States of async_loader.DataLoader over datasets that keep a state: a resumed run is the rest of
+the first.
+"""
+
+from __future__ import annotations
+
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from torch.utils.data import get_worker_info
+
+from async_loader import DataLoader
+from async_loader.pipeline.batch import Failure
+from async_loader.pipeline.pool import Pool
+from async_loader.testing.fake_device import FakeBackend
+
+N = 9
+
+
+class Epochs:
+    """Begins anew when it is through, and counts that."""
+
+    def __init__(self):
+        self.at = self.epoch = 0
+
+    def __iter__(self):
+        worker = get_worker_info().id if get_worker_info() else 0
+        while self.at < N:
+            self.at += 1
+            yield 1000 * worker + 100 * self.epoch + self.at
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self):
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Own:
+    """Its own iterator, set up when it is asked for."""
+
+    at = -1
+
+    def __iter__(self):
+        self.at = 0
+        return self
+
+    def __next__(self):
+        if self.at == N:
+            raise StopIteration
+        self.at += 1
+        return self.at
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Sampler:
+    """Counts its epochs."""
+
+    def __init__(self):
+        self.at = self.epoch = 0
+
+    def __len__(self):
+        return N
+
+    def __iter__(self):
+        while self.at < N:
+            self.at += 1
+            yield (self.at + self.epoch) % N
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self):
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+MAKERS = {
+    "epochs": lambda: {"dataset": Epochs()},
+    "its own iterator": lambda: {"dataset": Own()},
+    "a sampler": lambda: {"dataset": list(range(N)), "sampler": Sampler()},
+    "a sampler that rolls over": lambda: {"dataset": list(range(N)), "sampler": Sampler(), "last_batch": "roll_over"},
+}
+
+
+def _batches(epoch):
+    return [batch.cpu().tolist() for batch in epoch]
+
+
+def _goes_on(name, epochs, at, **how):
+    with DataLoader(batch_size=2, **MAKERS[name](), **how) as one, DataLoader(batch_size=2, **MAKERS[name](), **how) as two:
+        for _ in range(epochs):
+            list(one)
+        epoch = None if at is None else iter(one)
+        for _ in range(at or 0):
+            if next(epoch, None) is None:
+                epoch = None
+                break
+        state = json.loads(json.dumps(one.state_dict()))
+        expected = [_batches(one if epoch is None or n else epoch) for n in range(3)]
+        two.load_state_dict(state)
+        assert two.state_dict() == state
+        assert [_batches(two) for _ in range(3)] == expected
+
+
+@given(
+    name=st.sampled_from(list(MAKERS)),
+    epochs=st.integers(0, 2),
+    at=st.sampled_from([None, 0, 1, 4, 5, 9]),
+    threads=st.booleans(),
+)
+@settings(max_examples=60)
+def test_a_resumed_run_is_the_rest_of_the_first(name, epochs, at, threads):
+    _goes_on(name, epochs, at, num_workers=int(threads), workers="threads")
+
+
+@pytest.mark.parametrize("at", [None, 1, 5, 10])
+@pytest.mark.parametrize("name", ["epochs", "its own iterator"])
+def test_so_it_is_with_worker_processes(name, at):
+    _goes_on(name, 1, at, num_workers=2)
+
+
+@pytest.mark.parametrize("at", [None, 0, 2])
+def test_so_it_is_when_batches_are_carried_to_a_device_ahead(at):
+    _goes_on("epochs", 1, at, device=FakeBackend())
+
+
+class Unfit:
+    """Cannot begin in worker 0."""
+
+    def __iter__(self):
+        if get_worker_info().id == 0:
+            raise LookupError("no share for worker 0")
+        return iter(range(4))
+
+
+def test_a_stream_that_cannot_begin_says_so_and_the_others_go_on():
+    with DataLoader(Unfit(), 2, num_workers=2) as loader:
+        for _ in range(2):
+            epoch = iter(loader)
+            with pytest.raises(LookupError, match="no share"):
+                next(epoch)
+            assert _batches(epoch) == [[0, 1], [2, 3]]
+
+
+class Greeting:
+    """A work whose tasks are of two sorts."""
+
+    def begin(self, here):
+        def do(task):
+            if task == "fail" or (task == "hello" and here.state == "unfit"):
+                raise KeyError("boom")
+            return here.worker if task == "hello" else task
+
+        return do
+
+
+@pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_opening_is_done_by_every_worker_and_is_no_batch(kind, in_order):
+    with Pool(Greeting(), 3, kind=kind) as pool:
+        iteration = pool.iterate(range(5), in_order=in_order, opening="hello")
+        found = iteration.openings()
+        if kind == "processes":
+            assert found == [0, 1, 2]
+        assert len(found) == max(1, pool.workers)
+        assert iteration.openings() == []
+        assert sorted(iteration) == list(range(5))
+        assert iteration.passed == 5
+        failed = pool.iterate(range(2), state="unfit", opening="hello").openings()
+        assert [type(one) for one in failed] == [Failure] * max(1, pool.workers)
