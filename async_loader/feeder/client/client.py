@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.outbox import Counts
+from async_loader.feeder.client.reader_line import Phase as ReaderPhase
 from async_loader.feeder.client.reader_line import ReaderLine, Transport
 from async_loader.feeder.client.source import RemoteSource, update, view_of
 from async_loader.feeder.client.stats import ClientStats
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 OnDisconnect = Literal["wait", "raise"] | float
 _EMBEDDED_DRAIN_S = 1.0
+_LINES = 64
+"""Writers and readers that are counted one by one; of more, those that are closed are summed up."""
 _TRY_ONCE_S = 1e-3
 """What a timeout of 0 is on the wire, which knows no time limit of 0."""
 
@@ -139,6 +143,7 @@ class Client:
         self._ended_runs: set[str] = set()  # names under which another client has begun a run since
         self._written: list[tuple[WriterLine, Counts]] = []
         self._read: list[ReaderLine] = []
+        self._past: Counter[str] = Counter()  # what lines did that are over
         self._end = weakref.finalize(self, connection.stop, 2.0)  # also at exit; the IO thread does not know the client
 
     @property
@@ -231,21 +236,42 @@ class Client:
 
     def stats(self) -> ClientStats:
         """What was sent, lost and received so far."""
-        connection, lines = self._connection, self._written
+        connection = self._connection
         heard = connection.session.heard_at
-        total = {name: sum(getattr(counts, name) for _, counts in lines) for name in Counts.__slots__}
+        with self._lock:
+            total = self._past.copy()
+            for written in self._written:
+                total.update(_written_by(*written))
+            for read in self._read:
+                total.update(batches=read.batches, batches_redelivered=read.redelivered)
+            kept = sum(line.outbox.nbytes for line, _ in self._written)
         return ClientStats(
-            rows_added=sum(
-                line.rows_in + (part.count - part.finals if (part := line.part) is not None else 0) for line, _ in lines
-            ),
-            bytes_kept=sum(line.outbox.nbytes for line, _ in lines),
-            batches=sum(line.batches for line in self._read),
-            batches_redelivered=sum(line.redelivered for line in self._read),
+            **{name: total[name] for name in (*Counts.__slots__, "rows_added", "batches", "batches_redelivered")},
+            bytes_kept=kept,
             sessions=connection.session.opened,
             last_heard_s=None if heard is None else connection.clock() - heard,
             connected=connection.is_open,
-            **total,
         )
+
+    def _has_written(self, line: WriterLine) -> None:
+        """Count what it does, and no more than that of those that are over."""
+        with self._lock:
+            self._written.append((line, line.outbox.counts))
+            if len(self._written) > _LINES:
+                over = [one for one in self._written if one[0].phase is Phase.CLOSED]
+                self._written = [one for one in self._written if one not in over]
+                for one in over:
+                    self._past.update(_written_by(*one))
+
+    def _has_read(self, line: ReaderLine) -> None:
+        """As `_has_written`."""
+        with self._lock:
+            self._read.append(line)
+            if len(self._read) > _LINES:
+                over = [one for one in self._read if one.phase is ReaderPhase.CLOSED]
+                self._read = [one for one in self._read if one not in over]
+                for one in over:
+                    self._past.update(batches=one.batches, batches_redelivered=one.redelivered)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and close what is still open, and end. Twice does no harm.
@@ -345,7 +371,7 @@ class TableClient:
             lambda number: WriterLine(number, self.name, known, rows, linger_ms / 1000, size, overflow == "drop_oldest")
         )
         line.limit(self._connection.limits.message_bytes)
-        self._client._written.append((line, line.outbox.counts))
+        self._client._has_written(line)
         writer = RemoteWriter(self._connection, line, stream, self._timeout_s, self._client)
         self._client._keep(writer)
         return writer
@@ -393,7 +419,7 @@ class TableClient:
             )  # fmt: skip
 
         source = RemoteSource(self._connection, wanted, prefetch, transport, self._timeout_s, self._client)
-        source.on_open = self._client._read.append
+        source.on_open = self._client._has_read
         self._client._keep(source)
         return source
 
@@ -411,3 +437,10 @@ class TableClient:
                 self._updates = self._connection.add(lambda number: ReaderLine(number, wanted, 0))
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         return update(self._connection, self._updates, ids, priority, deadline)
+
+
+def _written_by(line: WriterLine, counts: Counts) -> dict[str, int]:
+    """What a writer did so far."""
+    part = line.part
+    begun = part.count - part.finals if part is not None else 0
+    return {**{name: getattr(counts, name) for name in Counts.__slots__}, "rows_added": line.rows_in + begun}

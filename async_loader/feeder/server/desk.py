@@ -262,7 +262,7 @@ class Desk:
                 continue
             if message.type is Type.ACK:
                 session.writers.pop(writer.number, None)
-                writer.intake.leave(writer)
+                writer.intake.leave(writer, closed=True)
             yield session, message
 
     def end_table(self, table: Table, reason: str) -> Late:

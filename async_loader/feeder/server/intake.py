@@ -24,7 +24,9 @@ from async_loader.replay.served import Incoming, ServedTable
 from async_loader.schema import Schema
 
 _STREAMS = 1 << 16  # of one producer
-_PRODUCERS = 1 << 16  # that are remembered though nobody writes for them
+GONE, CLOSED = 4096, 256
+"""Producers that are remembered though nothing writes for them: those that went without a word, for they may come back; and
+those that closed in good order, since the answer to that may be lost. Of more than these the earliest are forgotten."""
 _NOBODY = -1
 
 
@@ -134,7 +136,9 @@ class Intake:
         self._window_bytes, self._window_rows = window_bytes, window_rows
         self._layout: RowLayout | None = None
         self._made_by: MadeBy | None = None
-        self._producers: OrderedDict[bytes, Producer] = OrderedDict()
+        self._producers: dict[bytes, Producer] = {}
+        self._gone: OrderedDict[bytes, Producer] = OrderedDict()
+        self._closed: OrderedDict[bytes, Producer] = OrderedDict()
         self._blocked: deque[Producer] = deque()
         self.on_forget: Callable[[bytes], None] = lambda key: None
         self.moved: dict[Producer, None] = {}
@@ -174,15 +178,22 @@ class Intake:
             self._begin(known, epoch)
         writer = WriterState(session, number, self, known, epoch, known.applied)
         known.writers.append(writer)
-        self._forget_some()
+        self._gone.pop(key, None)
+        self._closed.pop(key, None)
         return writer, resumed
 
-    def leave(self, writer: WriterState) -> None:
-        """It writes no more; its producer is remembered, for whoever comes to go on. Again does nothing."""
-        writers = writer.producer.writers
-        if writer in writers:
-            writers.remove(writer)
-            self._producers.move_to_end(writer.producer.key)
+    def leave(self, writer: WriterState, closed: bool = False) -> None:
+        """It writes no more; its producer is remembered for a while, see `GONE`. Again does nothing.
+
+        ``closed``: in good order, with everything in the table.
+        """
+        producer = writer.producer
+        if writer in producer.writers:
+            producer.writers.remove(writer)
+            if not producer.writers:
+                (self._closed if closed else self._gone)[producer.key] = producer
+                self._forget_some(self._closed, CLOSED)
+                self._forget_some(self._gone, GONE)
 
     def _agree(self, schema: Schema | None) -> None:
         if self.table.schema is None:
@@ -209,15 +220,16 @@ class Intake:
         producer.queue.clear()
         producer.queued_bytes = producer.queued_rows = 0
 
-    def _forget_some(self) -> None:
+    def _forget_some(self, idle: OrderedDict[bytes, Producer], most: int) -> None:
         """Actors come and go for weeks: of those that are gone only the last ones are remembered."""
-        if len(self._producers) <= _PRODUCERS:
+        if len(idle) <= most:
             return
-        for key, one in self._producers.items():
-            if not one.writers and not one.queue:
-                del self._producers[key]
-                self.on_forget(key)
-                return
+        forgotten = next((one for one in idle.values() if not one.queue), None)
+        if forgotten is not None:
+            del idle[forgotten.key], self._producers[forgotten.key]
+            self.moved.pop(forgotten, None)
+            self.table.end([int(one) for one in forgotten.streams if one != _NOBODY])
+            self.on_forget(forgotten.key)
 
     def knows(self, key: bytes) -> bool:
         """Whether a producer is remembered."""

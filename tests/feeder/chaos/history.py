@@ -64,9 +64,8 @@ class Use:
 
     at: float
     again: bool
+    """Whether the row says that it may have come before."""
     learner: str
-    met: str
-    """Which server it came from."""
 
 
 class History:
@@ -82,9 +81,6 @@ class History:
     def __init__(self, folder: Path, drops: frozenset[int]):
         self.actors: dict[int, Actor] = {}
         self.uses: dict[tuple[int, int], list[Use]] = defaultdict(list)
-        self.last: dict[str, list[set[tuple[int, int]]]] = defaultdict(list)
-        """Of each learner: its last batches. Of the last nobody knows whether it was used: the next call of `plan` would say so;
-        that the one before was goes over another connection than that the learner leaves, and may come after it."""
         self.batches = self.calls = 0
         self.slowest_s = 0.0
         self.sessions: Counter[str] = Counter()
@@ -127,13 +123,12 @@ class History:
 
     def _learner(self, who: str, at: float, what: str, rest: list) -> None:
         if what == "used":
-            again, pairs, torn, met = rest
+            again, pairs, torn = rest
             self.batches += 1
             if torn:
                 self.wrong.append(f"{who}: torn rows {[pairs[i] for i in torn][:5]}")
-            self.last[who] = [*self.last[who][-1:], {tuple(pair) for pair in pairs}]
-            for pair in pairs:
-                self.uses[tuple(pair)].append(Use(at, again, who, met))
+            for pair, one in zip(pairs, again, strict=True):
+                self.uses[tuple(pair)].append(Use(at, one, who))
         elif what == "prioritized":
             if rest[0] != rest[1] + rest[2]:
                 self.wrong.append(f"{who}: {rest[0]} priorities were sent, {rest[1]} applied and {rest[2]} stale")
@@ -202,30 +197,30 @@ class History:
         return wrong
 
     def check_uses(self, incarnation: str, left: set[tuple[int, int]], undisturbed: bool) -> list[str]:
-        """A queue: each item is used, by one learner, or by others after one that died or was not heard of.
-
-        A server that was killed may have handed out what it had not acknowledged: the next one has it again, and hands it
-        out once more.
+        """A queue: each item is used, and each time but one it says that it may have been used before, whatever befell whom.
 
         Parameters
         ----------
         left : set of (actor, value)
             What is in the table at the end.
         undisturbed : bool
-            Whether no learner was killed or lost its session or what was under way: nothing is delivered again then, but for
-            the last batches of those who went.
+            Whether nothing was killed, cut or lost: then each item is used once, and none says otherwise.
         """
         wrong = [*self.wrong, *self.never_sent()]
         unused = sorted(self.needed(incarnation) - self.uses.keys() - left)
         if unused:
             wrong.append(f"{len(unused)} items acknowledged and never delivered: {unused[:5]}")
-        last = set().union(*(batch for batches in self.last.values() for batch in batches))
         for pair, uses in self.uses.items():
-            unsaid = Counter(use.met for use in uses if not use.again)
-            if max(unsaid.values(), default=0) > 1 or (undisturbed and len(uses) > 1 and pair not in last):
-                who = [(use.learner, use.again) for use in sorted(uses, key=lambda one: one.at)]
+            unsaid, who = sum(not use.again for use in uses), [(one.learner, one.again) for one in sorted(uses, key=_moment)]
+            if unsaid > 1:
                 wrong.append(f"item {pair} was delivered more than once without the flag: {who}")
+            elif undisturbed and (len(uses) > 1 or not unsaid):
+                wrong.append(f"item {pair} was delivered again, or says so, where nothing befell anything: {who}")
         return wrong[:20]
+
+
+def _moment(use: Use) -> float:
+    return use.at
 
 
 def _some(values: list[int]) -> str:

@@ -12,10 +12,11 @@ FAULTS_S = 0.5
 """How long a round's faults may take; then all is well, and has to become well again."""
 MODES = ("replay", "prioritized", "queue")
 KINDS = (
-    "kill_actor", "kill_learner", "kill_server", "stop", "cut", "cut_acks", "cut_mid", "delay", "lose", "half_open", "forget",
+    "kill_actor", "kill_learner", "kill_server", "leave_learner", "stop",
+    "cut", "cut_acks", "cut_mid", "delay", "lose", "half_open", "forget",
 )  # fmt: skip
 
-OF_PROCESSES = KINDS[:4]
+OF_PROCESSES = KINDS[:5]
 
 
 @dataclass(frozen=True, order=True)

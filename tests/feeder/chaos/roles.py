@@ -22,18 +22,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import sabotages
+import torch
 from history import MEMBERS
 
-from async_loader import Field, ReplayBuffer
+from async_loader import AsyncDataLoader, Field, ReplayBuffer, tree
 from async_loader.errors import Timeout
 from async_loader.feeder import connect
 from async_loader.feeder.auth import Gatekeeper
-from async_loader.feeder.client import planes, reader_line, source, writer_line
+from async_loader.feeder.client import planes, reader_line, writer_line
 from async_loader.feeder.keys import load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.wire import Limits
-from async_loader.lifecycle import Deadline, Patience
+from async_loader.lifecycle import Deadline
 from async_loader.replay.limiter import Queue
 from async_loader.replay.rows import CURSOR, FINAL
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
@@ -44,6 +45,7 @@ WIDE = 300
 """float32: more than a kilobyte, so that they travel in a frame of their own and could be torn from the small ones."""
 SILENCE_S, HEARTBEAT_S = 1.0, 0.2
 CALL_S = 2.0
+WAIT_S, CLOSE_S = 0.3, 10.0
 LAST_S = 60.0
 WELL_S, PREFETCH = 20.0, 2
 """Until everything works again; batches that may have been here already when all became well."""
@@ -195,36 +197,20 @@ def log_append(log: Log, append):
             log("took", "append", CALL_S, spent)
 
 
-class Flags:
-    """Remembers of which batches the server said that somebody had them before, and which server. Only looks on."""
-
-    def __init__(self):
-        self._seen: dict[int, tuple[bool, str]] = {}
-        self.client = None
-        self.again, self.met = False, ""
-        add, ready = reader_line.ReaderLine._add, source.RemoteSource._ready
-
-        def remember(line, *args):
-            again = line.redelivered
-            add(line, *args)
-            self._seen[id(line.inbox[-1])] = line.redelivered > again, self.client._connection.incarnation.hex()
-
-        def look(one, line, came):
-            self.again, self.met = self._seen.pop(id(came))
-            return ready(one, line, came)
-
-        reader_line.ReaderLine._add, source.RemoteSource._ready = remember, look
-
-
 def learner(options: dict) -> None:
-    ending, flags, memfd = Ending(), Flags(), os.memfd_create
+    """Takes batches from a loader, as a training script does; what it has taken it has used when it asks for the next."""
+    ending, memfd = Ending(), os.memfd_create
     os.memfd_create = lambda name, how: memfd("learner", how)  # so that it can be told from a table where it is mapped
     log, wanted = Log(options["folder"], options["name"]), None
     if options["until"]:  # the last one, which takes what the others have left
         wanted = {tuple(one) for one in json.loads(Path(options["until"]).read_text())}
-    client = flags.client = connected(options)
+    rng = random.Random(f"{options['seed']} {options['name']}")
+    client = connected(options)
     table = client.table(TABLE)
-    batches = table.source(prefetch=PREFETCH)
+    source = table.source(prefetch=rng.choice((1, PREFETCH, 8)))
+    loader = AsyncDataLoader(
+        source, options["batch"], prefetch=rng.choice((1, PREFETCH, 8)), in_order=rng.random() < 0.7, timeout=WAIT_S
+    )
     say("ready")
     deadline, more, over = Deadline(options["left_s"]), options["more"], None
     while not (wanted is not None and (not wanted or deadline.expired)):
@@ -232,12 +218,13 @@ def learner(options: dict) -> None:
             over = over or Deadline(WELL_S)
             if more <= 0 or over.expired:
                 break
-        plan = log.timed("plan", 0.3, lambda: batches.plan(options["batch"], Patience(deadline=Deadline(0.3))))
-        if isinstance(plan, Timeout):
+        batch = log.timed("next", WAIT_S, lambda: next(loader))
+        if isinstance(batch, Timeout):
             continue
-        found = plan.batch
+        found = tree.transform(batch, torch.Tensor.numpy)
         pairs = list(zip(found["actor"].tolist(), found["value"].tolist(), strict=True))
-        log("used", flags.again, pairs, torn(found), flags.met)
+        again = found["redelivered"].tolist() if "redelivered" in found else [False] * len(pairs)
+        log("used", again, pairs, torn(found))
         if options["mode"] == "prioritized":
             prioritize(log, table, found)
         more -= ending.asked
@@ -246,7 +233,8 @@ def learner(options: dict) -> None:
         if options["pause_s"]:
             threading.Event().wait(options["pause_s"])
     stats = client.stats()
-    log("done", stats.batches, stats.batches_redelivered, stats.sessions, more, batches.transport)
+    log("done", stats.batches, stats.batches_redelivered, stats.sessions, more, source.transport)
+    log.timed("close", CLOSE_S, lambda: loader.close(CLOSE_S))
     log.timed("close", LAST_S, lambda: client.close(LAST_S))
     log.close()
 

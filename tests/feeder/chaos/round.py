@@ -23,6 +23,7 @@ from proxy import Proxy
 from async_loader.feeder.keys import make_keys
 
 HERE = Path(__file__).parent
+KILL = signal.SIGKILL
 AT_ONCE = 5
 """Rounds."""
 PATIENCE_S = 60.0
@@ -39,6 +40,12 @@ class Child:
         self.pid = self.process.pid
         self._buffer = b""
         self._heard: dict[str, list] = {}
+
+    def has_said(self, word: str) -> bool:
+        """Whether it has by now."""
+        while word not in self._heard and select.select([self.process.stdout], [], [], 0)[0]:
+            self.hear(word)
+        return word in self._heard
 
     def hear(self, word: str) -> list:
         """Wait until it says so, if it has not yet."""
@@ -60,11 +67,11 @@ class Child:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def kill(self) -> None:
+    def kill(self, number: int = KILL) -> None:
         """And wait until it is dead."""
         if not self.dead:
             self.dead = True
-            self.signal(signal.SIGKILL)
+            self.signal(number)
             self.process.wait(PATIENCE_S)
 
     def end(self) -> int:
@@ -107,6 +114,7 @@ class Round:
         self._server: Child | None = None
         self._servers = self._numbers = 0
         self._kills = 0
+        self._leaving: list[Child] = []
         self.incarnation = ""
         self.dump: dict[str, np.ndarray] = {}
 
@@ -151,8 +159,9 @@ class Round:
         pause_s, more = (0.0, 0) if queue else (0.005, 3)
         name = f"learner{len(self._learners)}"
         learner = self._start(
-            name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s, more=more, left_s=self.plan.left_s
-        )
+            name, "learner", batch=batch or self.plan.batch, until=until, pause_s=pause_s, more=more, left_s=self.plan.left_s,
+            seed=self.plan.seed,
+        )  # fmt: skip
         self._learners.append(learner)
         return learner
 
@@ -179,13 +188,22 @@ class Round:
 
     def _kill(self, who: str, which: int) -> None:
         child = self._of(who)[which % len(self._of(who))]
-        child.kill()
+        gently = who != "server" and which % 2 and not child.stopped
+        child.kill(signal.SIGTERM if gently else KILL)
         self._kills += who == "learner"
         if who == "server":
             self.proxy.serve({})
             self.start_server()
         else:
             self.start_actor() if who == "actor" else self.start_learner()
+
+    def _leave(self, who: str, which: int) -> None:
+        """A learner closes its loader in good order, and another one comes."""
+        staying = [child for child in self._of(who) if child not in self._leaving and child.has_said("ready")]
+        if staying:
+            self._leaving.append(staying[which % len(staying)])
+            self._leaving[-1].signal(signal.SIGUSR1)
+        self.start_learner()
 
     def _stop(self, who: str, which: int) -> None:
         child = self._of(who)[which % len(self._of(who))]
@@ -281,8 +299,8 @@ class Round:
             set(zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True)) if len(self.dump["ids"]) else set()
         )
         alone = not self._kills and all(count == 1 for who, count in history.sessions.items() if who.startswith("learner"))
-        cut = any(act.name in ("cut", "forget", "weather") and act.args[0] == "pull" for act in self.plan.acts)
-        return history.check_uses(self.incarnation, left, alone and not cut)
+        cut = any(act.name in ("cut", "forget", "weather") and act.args[0] in ("pull", "control") for act in self.plan.acts)
+        return history.check_uses(self.incarnation, left, alone and not cut and self._servers == 1)
 
 
 def play(zygote, folder: Path, plan: Plan, sabotage=()) -> tuple[list[str], History]:

@@ -11,13 +11,13 @@ def applies_again() -> None:
     """What has come before is inserted once more."""
     receive = Intake.receive
 
-    def careless(self, writer, sequence, body, schema):
+    def careless(self, writer, sequence, body, *more):
         producer = writer.producer
         if sequence >= producer.received:
-            return receive(self, writer, sequence, body, schema)
+            return receive(self, writer, sequence, body, *more)
         kept = producer.received
         producer.received = sequence
-        told = receive(self, writer, sequence, body, schema)
+        told = receive(self, writer, sequence, body, *more)
         producer.received = kept
         producer.applied = min(producer.applied, kept)
         return told
@@ -29,11 +29,11 @@ def sees_no_gaps() -> None:
     """Whatever comes is the next, though others are missing before it."""
     receive = Intake.receive
 
-    def careless(self, writer, sequence, body, schema):
+    def careless(self, writer, sequence, body, *more):
         producer = writer.producer
         if sequence > producer.received and not producer.queue:
             producer.received = producer.applied = sequence
-        return receive(self, writer, sequence, body, schema)
+        return receive(self, writer, sequence, body, *more)
 
     Intake.receive = careless
 
@@ -68,3 +68,24 @@ def forgets_leases() -> None:
         close(self, reader)
 
     Outlet.close = careless
+
+
+def says_nothing_of_what_comes_again() -> None:
+    """Rows that come back are delivered as if they were new."""
+    from async_loader.feeder.server.parcels import Parcel
+
+    Parcel.mark_redelivered = lambda self: None
+
+
+def takes_a_batch_for_used_when_it_was_sent() -> None:
+    """As if a learner gave each batch back when it arrives: what it has not come to is nobody's."""
+    from async_loader.feeder.server.outlet import Outlet
+
+    hand_over = Outlet._hand_over
+
+    def careless(self, reader, *more):
+        done = hand_over(self, reader, *more)
+        reader.leases.clear()
+        return done
+
+    Outlet._hand_over = careless

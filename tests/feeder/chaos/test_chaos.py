@@ -73,6 +73,18 @@ def test_those_who_die_take_nothing_along_that_others_were_promised(nursery):
     check(nursery, plans)
 
 
+def test_learners_of_a_queue_that_come_and_go_in_good_order_use_each_item_once(nursery):
+    leaving = times("leave_learner", 0.05, 0.15, 0.25, 0.35, 0.45)
+    how = {"learners": 2, "actors": 2, "queue_size": 200}
+    stopped = [Act(0.1, "stop_server", (0,)), *leaving[1:], Act(0.5, "continue_server")]
+    plans = [
+        plan("learners leave", "queue", *leaving, **how),
+        plan("learners leave, in shared memory", "queue", *leaving, shared=True, batch=8, **how),
+        plan("a server that is stopped meanwhile", "queue", *stopped, **how),
+    ]
+    check(nursery, plans)
+
+
 def test_those_who_die_leave_no_memory_mapped_and_no_batch_half_written(nursery):
     either = [*times("kill_server", 0.15, 0.4), *times("kill_learner", 0.1, 0.25, 0.35)]
     either.sort(key=lambda act: act.at)
@@ -123,6 +135,14 @@ def test_control_a_server_that_sees_no_gaps_is_found_out(nursery):
 def test_control_a_server_that_acknowledges_without_inserting_is_found_out(nursery):
     calm = plan("calm", "replay", Act(0.4, "heal"))
     found_out(nursery, calm, "applies_nothing_sometimes", "acknowledged rows missing")
+
+
+def test_control_a_server_that_says_nothing_of_rows_that_come_again_is_found_out(nursery):
+    found_out(nursery, LEARNERS_DIE, "says_nothing_of_what_comes_again", "without the flag")
+
+
+def test_control_a_batch_that_counts_as_used_when_it_was_sent_is_found_out(nursery):
+    found_out(nursery, replace(LEARNERS_DIE, left_s=1.0), "takes_a_batch_for_used_when_it_was_sent", "never delivered")
 
 
 def test_control_a_server_that_forgets_leases_is_found_out(nursery):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -202,13 +204,51 @@ def test_a_new_epoch_cuts_open_episodes_off_and_goes_on_in_the_same_streams():
         intake.receive(writer, 1, message([3]), ID)
 
 
-def test_of_producers_that_are_gone_only_the_last_are_remembered(monkeypatch):
-    monkeypatch.setattr("async_loader.feeder.server.intake._PRODUCERS", 10)
-    intake = intake_of(table_of(limited=False))
+@pytest.mark.parametrize(("closed", "most"), [(False, "GONE"), (True, "CLOSED")])
+def test_of_producers_that_are_gone_only_the_last_are_remembered(monkeypatch, closed, most):
+    monkeypatch.setattr(f"async_loader.feeder.server.intake.{most}", 10)
+    intake, forgotten = intake_of(table_of(limited=False)), []
+    intake.on_forget = forgotten.append
     kept, _ = intake.open(1, 1, KEYS[0], 0, SCHEMA)
+    keys = [bytes([100 + i]) * 16 for i in range(50)]
+    for key in keys:
+        writer, _ = intake.open(1, 2, key, 0, SCHEMA)
+        intake.leave(writer, closed)
+        intake.leave(writer, closed)
+    assert [key for key in keys if intake.knows(key)] == keys[-10:]
+    assert forgotten == keys[:-10]
+    again, resumed = intake.open(1, 2, keys[-10], 0, SCHEMA)
+    assert resumed
     for i in range(50):
-        writer, _ = intake.open(1, 2, bytes([100 + i]) * 16, 0, SCHEMA)
-        intake.leave(writer)
-    assert len(intake._producers) == 10
-    assert intake.open(2, 1, KEYS[0], 0, SCHEMA)[1], "whoever still writes is not forgotten"
+        intake.leave(intake.open(1, 3, bytes([i]) * 16, 0, SCHEMA)[0], closed)
+    assert intake.knows(keys[-10]), "what writes again is not forgotten"
+    assert intake.open(2, 1, KEYS[0], 0, SCHEMA)[1], "nor what still writes"
     assert kept.producer.key == KEYS[0]
+    assert again.producer.key == keys[-10]
+
+
+def test_an_actor_that_comes_back_after_many_others_closed_is_still_known(monkeypatch):
+    monkeypatch.setattr("async_loader.feeder.server.intake.CLOSED", 4)
+    intake = intake_of(table_of(limited=False))
+    intake.leave(intake.open(1, 1, KEYS[0], 0, SCHEMA)[0])
+    for i in range(100):
+        intake.leave(intake.open(1, 2, bytes([100 + i]) * 16, 0, SCHEMA)[0], closed=True)
+    assert intake.open(2, 1, KEYS[0], 0, SCHEMA)[1]
+
+
+def test_producers_that_come_and_go_leave_no_object_behind(monkeypatch):
+    for most in ("GONE", "CLOSED"):
+        monkeypatch.setattr(f"async_loader.feeder.server.intake.{most}", 20)
+    intake = intake_of(table_of(limited=False))
+
+    def come_and_go(first, count):
+        for i in range(first, first + count):
+            writer, _ = intake.open(i, 1, i.to_bytes(16, "little"), 0, SCHEMA)
+            intake.receive(writer, 0, message([i]), ID)
+            intake.leave(writer, closed=bool(i % 2))
+        intake.moved.clear()
+        gc.collect()
+        return sum(str(type(one).__module__).startswith("async_loader") for one in gc.get_objects())
+
+    before = come_and_go(0, 200)
+    assert come_and_go(1000, 2000) <= before + 5
