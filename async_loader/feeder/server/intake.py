@@ -228,7 +228,9 @@ class Intake:
         if forgotten is not None:
             del idle[forgotten.key], self._producers[forgotten.key]
             self.moved.pop(forgotten, None)
-            self.table.end([int(one) for one in forgotten.streams if one != _NOBODY])
+            streams = [int(one) for one in forgotten.streams if one != _NOBODY]
+            self.table.end(streams)
+            self.table.release(streams)
             self.on_forget(forgotten.key)
 
     def knows(self, key: bytes) -> bool:
