@@ -10,12 +10,14 @@ import enum
 import numbers
 import os
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from async_loader.errors import Closed, ConfigError, Timeout
+from async_loader.interrupts import HeldBack
 
 LONGEST_S: Final = 1e6
 """The longest limit that is kept, 11 days: poll and join take no more than some millions of seconds."""
@@ -100,7 +102,8 @@ class EndFlag:
     """
 
     def __init__(self) -> None:
-        self._read, self._write = _pair()
+        with HeldBack():  # an interrupted call would leave descriptors that no object owns
+            self._read, self._write = _pair()
         self._raised = False
         self._wake: list[Callable[[], None]] = []
 
@@ -113,8 +116,9 @@ class EndFlag:
         self._raised = True
         for wake in self._wake:
             wake()
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._write, (1).to_bytes(8, "little"))
+        if self._write >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._write, (1).to_bytes(8, "little"))
 
     def is_set(self) -> bool:
         return self._raised
@@ -124,19 +128,23 @@ class EndFlag:
 
     def close(self) -> None:
         """Give the descriptors back. Only when nobody waits on them any more."""
-        for fd in {self._read, self._write} - {-1}:
-            os.close(fd)
-        self._read = self._write = -1
+        fds = {self._read, self._write}
+        self._read = self._write = -1  # first: whatever interrupts this, no number is closed twice
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing() and hasattr(self, "_write"):
+            self.close()
 
 
 class Bell:
     """Readable while rung. Clear it under the lock under which you look, then wait: no wake-up is lost."""
 
     def __init__(self) -> None:
-        self._read, self._write = _pair()
+        with HeldBack():
+            self._read, self._write = _pair()
 
     def ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -151,12 +159,15 @@ class Bell:
         return self._read
 
     def close(self) -> None:
-        for fd in {self._read, self._write} - {-1}:
-            os.close(fd)
-        self._read = self._write = -1
+        fds = {self._read, self._write}
+        self._read = self._write = -1  # first: whatever interrupts this, no number is closed twice
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing() and hasattr(self, "_write"):
+            self.close()
 
 
 class Gate:
@@ -189,6 +200,11 @@ class Patience:
     deadline : Deadline | None
     on_wait : callable | None
         Called before each wait, so that others can look whether it can ever end.
+
+    Attributes
+    ----------
+    waiting : bool
+        A wait is under way: it has begun before ``on_wait`` is called, and has ended before the source looks again.
     """
 
     def __init__(
@@ -196,6 +212,7 @@ class Patience:
     ) -> None:
         self.end = end
         self.deadline = deadline or Deadline(None)
+        self.waiting = False
         self._on_wait = on_wait
 
     def wait(self, bell: Bell, reason: str = "data") -> None:
@@ -208,10 +225,14 @@ class Patience:
         Timeout
             The deadline passed; the message carries ``reason``.
         """
-        if self._on_wait is not None:
-            self._on_wait()
         fds = [bell.fileno()] if self.end is None else [bell.fileno(), self.end.fileno()]
-        ready = readable(fds, self.deadline.left())
+        self.waiting = True
+        try:
+            if self._on_wait is not None:
+                self._on_wait()
+            ready = readable(fds, self.deadline.left())
+        finally:
+            self.waiting = False
         if self.end is not None and self.end.is_set():
             raise Closed(f"closed while waiting for {reason}")
         if not ready:

@@ -23,7 +23,7 @@ from async_loader.pipeline.arguments import (
     refuse_start_in_child,
     whole,
 )
-from async_loader.pipeline.iterator import OnError
+from async_loader.pipeline.iterator import NOTHING, OnError
 from async_loader.pipeline.pipeline import Pipeline, Settings
 from async_loader.source import Applied, Foresighted, Source
 from async_loader.sources.callable import CallableSource
@@ -31,6 +31,8 @@ from async_loader.sources.columns import ColumnsSource
 from async_loader.stats import LoaderStats
 
 CLOSE_TIMEOUT_S = 10.0
+_UNDO_TIMEOUT_S = 5.0
+"""For what a constructor that failed had started."""
 
 
 class AsyncDataLoader:
@@ -142,11 +144,16 @@ class AsyncDataLoader:
         self._source = as_source(data_source, seed)
         if isinstance(self._source, Foresighted):
             self._source.note_ahead(self.batch_size, settings.prefetch)
-        self._pipeline = Pipeline(self._source, settings, _backend(device))
-        self._dropped = weakref.finalize(self, self._pipeline.abandon)
-        self._dropped.atexit = False
-        live.add(self._pipeline)
-        self._pipeline.start()
+        self._pipeline = pipeline = Pipeline(self._source, settings, _backend(device))
+        self._iterator = pipeline.iterator
+        try:
+            self._dropped = weakref.finalize(self, pipeline.abandon)
+            self._dropped.atexit = False
+            live.add(pipeline)
+            pipeline.start()
+        except BaseException:  # also Ctrl-C behind the last line of start()
+            pipeline.close(_UNDO_TIMEOUT_S)
+            raise
 
     def __iter__(self) -> AsyncDataLoader:
         return self
@@ -167,12 +174,17 @@ class AsyncDataLoader:
         BaseException
             What a job, the collate_fn or the source raised, with the worker's traceback as its cause.
         """
+        iterator = self._iterator
         try:
-            return self._pipeline.iterator.next()
+            iterator.hold()
         except Closed:
             if os.getpid() != self._pipeline.pid:
                 raise
             raise StopIteration from None
+        try:  # see NOTE [handed out once] in iterator.py
+            return iterator.held
+        finally:
+            iterator.held = NOTHING
 
     @property
     def end_flag(self) -> bool:

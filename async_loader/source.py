@@ -191,7 +191,10 @@ class Leasing(Protocol):
     """
 
     def hand_out(self, lease: object) -> bool:
-        """The consumer gets this batch now. False: it is delivered elsewhere by now, and must be dropped."""
+        """The consumer gets this batch now. False: it is delivered elsewhere by now, and must be dropped.
+
+        Twice does no harm: a ``next`` that a signal interrupted asks again.
+        """
 
     def settle(self, lease: object) -> None:
         """The consumer has used this batch: it asked for another one, or closed the loader, after it. Twice does no harm."""

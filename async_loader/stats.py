@@ -92,6 +92,9 @@ class LoaderStats:
         Batches that were copied instead of lent, because they were small or slots were short.
     skipped : int
         Batches that failed and were passed over (``on_error="skip"``).
+    interrupted : int
+        Batches that `next` had taken when a signal (Ctrl-C) interrupted it, and that it has not handed out since: 1 until
+        the following call hands that batch out, else 0.
     workers_replaced : int
         Workers that died and were started again.
     bottleneck : str
@@ -106,6 +109,7 @@ class LoaderStats:
     slots_lent: int
     copied_out: int
     skipped: int
+    interrupted: int
     workers_replaced: int
     bottleneck: str
 

@@ -185,6 +185,14 @@ def reduced(obj: Any) -> Any:
     if not isinstance(obj, torch.Tensor):
         return _reduced_storage(obj, torch)
     if type(obj) in (torch.Tensor, torch.nn.Parameter):
+        if obj.is_meta:
+            return _meta, (tuple(obj.shape), obj.stride(), obj.dtype, type(obj), obj.requires_grad)
+        if obj.is_nested:
+            return _reduced_nested(obj, torch)
+        if obj.requires_grad:
+            return _with_gradient, (obj.detach(), type(obj))
+        if type(obj) is torch.nn.Parameter:
+            return torch.nn.Parameter, (obj.detach(), False)
         if obj.layout is torch.strided:
             return NotImplemented if obj.is_quantized else (from_parts, to_parts(obj))
         return _reduced_sparse(obj, torch)
@@ -192,6 +200,39 @@ def reduced(obj: Any) -> Any:
         return NotImplemented  # it knows better; its storage goes out of band all the same
     with torch._C.DisableTorchFunctionSubclass():
         return from_subclass, (type(obj), *to_parts(obj.as_subclass(torch.Tensor)), vars(obj))
+
+
+def _meta(shape: Any, stride: Any, dtype: Any, kind: Any, requires_grad: bool) -> Any:
+    """Shape and dtype alone: there is no memory to send."""
+    import torch
+
+    tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    return _with_gradient(tensor, kind, requires_grad)
+
+
+def _with_gradient(tensor: Any, kind: Any, requires_grad: bool = True) -> Any:
+    """A leaf of this class. What computed it stays where it was computed, as with torch's own workers."""
+    import torch
+
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _reduced_nested(obj: Any, torch: Any) -> Any:
+    """Its values in one piece, out of band, and where its parts lie in them; as torch's own workers send it."""
+    if obj.layout is torch.jagged:
+        return NotImplemented
+    plain = obj.detach()
+    where = (plain._nested_tensor_size(), plain._nested_tensor_strides(), plain._nested_tensor_storage_offsets())
+    return _nested, (plain.values(), *where, obj.requires_grad)
+
+
+def _nested(values: Any, sizes: Any, strides: Any, offsets: Any, requires_grad: bool) -> Any:
+    import torch as untyped
+
+    torch: Any = untyped
+    return torch._nested_view_from_buffer(values, sizes, strides, offsets).requires_grad_(requires_grad)
 
 
 def _reduced_sparse(obj: Any, torch: Any) -> Any:

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 
 # From the bottom up. What stands in one line are siblings, which do not import each other, but for those in SAME_FLOOR.
 FLOORS = [
-    {"errors"},
+    {"errors", "interrupts"},
     {"tree", "naming", "schema", "lifecycle", "stats", "tensors", "source", "layout"},
     {"shm"},
     {"sources", "replay", "pipeline"},

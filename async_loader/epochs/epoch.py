@@ -10,10 +10,11 @@ from typing import Any
 from async_loader.epochs.course import Course
 from async_loader.epochs.ferry import Ferry
 from async_loader.epochs.order import Batches, Streams
-from async_loader.epochs.works import Streamed
+from async_loader.epochs.works import Streamed, Where
 from async_loader.errors import Closed
+from async_loader.interrupts import HeldBack
 from async_loader.pipeline.batch import Failure
-from async_loader.pipeline.iteration import Iteration
+from async_loader.pipeline.iteration import NOTHING, Iteration
 from async_loader.source import END
 
 
@@ -27,6 +28,8 @@ class Epoch(Iterator[Any]):
         Batches given, those before the state that it began with included.
     finished : bool
         All batches were given.
+    held : Any
+        The batch that is handed out next, or NOTHING.
 
     Parameters
     ----------
@@ -50,6 +53,8 @@ class Epoch(Iterator[Any]):
         self.number = number
         self.yielded = course.over
         self.finished = False
+        self.held: Any = NOTHING
+        self._where: Where | None = None  # behind the batch that was handed out last
         self._iteration = iteration
         self._batches = batches
         self._course = course
@@ -60,29 +65,47 @@ class Epoch(Iterator[Any]):
     def __iter__(self) -> Epoch:
         return self
 
-    def __next__(self) -> Any:
-        """The next batch. See `async_loader.pipeline.iteration.Iteration.__next__` for what is raised."""
-        if not self._opened:
-            self.open()
-        self.raise_unfit()
+    def hold(self) -> None:
+        """See to it that ``held`` is the next batch. See NOTE [held] in `async_loader.pipeline.iteration`."""
+        if self.held is NOTHING:
+            if not self._opened:
+                self.open()
+            self.raise_unfit()
+            self._catch_up()
+            self._hold()
+        self._iteration.release()
+
+    def _hold(self) -> None:
+        iteration = self._iteration
         while True:
             try:
-                batch = next(self._iteration)
+                iteration.hold()
             except StopIteration:
-                self.finished = self._iteration.exhausted
+                self.finished = iteration.exhausted
                 raise
-            except BaseException:
-                self._pass()  # what failed in its turn is not to be done again
-                raise
+            batch, where = iteration.held, None
             if type(batch) is Streamed:
                 batch, where = batch
-                self._course.note(where)
                 if batch is END:  # the dataset of this worker has ended
+                    self._course.note(where)
+                    iteration.release()
                     continue
-                self._course.turn = where.worker + 1
-            self.yielded += 1
-            self._pass()
-            return batch if self._finish is None else self._finish(batch)
+            if self._finish is not None:
+                try:
+                    batch = self._finish(batch)
+                except Exception:
+                    iteration.release()  # the next call goes on with the next batch
+                    raise
+            self.held, self._where = batch, where
+            return
+
+    def __next__(self) -> Any:
+        """The next batch. See `async_loader.pipeline.iteration.Iteration.__next__` for what is raised."""
+        self.hold()
+        try:
+            return self.held
+        finally:
+            self.held, self.yielded = NOTHING, self.yielded + 1
 
     def open(self) -> None:
         """Wait until every worker has begun and has said where its dataset is; idempotent. The
@@ -98,19 +121,27 @@ class Epoch(Iterator[Any]):
             answers = self._iteration.openings()
         except Closed:
             answers = []
-        self._opened = True
-        for answer in answers:
-            if isinstance(answer, Failure):
-                self._unfit.append(answer.error)
-            elif answer is not END:
-                self._course.note(answer.where)
+        with HeldBack():
+            self._opened = True
+            for answer in answers:
+                if isinstance(answer, Failure):
+                    self._unfit.append(answer.error)
+                elif answer is not END:
+                    self._course.note(answer.where)
 
     def raise_unfit(self) -> None:
         """The error of the next worker that could not begin, if there is one."""
         if self._unfit:
             raise self._unfit.popleft()
 
-    def _pass(self) -> None:
+    def _catch_up(self) -> None:
+        """Count what was handed out, or failed in its turn and is not to be done again; not what is held."""
+        if self.held is not NOTHING or self._iteration.held is not NOTHING:
+            return
+        where, self._where = self._where, None
+        if where is not None:
+            self._course.note(where)
+            self._course.turn = where.worker + 1
         if isinstance(self._batches, Streams):  # where they are is known by their bookmarks
             self._course.upto = self.yielded
             return
@@ -126,6 +157,7 @@ class Epoch(Iterator[Any]):
         begun.
         """
         self.open()
+        self._catch_up()
         found = {"epoch": self.number, **self._course.state(), "batches": self._batches.state(finished=self.finished)}
         if self.finished:
             found["finished"] = True

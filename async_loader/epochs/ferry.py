@@ -7,6 +7,7 @@ Iteration ──▶ _Landing (tickets) ──▶ Streamer ──▶ CudaQueue �
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,16 +16,18 @@ from typing import Any
 
 from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, Timeout
+from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline import live
 from async_loader.pipeline.batch import Failure, Loose
 from async_loader.pipeline.cuda_queue import CudaQueue
 from async_loader.pipeline.device import DeviceBackend, block_views
 from async_loader.pipeline.failures import guarded
-from async_loader.pipeline.iteration import Iteration
+from async_loader.pipeline.iteration import NOTHING, Iteration
 from async_loader.pipeline.iterator import own_threads
 from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.streamer import Streamer
+from async_loader.pipeline.tickets import Tickets
 from async_loader.source import END
 
 AHEAD = 2
@@ -71,6 +74,11 @@ class Ferry(Iterator[Any]):
         self._crossing.start()
 
     @property
+    def held(self) -> Any:
+        """See NOTE [held] in `async_loader.pipeline.iteration`."""
+        return self._crossing.held
+
+    @property
     def exhausted(self) -> bool:
         return self._crossing.iteration.exhausted
 
@@ -88,15 +96,28 @@ class Ferry(Iterator[Any]):
 
     def __next__(self) -> Any:
         """The next batch. Raises what the iteration does, and Broken when the device fails."""
-        return self._crossing.next()
+        crossing = self._crossing
+        crossing.hold()
+        try:
+            return crossing.held
+        finally:
+            crossing.held = NOTHING
+
+    def hold(self) -> None:
+        """See to it that ``held`` is the next batch. Raises as `__next__` does."""
+        self._crossing.hold()
+
+    def release(self) -> None:
+        """What was held has been handed on. Safe to repeat."""
+        self._crossing.held = NOTHING
 
     def close(self) -> None:
         """Cancel what is under way; idempotent."""
         self._crossing.close(_CLOSE_TIMEOUT_S)
 
-    def __del__(self) -> None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         crossing = getattr(self, "_crossing", None)
-        if crossing is not None:
+        if crossing is not None and not finalizing():  # then modules are being taken apart, and all ends anyway
             crossing.abandon()
 
 
@@ -106,17 +127,14 @@ class _Landing:
     def __init__(self, iteration: Iteration, prepare: Callable[[Any], Any]) -> None:
         self.iteration = iteration
         self._prepare = prepare
-        self.tickets = threading.Semaphore(AHEAD)
-        self.closed = False
-        self.passed: deque[_Passed] = deque()
+        self.tickets = Tickets(AHEAD)
+        self.outcomes = 0
+        self.passed: deque[tuple[int, _Passed]] = deque()
+        """Of each outcome its number, and what the iteration had passed behind it."""
         self.streamer: Streamer | None = None
 
     def get(self, deadline: Deadline) -> Any:
-        left = deadline.left()
-        if not self.tickets.acquire(timeout=left):
-            raise Timeout("the consumer has not asked for more")
-        if self.closed:
-            raise Closed("the iteration is closed")
+        self.tickets.take(deadline)
         ring = self.iteration.ring
         if ring is not None and self.streamer is not None:
             self.streamer.meet(ring)
@@ -127,7 +145,8 @@ class _Landing:
         except BaseException as error:  # data for the consumer: it is raised there
             return Failure(guarded(error))
         finally:
-            self.passed.append((self.iteration.passed, self.iteration.beyond))
+            self.outcomes += 1
+            self.passed.append((self.outcomes, (self.iteration.passed, self.iteration.beyond)))
 
 
 class _Crossing:
@@ -142,6 +161,9 @@ class _Crossing:
     ) -> None:
         self.iteration = iteration
         self.passed: _Passed = (0, ())
+        self.held: Any = NOTHING
+        self._owed = False  # what is held is still in the queue, and its ticket is still out
+        self._outcomes = 0
         self._pid = os.getpid()
         self._timeout_s = timeout_s
         prepare: Callable[[Any], Any] = _as_it_is
@@ -152,29 +174,53 @@ class _Crossing:
         self._streamer = self._landing.streamer = Streamer(self._landing, self._queue, backend, pages=pages)
 
     def start(self) -> None:
-        self._streamer.start()
+        with HeldBack():  # a thread whose start was cut is not known
+            self._streamer.start()
         own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
 
-    def next(self) -> Any:
+    def hold(self) -> None:
+        """In steps that can be repeated: see NOTE [handed out once] in `async_loader.pipeline.iterator`."""
         if os.getpid() != self._pid:  # the streamer's thread is in that process alone
             raise Broken(f"this iteration belongs to process {self._pid}: begin one in each process that needs batches")
+        if self.held is NOTHING:
+            self._hold()
+        if self._owed:
+            self._settle()
+        if isinstance(self.held, Failure):
+            try:
+                raise self.held.error
+            finally:
+                self.held = NOTHING
+
+    def _hold(self) -> None:
         try:
-            item = self._queue.pop()
+            item = self._queue.front()
             if item is None:
-                item = self._queue.get(Deadline(self._timeout_s))
+                item = self._queue.wait(Deadline(self._timeout_s))
         except Closed:
             raise StopIteration from None
         except Timeout:
             raise Timeout(f"no batch within {self._timeout_s:g} s: {self.iteration.waiting_for()}") from None
         if item is END:
             raise StopIteration
-        if self._landing.passed:
-            self.passed = self._landing.passed.popleft()
-        self._landing.tickets.release()
-        if isinstance(item, Failure):
-            raise item.error
-        (batch,) = self._streamer.receive(item)
-        return batch.batch if type(batch) is _Opaque else batch
+        held = item
+        if not isinstance(item, Failure):
+            try:
+                (held,) = self._streamer.receive(item)
+            except Exception as error:  # the next call goes on with the next batch
+                held = Failure(error)
+            if type(held) is _Opaque:
+                held = held.batch
+        self.held, self._owed = held, True
+
+    def _settle(self) -> None:
+        """What is held is no longer the queue's, and there may be another in its place."""
+        self._queue.drop()
+        given, passed = self._outcomes + 1, self._landing.passed
+        while passed[0][0] < given:
+            passed.popleft()
+        self._landing.tickets.give(given)
+        self._outcomes, self._owed, self.passed = given, False, passed[0][1]
 
     def openings(self) -> list[Any]:
         return self.iteration.openings(self._timeout_s)
@@ -183,8 +229,7 @@ class _Crossing:
         """Tell everyone to end, wait for nobody. In a forked child there is nobody, and who held the locks is not there."""
         if os.getpid() != self._pid:
             return
-        self._landing.closed = True
-        self._landing.tickets.release()
+        self._landing.tickets.close()
         self._queue.close()
         self.iteration.close()
 

@@ -201,9 +201,8 @@ class DataLoader:
 
     def __iter__(self) -> Epoch:
         """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
-        start, self._start = dict(self._start or {}), None
+        start = dict(self._start or {})
         number, anew = self._epoch, bool(start.get("finished"))
-        self._epoch = number + 1
         if "batches" in start:
             self.batches.load(start["batches"])
         course = Course(start)
@@ -223,8 +222,10 @@ class DataLoader:
         batches: Any = iteration
         if self._backend is not None:
             batches = Ferry(iteration, _own_backend(self._backend, self.device), self._timeout_s, self._pages)
-        self._latest = Epoch(batches, self.batches, number, course, self._finish)
-        return self._latest
+        epoch = Epoch(batches, self.batches, number, course, self._finish)
+        # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next call.
+        self._latest, self._start, self._epoch = epoch, None, number + 1
+        return epoch
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: for the order, and for the sampler's and the dataset's ``set_epoch`` where they have one.

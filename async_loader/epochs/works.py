@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from async_loader.epochs.bookmarks import Bookmark, has_state, upto
 from async_loader.epochs.columns import Columns, as_index
+from async_loader.errors import Broken
 from async_loader.pipeline import arena
 from async_loader.pipeline.work import Here
 from async_loader.source import END
@@ -244,18 +245,18 @@ class StreamWork:
             return _Tracked(self, items, here, mark)
         return _Stream(self, items)
 
-    def batch(self, items: Iterator[Any]) -> tuple[Any, bool]:
-        """The next batch, END for none, and whether it was the last."""
-        if self._size is None:
-            with arena.within(None):
-                item = next(items, END)
-            return (END, True) if item is END else (self._collate(item), False)
+    def batch(self, items: Iterator[Any], begun: list[Any]) -> tuple[Any, bool]:
+        """The next batch, END for none, and whether it was the last.
+
+        ``begun`` keeps what was taken for it, so that a call which a signal interrupts can be made again.
+        """
+        size = self._size or 1
         with arena.within(None):
-            batch = list(upto(items, self._size))
-        short = len(batch) < self._size
-        if not batch or (self._drop and short):
+            begun.extend(upto(items, size - len(begun)))
+        short = len(begun) < size
+        if not begun or (self._drop and short and self._size is not None):
             return END, True
-        return self._collate(batch), short
+        return self._collate(begun[0] if self._size is None else list(begun)), short
 
 
 class _Stream(Iterator[Any]):
@@ -263,14 +264,33 @@ class _Stream(Iterator[Any]):
 
     def __init__(self, work: StreamWork, items: Iterator[Any]) -> None:
         self.work, self.items, self.ended = work, items, False
+        self._torn = False
+        self._begun: list[Any] = []
 
     def __next__(self) -> Any:
         if self.ended:
             raise StopIteration
-        batch, self.ended = self.work.batch(self.items)
+        batch, self.ended = self._batch()
+        self._begun = []
         if batch is END:
             raise StopIteration
         return batch
+
+    def _batch(self) -> tuple[Any, bool]:
+        torn, begun = self._torn, len(self._begun)
+        try:
+            batch, ended = self.work.batch(self.items, self._begun)
+        except Exception:
+            self._begun = []
+            raise
+        except BaseException:
+            self._torn = True
+            raise
+        if torn and ended and len(self._begun) == begun:
+            self.ended = True
+            raise Broken("a signal (Ctrl-C) ended the dataset's iterator: the rest of this pass is lost, begin another")
+        self._torn = False
+        return batch, ended
 
 
 class _Tracked(Iterator[Streamed]):
@@ -288,7 +308,9 @@ class _Tracked(Iterator[Streamed]):
             self._began = True
             return Streamed(END, self._where())
         ended = self._stream.ended
-        batch = next(self._stream, END)
+        batch = END
+        for batch in self._stream:  # noqa: B007 - not next(): what a loop assigns was not lost before, whenever a signal comes
+            break
         if batch is END and ended:
             raise StopIteration
         self._given += batch is not END

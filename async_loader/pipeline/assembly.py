@@ -36,6 +36,11 @@ class Assembly:
         Rows per part.
     whole : bool
         Never cut: a collate_fn wants to see the whole batch.
+
+    Attributes
+    ----------
+    main : MainModule | None
+        As the first workers know it.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Assembly:
         self._prepare = prepare
         self._chunk_size = chunk_size
         self._whole = whole
+        self.main: codec.MainModule | None = None
         self._schema: Schema | None = None
 
     # -- before ------------------------------------------------------------------------------------------------------
@@ -81,7 +87,10 @@ class Assembly:
             index = plan.index[start:stop]
             return Part(job, number, start, stop, codec.encode(index), index=index)
         calls = plan.calls[start:stop]
-        return Part(job, number, start, stop, _encode_calls(calls, start), calls=calls)
+        payload, by_value = _encode_calls(calls, start), False
+        if self.main is not None and self.main.changed_for(payload):
+            payload, by_value = codec.encode(list(calls), by_value=True), True
+        return Part(job, number, start, stop, payload, calls=calls, by_value=by_value)
 
     # -- after -------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import os
 import pickle
 import socket
 import struct
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from async_loader.errors import CannotSend
-from async_loader.shm.segment import Segment
+from async_loader.shm.segment import Segment, close_all
 
 _INLINE = 48 << 10  # bytes of message and payload that fit a record; the socket's buffer then holds at least two
 _RECORD = 64 << 10
@@ -29,7 +28,7 @@ Message = tuple[Any, ...]
 
 @dataclass(slots=True)
 class Record:
-    """One received record. ``payload`` is empty, bytes, or an array on a mapped memfd."""
+    """One received record. ``payload`` is empty, bytes, or an array on a mapped memfd; ``fds`` belong to who receives it."""
 
     message: Message
     payload: Any = b""
@@ -99,15 +98,21 @@ class Channel:
             fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
         message_bytes, payload_bytes, message_beside, payload_beside = _HEADER.unpack_from(data)
         start = _HEADER.size
-        # The mapping outlives the descriptor, which the segment closes when it is dropped here.
-        if message_beside:
-            message = pickle.loads(Segment.attach(fds.pop(0), message_bytes).view())
-        else:
-            message = pickle.loads(memoryview(data)[start : start + message_bytes])
-            start += message_bytes
-        if payload_beside:
-            return Record(message, Segment.attach(fds.pop(0), payload_bytes).bytes(), list(fds))
-        return Record(message, data[start : start + payload_bytes], list(fds))
+        try:
+            # The mapping outlives the descriptor, which the segment closes when it is dropped here.
+            if message_beside:
+                message = pickle.loads(Segment.attach(fds.pop(0), message_bytes).view())
+            else:
+                message = pickle.loads(memoryview(data)[start : start + message_bytes])
+                start += message_bytes
+            if payload_beside:
+                payload: Any = Segment.attach(fds.pop(0), payload_bytes).bytes()
+            else:
+                payload = data[start : start + payload_bytes]
+        except BaseException:
+            close_all(fds)
+            raise
+        return Record(message, payload, list(fds))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -131,9 +136,3 @@ def _spill(payload: bytes) -> Segment:
     segment = Segment.create(len(payload), "a payload for a worker")
     segment.bytes()[:] = memoryview(payload)
     return segment
-
-
-def close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)

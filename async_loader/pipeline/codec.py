@@ -11,8 +11,13 @@ import copyreg
 import functools
 import io
 import pickle
-from collections.abc import Sequence
+import sys
+import types
+import weakref
+from collections import ChainMap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import reduction
 from typing import Any
 
 import cloudpickle
@@ -21,7 +26,7 @@ import numpy as np
 from async_loader import tensors
 from async_loader.errors import CannotSend
 from async_loader.naming import describe
-from async_loader.shm.segment import Segment
+from async_loader.shm.segment import Segment, close_all
 
 _ALIGN = 64
 
@@ -59,7 +64,7 @@ class Encoded:
             into[offset : offset + nbytes] = buffer
 
 
-def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False) -> Encoded:
+def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False, at_birth: bool = False) -> Encoded:
     """Pickle ``obj``.
 
     Parameters
@@ -68,6 +73,8 @@ def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False) -> En
         Send functions and classes of ``__main__`` by value: they were defined after the worker started.
     out_of_band : bool
         Leave large buffers outside the pickle.
+    at_birth : bool
+        A process is being spawned: what multiprocessing can send at that moment alone may be in it.
 
     Raises
     ------
@@ -76,18 +83,58 @@ def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False) -> En
     """
     if not by_value:
         try:
-            return _dump(_Batch if out_of_band else _by_reference, obj, out_of_band)
+            by_reference: Any = _at_birth if at_birth else _by_reference
+            return _dump(_Batch if out_of_band else by_reference, obj, out_of_band)
         except Exception:  # any __reduce__ may run here; by value is the second try, and that one reports
             pass
     try:
-        return _dump(_ByValue, obj, out_of_band)
+        return _dump(_ByValueAtBirth if at_birth else _ByValue, obj, out_of_band)
     except Exception as error:
         raise CannotSend(f"{describe(obj)} cannot be sent to a worker process: {error}") from error
 
 
 def decode(head: Any, buffers: Sequence[Any] = (), fds: Sequence[int] = ()) -> Any:
-    """The object again, on the memory of ``buffers``; takes ownership of ``fds``."""
-    return _Unpickler(io.BytesIO(head), buffers=buffers, fds=list(fds)).load()
+    """The object again, on the memory of ``buffers``.
+
+    Takes ownership of ``fds``: those of which no segment was made are closed, also when the pickle cannot be loaded.
+    """
+    if not fds:
+        return _Unpickler(io.BytesIO(head), buffers=buffers, attach=_segment).load()
+    left = dict(enumerate(fds))
+    try:
+        return _Unpickler(io.BytesIO(head), buffers=buffers, attach=functools.partial(_attached, left)).load()
+    finally:
+        close_all(left.values())
+
+
+class MainModule:
+    """The functions and classes of ``__main__`` as workers know them from their birth.
+
+    A function that is defined anew afterwards (a notebook's cell that is run again) has a name that workers resolve to the
+    old one. So as soon as one of them is another object, what refers to ``__main__`` travels by value.
+    """
+
+    def __init__(self) -> None:
+        self._known = {name: weakref.ref(value) for name, value in _defined_in_main()}
+        self._changed = False
+
+    def changed_for(self, encoded: Encoded) -> bool:
+        """Whether this pickle refers to ``__main__`` by name, and workers know another one."""
+        return b"__main__" in encoded.head and self.changed
+
+    @property
+    def changed(self) -> bool:
+        """Whether one of them was defined anew. It stays so: what refers to it may come by any name."""
+        if not self._changed:
+            module = vars(sys.modules["__main__"])
+            self._changed = any(module.get(name) is not known() for name, known in self._known.items())
+        return self._changed
+
+
+def _defined_in_main() -> list[tuple[str, Any]]:
+    module: Any = sys.modules.get("__main__")
+    found = list(vars(module).items()) if module is not None else []
+    return [(name, value) for name, value in found if isinstance(value, types.FunctionType | type)]
 
 
 def _dump(kind: Any, obj: Any, out_of_band: bool) -> Encoded:
@@ -123,6 +170,18 @@ def _by_reference(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler
     return pickler
 
 
+def _at_birth(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler:
+    pickler: Any = _by_reference(sink, keep, fds)
+    pickler.dispatch_table = {**_shared_at_birth(), **pickler.dispatch_table}
+    return pickler  # type: ignore[no-any-return]
+
+
+def _shared_at_birth() -> dict[type, Any]:
+    """How multiprocessing pickles connections, memory maps, shared values. Those of tensors are left out: see `_special`."""
+    known: dict[type, Any] = getattr(reduction.ForkingPickler, "_extra_reducers", {})
+    return {kind: reduce for kind, reduce in known.items() if not kind.__module__.startswith("torch")}
+
+
 class _Batch(pickle.Pickler):
     """For results: their tensors may be of any subclass, which a table of types cannot know."""
 
@@ -144,15 +203,27 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj) if special is NotImplemented else special
 
 
+class _ByValueAtBirth(_ByValue):
+    def __init__(self, sink: io.BytesIO, keep: Any, fds: list[int]) -> None:
+        super().__init__(sink, keep, fds)
+        self.dispatch_table: Any = ChainMap(_shared_at_birth(), super().dispatch_table)
+
+
+def _attached(left: dict[int, int], number: int, nbytes: int) -> Segment:
+    """The segment, which owns its descriptor from here on."""
+    return Segment.attach(left.pop(number), nbytes)
+
+
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, *, buffers: Sequence[Any], fds: list[int]) -> None:
+    """What `find_class` returns stays in the unpickler's memo, which the collector of Python 3.11.2 does not look into. So it
+    must not lead back to the unpickler, or that, and every object that was loaded, would stay for good.
+    """
+
+    def __init__(self, file: Any, *, buffers: Sequence[Any], attach: Callable[[int, int], Segment]) -> None:
         super().__init__(file, buffers=buffers)
-        self._fds = fds
+        self._attach = attach
 
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__ and name == "_segment":
             return self._attach
         return super().find_class(module, name)
-
-    def _attach(self, number: int, nbytes: int) -> Segment:
-        return Segment.attach(self._fds[number], nbytes)

@@ -19,6 +19,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
+from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.naming import describe
 from async_loader.pipeline import codec
@@ -40,6 +41,10 @@ _MAX_STILLBIRTHS = 3
 """Workers in a row that are killed before they are ready. One that ends by itself will do so again: that is enough."""
 
 log = logging.getLogger("async_loader")
+
+
+def nothing() -> None:
+    """What `Crew.submit` calls where nothing has to be noted."""
 
 
 class Assembles(Protocol):
@@ -89,28 +94,39 @@ class Crew:
         self._poll = select.poll()
         self._by_fd: dict[int, tuple[Callable[[Handle], None], Handle]] = {}
         self.handles: list[Handle] = []
-        self._parent_fd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
+        self._parent_fd = -1
         self._thread = threading.Thread(target=self._run, name="async-loader-crew", daemon=True)
 
     def hire(self) -> None:
         """Start the processes, from the calling thread."""
         try:
+            with HeldBack():
+                self._parent_fd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
             for number in range(self.size):
                 self._hire(number)
         except BaseException:
+            self._dismiss_unled()
+            raise
+
+    def _dismiss_unled(self) -> None:
+        """End the workers where the thread that does so was never started. Safe to repeat."""
+        with HeldBack():
             self._end.set()
             self._dismiss(0.0)
-            raise
 
     def start(self) -> None:
         """Start the thread."""
         self._poll.register(self._end.fileno(), select.POLLIN)
         self._thread.start()
 
-    def submit(self, parts: Sequence[Part]) -> None:
-        """Parts of one job, for whoever is free first. The producer's thread; see NOTE [who sends]."""
-        self.jobs.put(parts)
-        with self._lock:
+    def submit(self, parts: Sequence[Part], noted: Callable[[], object] = nothing) -> None:
+        """Send the parts of one job to the workers that are free first; see NOTE [who sends].
+
+        ``noted`` is called when they are on their way. To a thread that a signal interrupts both happen, or neither.
+        """
+        with self._lock, HeldBack():
+            self.jobs.put(parts)
+            noted()
             self._dispatch()
 
     def use_reader(self, reader: Reader) -> None:
@@ -119,6 +135,9 @@ class Crew:
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait until everything is gone; whether it is. Workers are killed when half of the time is over."""
+        if self._thread.ident is None:
+            self._dismiss_unled()
+            return True
         deadline = Deadline(timeout_s)
         if not join(self._thread, None if timeout_s is None else timeout_s / 2):
             self.kill()
@@ -133,9 +152,12 @@ class Crew:
         """In a forked child: close what belongs to the parent, touch nothing else."""
         for handle in self.handles:
             handle.forget()
-        if self._parent_fd >= 0:
-            os.close(self._parent_fd)
-            self._parent_fd = -1
+        self._close_parent_fd()
+
+    def _close_parent_fd(self) -> None:
+        fd, self._parent_fd = self._parent_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def waiting_for(self) -> str | None:
         """The worker that holds the oldest part, in words."""
@@ -317,15 +339,16 @@ class Crew:
 
     def _hire(self, number: int) -> None:
         orders = self._orders(number)
-        handle = Handle(self._context, number, orders, self._end, self._parent_fd)
-        handle.has_reader = orders.reader is not None
-        if number < len(self.handles):
-            self.handles[number] = handle
-        else:
-            self.handles.append(handle)
-        handle.start()
-        self._watch(handle.channel.fileno(), self._drain, handle)
-        self._watch(handle.death_fd, self._bury, handle)
+        with HeldBack():  # from the birth of a process until it is known, and its descriptors
+            handle = Handle(self._context, number, orders, self._end, self._parent_fd)
+            handle.has_reader = orders.reader is not None
+            if number < len(self.handles):
+                self.handles[number] = handle
+            else:
+                self.handles.append(handle)
+            handle.start()
+            self._watch(handle.channel.fileno(), self._drain, handle)
+            self._watch(handle.death_fd, self._bury, handle)
 
     def _watch(self, fd: int, react: Callable[[Handle], None], handle: Handle) -> None:
         self._by_fd[fd] = (react, handle)
@@ -393,9 +416,7 @@ class Crew:
             handle.reap()
             handle.close()
             handle.assigned.clear()  # they can write no more: the slots go back
-        if self._parent_fd >= 0:
-            os.close(self._parent_fd)
-            self._parent_fd = -1
+        self._close_parent_fd()
 
 
 def _what(part: Part) -> str:

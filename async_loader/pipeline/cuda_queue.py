@@ -23,6 +23,7 @@ class CudaQueue:
         self._changed = Gate()
         self._items: deque[Any] = deque()
         self._urgent: deque[Any] = deque()
+        self._found: Any = None  # what `drop` lets go of
         self._ended = False
         self._closed = False
         self._broken: Broken | None = None
@@ -53,20 +54,33 @@ class CudaQueue:
         """Drop what is queued, with its device memory; `get` raises Closed from here on."""
         with self._lock:
             self._closed = True
-            dropped = (self._items, self._urgent)
-            self._items, self._urgent = deque(), deque()
+            dropped = (self._items, self._urgent, self._found)
+            self._items, self._urgent, self._found = deque(), deque(), None
         self._changed.open()
         del dropped  # outside the lock: this may run finalizers
 
-    def pop(self) -> Any:
-        """The next batch if it is there and nothing else is to be looked at; ``None`` otherwise: then `get` says more."""
+    def front(self) -> Any:
+        """Return the next batch if it is there and nothing else is to be looked at, else ``None``: `wait` says more.
+
+        It stays in the queue until `drop`; see NOTE [taken once] in train_queue.py.
+        """
         with self._lock:
             if self._urgent or self._closed or self._broken or not self._items or isinstance(self._items[0], Failure):
                 return None
-            return self._items.popleft()
+            self._found = self._items[0]
+            return self._found
 
-    def get(self, deadline: Deadline) -> Any:
-        """The next item, or END, which stays the answer once reached.
+    def drop(self) -> None:
+        """Let go of what `front` or `wait` found last. Safe to repeat: a call that was interrupted is made again."""
+        found = self._found
+        if found is not None:
+            for items in (self._urgent, self._items):
+                if items and items[0] is found:
+                    items.popleft()
+            self._found = None
+
+    def wait(self, deadline: Deadline) -> Any:
+        """Return the next item, or END, which stays the answer once reached. It stays in the queue until `drop`.
 
         Raises
         ------
@@ -77,12 +91,21 @@ class CudaQueue:
         Broken
             The streamer cannot go on.
         """
+        return self._wait(deadline, take=False)
+
+    def get(self, deadline: Deadline) -> Any:
+        """As `wait`, and takes what it returns out of the queue. For threads in which no signal is handled; any number."""
+        return self._wait(deadline, take=True)
+
+    def _wait(self, deadline: Deadline, *, take: bool) -> Any:
         while True:
             with self._lock:
-                found = self._take()
+                found = self._look()
+                if take:
+                    self.drop()
                 more = bool(self._items or self._urgent or self._ended)
-            if self._closed or self._broken is not None or (found is not None and more):
-                self._changed.open()  # for whoever else waits
+            if self._closed or self._broken is not None or (found is not None and more and take):
+                self._changed.open()  # for other threads that wait
             self._check()
             if found is not None:
                 return found
@@ -91,10 +114,12 @@ class CudaQueue:
                 raise Timeout("no batch reached the device within the deadline")
             self._changed.pass_through(left)
 
-    def _take(self) -> Any:
+    def _look(self) -> Any:
         for items in (self._urgent, self._items):
             if items:
-                return items.popleft()
+                self._found = items[0]
+                return self._found
+        self._found = None
         return END if self._ended else None
 
     def _check(self) -> None:

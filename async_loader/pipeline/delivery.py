@@ -41,7 +41,7 @@ class Delivery:
         return outcome
 
     def hand_out(self, outcome: Slotted | Loose) -> Any:
-        """The batch, on its slot while slots may be lent."""
+        """The batch, on its slot while slots may be lent. Safe to repeat."""
         place = outcome.place
         if place is not None and place.ring is not None and not place.ring.lend(place.slot):
             self.copied_short += 1

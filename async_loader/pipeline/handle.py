@@ -17,6 +17,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from async_loader.errors import Broken, ResourceLimit
+from async_loader.interrupts import LetThrough
 from async_loader.layout import BatchLayout
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec, worker
@@ -35,8 +36,8 @@ forking = threading.local()
 
 
 @contextlib.contextmanager
-def _ctrl_c_held_back(method: str) -> Iterator[None]:
-    """Keep Ctrl-C from landing between the birth of a process and its being known, and from a child that cannot handle it yet.
+def _ctrl_c_blocked(method: str) -> Iterator[None]:
+    """Keep Ctrl-C from a child that has not set its own handling of it. In this process it is held back by `HeldBack`.
 
     Not under forkserver: the server may start here, and would hand the blocked signal on to processes of others.
     """
@@ -50,6 +51,21 @@ def _ctrl_c_held_back(method: str) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _EncodedAtBirth:
+    """The orders of a worker that is not forked. They are encoded while its process is being pickled: only then can what
+    multiprocessing shares (values, locks, events, queues) be.
+    """
+
+    def __init__(self, orders: Orders | None) -> None:
+        self._orders = orders
+        self.encoded = codec.Encoded(b"")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with LetThrough():  # pickling runs code of the user's; nothing is born yet
+            self.encoded = codec.encode(self._orders, at_birth=True)
+        return type(None), ()
 
 
 def unguarded(method: str) -> str:
@@ -108,24 +124,24 @@ class Handle:
         return f"worker {self.number} (pid {self.pid})"
 
     def start(self) -> None:
-        """Start the process. Under spawn and forkserver its orders follow as the first record."""
-        by_fork = self._context.get_start_method() == "fork"
-        orders = None if by_fork else codec.encode(self._orders)
+        """Start the process, within a `HeldBack`. Under spawn and forkserver its orders follow as the first record."""
+        method = self._context.get_start_method()
+        orders: Any = self._orders if method == "fork" else _EncodedAtBirth(self._orders)
         inherited: list[int] = []
         try:
             # Duplicates, because the at-fork hook closes the loader's own descriptors in every child.
             for fd in (self._theirs.fileno(), self._end.fileno(), self._parent_fd):
                 inherited.append(os.dup(fd))
-            with _ctrl_c_held_back(self._context.get_start_method()):
-                self._launch((*map(_Inherited, inherited), self._orders if by_fork else None))
+            with _ctrl_c_blocked(method):
+                self._launch((*map(_Inherited, inherited), orders))
                 self._orders = None  # see NOTE [what leads back to the pool] in pool.py
         finally:
             self._theirs.close()
             for fd in inherited:
                 os.close(fd)
-        if orders is not None:
+        if method != "fork":
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self.channel.send((), orders.head, orders.fds)
+                self.channel.send((), orders.encoded.head, orders.encoded.fds)
         self.channel.set_blocking(False)
 
     def _launch(self, arguments: tuple[Any, ...]) -> None:
@@ -148,7 +164,13 @@ class Handle:
         finally:
             forking.worker = False
         self.pid = self._process.pid
-        self.death_fd = self._open_death()
+        try:
+            self.death_fd = self._open_death()
+        except OSError as error:
+            self._process.kill()
+            self._process.join(_REAP_S)
+            text = f"worker {self.number} could not be watched: {error}: use fewer workers, or raise the limit (ulimit -n)"
+            raise ResourceLimit(text) from error
 
     def _open_death(self) -> int:
         """A descriptor that becomes readable when the process ends, whoever else was forked meanwhile."""
@@ -176,7 +198,7 @@ class Handle:
         kind, shift, oldest = "rows" if part.index is not None else "jobs", -1, -1
         if part.shift is not None:
             oldest = part.shift.oldest
-            kind, shift = "stream" if part.shift.stream else "work", self._tell_shift(part.shift, oldest)
+            kind, shift = "stream" if part.shift.stream else "work", self._tell_shift(part.shift)
         task = Task(id(part), kind, job.seq, part.number, part.start, part.stop, job.whole, ring, slot, layout, shift, oldest)
         self.assigned[id(part)] = part
         self.channel.send(("task", task), part.payload.head, part.payload.fds)
@@ -204,11 +226,13 @@ class Handle:
                 self._layouts.popitem(last=False)
         return number
 
-    def _tell_shift(self, shift: Shift, oldest: int) -> int:
+    def _tell_shift(self, shift: Shift) -> int:
         if shift.number not in self.shifts:
             assert shift.payload is not None
-            self.channel.send(("shift", shift.number, shift.seed, shift.first), shift.payload.head, shift.payload.fds)
-            self.shifts = {n: known for n, known in self.shifts.items() if n >= oldest} | {shift.number: shift}
+            live = shift.live.copy()
+            told = ("shift", shift.number, shift.seed, shift.first, live)
+            self.channel.send(told, shift.payload.head, shift.payload.fds)
+            self.shifts = {n: known for n, known in self.shifts.items() if n in live} | {shift.number: shift}
         return shift.number
 
     def kill(self) -> None:
@@ -251,6 +275,6 @@ class Handle:
         self.shifts.clear()
         self.channel.close()
         self._theirs.close()
-        if self.death_fd >= 0:
-            os.close(self.death_fd)
-            self.death_fd = -1
+        fd, self.death_fd = self.death_fd, -1
+        if fd >= 0:
+            os.close(fd)

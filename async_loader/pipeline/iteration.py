@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from async_loader.errors import AsyncLoaderError, Closed, Timeout
+from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout
+from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline import arena
 from async_loader.pipeline.batch import Drained, Failure, Nudge
@@ -30,8 +33,13 @@ class Office(Protocol):
     def check(self) -> None:
         """Raise when no more batches can come."""
 
-    def submit(self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Job:
-        """Have a task done; the outcome goes to ``ready``. Raises CannotSend, OutOfMemory."""
+    def submit(
+        self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
+    ) -> None:
+        """Have a task done; the outcome goes to ``ready``. Raises CannotSend, OutOfMemory.
+
+        ``noted`` gets the job: it is called if, and only if, the task is on its way, also when a signal comes meanwhile.
+        """
 
     @property
     def ring(self) -> SlotRing | None:
@@ -41,30 +49,79 @@ class Office(Protocol):
         """Whom everyone waits for, in words."""
 
 
+NOTHING: Any = object()
+
+
 class Iteration(Iterator[Any]):
     """Made by `Pool.iterate` and `Pool.streams`. One consumer at a time.
+
+    # NOTE [held]
+    `hold` sees to it that ``held`` is the next batch, in steps that can be repeated, so a signal that interrupts it loses
+    nothing: the following call holds the same batch. `__next__`, or `release` for a consumer that hands on what it makes
+    of the batch in the same manner, lets go of it.
 
     Attributes
     ----------
     number : int
         Counts the iterations of the pool.
     yielded : int
-        Batches that `next` has returned.
+        Batches that were handed out.
+    held : Any
+        The batch that is handed out next, a Failure, or NOTHING.
     closed : bool
     exhausted : bool
         It gave all there was.
     """
 
-    def __init__(self, number: int, on_close: Callable[[], None]) -> None:
+    def __init__(self, number: int, tasks: Iterator[Any], on_close: Callable[[], None]) -> None:
         self.number = number
         self.yielded = 0
+        self.held: Any = NOTHING
         self.closed = self.exhausted = False
         self._on_close = on_close
         self._openings: list[Any] = []
+        self._tasks = tasks
+        self._pulled: Any = NOTHING
+        self._torn = False
+
+    def hold(self) -> None:
+        """See to it that ``held`` is the next batch. Raises as `__next__` does."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """What was held has been handed on. Safe to repeat."""
+        if self.held is not NOTHING:
+            self.held, self.yielded = NOTHING, self.yielded + 1
+
+    def _pull(self) -> bool:
+        """See to it that the next task is pulled; False: there are no more.
+
+        Raises
+        ------
+        Broken
+            There are no more because a signal came while the next one was made: a generator ends with that.
+        """
+        if self._pulled is NOTHING:
+            try:
+                # Not next(): what a loop assigns was not lost before the assignment, whenever a signal comes.
+                for self._pulled in self._tasks:  # noqa: B020
+                    break
+            except Exception:
+                raise
+            except BaseException:
+                self._torn = True
+                raise
+        torn, self._torn = self._torn, False
+        if torn and self._pulled is NOTHING and not isinstance(self._tasks, Rota):
+            raise Broken("a signal (Ctrl-C) ended what gives the order (a sampler): the rest of this pass is lost, begin another")
+        return self._pulled is not NOTHING
 
     @property
     def passed(self) -> int:
-        """Tasks, from the first on, that are not to be done again: their batch was given, or their error raised in its turn."""
+        """Tasks, from the first on, that are not to be done again: their batch was given, or their error raised in its turn.
+
+        While a batch is ``held``, it may or may not count.
+        """
         raise NotImplementedError
 
     @property
@@ -118,7 +175,11 @@ class Iteration(Iterator[Any]):
         BaseException
             What the task raised, or the iterable that the tasks come from. After the former the next call goes on.
         """
-        raise NotImplementedError
+        self.hold()
+        try:
+            return self.held
+        finally:
+            self.held, self.yielded = NOTHING, self.yielded + 1
 
     @property
     def ring(self) -> SlotRing | None:
@@ -135,8 +196,8 @@ class Iteration(Iterator[Any]):
             self.closed = True
             self._on_close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "closed", True):
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not getattr(self, "closed", True) and not finalizing():  # then modules are being taken apart, and all ends anyway
             self.close()
 
     def __enter__(self) -> Iteration:
@@ -152,51 +213,52 @@ class Inline(Iteration):
     def __init__(
         self, shift: Shift, shifts: Shifts, tasks: Iterator[Any], check: Callable[[], None], on_close: Callable[[], None]
     ) -> None:
-        super().__init__(shift.number, on_close)
-        self._tasks, self._shifts, self._check = tasks, shifts, check
+        super().__init__(shift.number, tasks, on_close)
+        self._shifts, self._check = shifts, check
         self._stream = shift.stream
-        self._seq = itertools.count(shift.first)
-        self._drawn = self._passed = 0
+        self._first = shift.first
+        self._done = 0
         shifts.tell(shift.number, shift.seed, shift.first, lambda: shift.state)
 
-    def __next__(self) -> Any:
+    def hold(self) -> None:
+        """See `Iteration.hold`. A task that a signal interrupted is done again."""
         if self.closed:
             raise StopIteration
         try:
             self._check()
-            task = next(self._tasks)
-            self._drawn += 1
+            if self.held is not NOTHING:
+                return
+            more = self._pull()
         except Closed:
             self.close()
             raise StopIteration from None
-        except StopIteration:
-            self.exhausted = True
+        except Exception:
             self.close()
             raise
-        except BaseException:
-            self.close()
-            raise
+        if not more:
+            self._exhaust()
         try:
-            batch = self._do(next(self._seq), task)
+            batch = self._do(self._first + self._done, self._pulled)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | GeneratorExit):
-                raise
-            self._passed = self._drawn
+            self._pulled, self._done = NOTHING, self._done + 1
             named = guarded(error)
             if named is error:
                 raise
             raise named from error
         if batch is END:
-            self.exhausted = True
-            self.close()
-            raise StopIteration
-        self.yielded += 1
-        self._passed = self._drawn
-        return batch
+            self._exhaust()
+        self.held, self._pulled, self._done = batch, NOTHING, self._done + 1
+
+    def _exhaust(self) -> None:
+        self.exhausted = True
+        self.close()
+        raise StopIteration
 
     @property
     def passed(self) -> int:
-        return self._passed
+        return self._done
 
     def open(self, task: Any, workers: int) -> None:
         try:
@@ -239,20 +301,21 @@ class Team(Iteration):
         on_drained: Callable[[int], None],
         on_close: Callable[[], None],
     ) -> None:
-        super().__init__(shift.number, on_close)
+        super().__init__(shift.number, tasks, on_close)
         self.queue = TrainQueue(in_order)
+        self.jobs: list[Job] = []
+        """Under way."""
         self._office = office
         self._shift = shift
-        self._tasks = tasks
         self._window = window
         self._timeout_s = timeout_s
         self._on_drained = on_drained
-        self._jobs: list[Job] = []
         self._opening = TrainQueue()
         self._opening_jobs: list[Job] = []
         self._to_open = 0
         self._seq = 0
         self._settled = 0
+        self._owed = False  # what was found is still in the queue
         self._dry = self._spoilt = False
         self._pid = os.getpid()
 
@@ -260,7 +323,7 @@ class Team(Iteration):
         """See `Iteration.open`. The answers have a queue of their own: they are no batches."""
         for worker in range(workers):
             try:
-                self._opening_jobs.append(self._office.submit(self._shift, worker, self._opening, task, worker))
+                self._office.submit(self._shift, worker, self._opening, task, worker, self._opening_jobs.append)
             except AsyncLoaderError as error:
                 if isinstance(error, Closed):
                     raise
@@ -273,13 +336,15 @@ class Team(Iteration):
         while self._to_open:
             self._office.check()
             try:
-                item = self._opening.get(deadline)
+                item = self._opening.wait(deadline)
             except Timeout:
                 text = f"not all workers have begun within {limit_s:g} s: {self.waiting_for()}"
                 raise Timeout(text) from None
-            if not isinstance(item, Nudge):
-                self._openings.append(_value(item))
-                self._to_open -= 1
+            with HeldBack():
+                self._opening.drop()
+                if not isinstance(item, Nudge):
+                    self._openings.append(_batch_of(item))
+                    self._to_open -= 1
         self._opening_jobs.clear()  # they hold slots
         return self._take_openings()
 
@@ -292,51 +357,77 @@ class Team(Iteration):
         """Keep as many tasks under way as there may be."""
         while self._seq - self._settled < self._window and not self._dry:
             try:
-                task, worker = next(self._tasks)
-            except StopIteration:
-                self._dry = True
+                if not self._pull():
+                    self._dry = True
+                    return
+            except Exception as error:  # of whatever makes the tasks; in its turn
+                with HeldBack():
+                    self._dry = self._spoilt = True
+                    self._fail(error)
                 return
-            except Exception as error:  # of whoever makes the tasks; in its turn
-                self._dry = self._spoilt = True
-                self._fail(error)
-                return
+            task, worker = self._pulled
             try:
-                self._jobs.append(self._office.submit(self._shift, self._seq, self.queue, task, worker))
-                self._seq += 1
+                self._office.submit(self._shift, self._seq, self.queue, task, worker, self._noted)
             except AsyncLoaderError as error:  # this task cannot travel: the others can
                 if isinstance(error, Closed):
                     raise
                 self._fail(error)
 
+    def _noted(self, job: Job) -> None:
+        self.jobs.append(job)
+        self._seq, self._pulled = self._seq + 1, NOTHING
+
     def _fail(self, error: BaseException) -> None:
         self.queue.put(self._seq, Failure(guarded(error)))
-        self._seq += 1
+        self._seq, self._pulled = self._seq + 1, NOTHING
 
-    def __next__(self) -> Any:
+    def hold(self) -> None:
+        """See `Iteration.hold`."""
         if self.closed:
             raise StopIteration
         try:
-            return self._next(Deadline(self._timeout_s))
+            self._office.check()
+            if self.held is NOTHING:
+                self._hold(Deadline(self._timeout_s))
+            if self._owed:
+                self._settle()
+            self.feed()
         except Closed:
             self.close()
             raise StopIteration from None
+        if isinstance(self.held, Failure):
+            try:
+                raise self.held.error
+            finally:
+                self.held = NOTHING
 
-    def _next(self, deadline: Deadline) -> Any:
+    def _hold(self, deadline: Deadline) -> None:
         while True:
+            if self._owed:
+                self._settle()
             self._office.check()
             self.feed()
             if self._settled == self._seq:
                 self.exhausted = True
                 self.close()
                 raise StopIteration
-            item = self.queue.pop()
+            item = self.queue.front()
             if item is None:
                 item = self._wait(deadline)
             if isinstance(item, Nudge):
-                continue
-            batch = self._settle(item)
-            if batch is not END:
-                return batch
+                self.queue.drop()
+            elif isinstance(item, Drained):
+                self._on_drained(item.worker)
+                self._owed = True
+            else:
+                self.held, self._owed = _batch_of(item), True
+                return
+
+    def _settle(self) -> None:
+        """What was found is no longer the queue's, and there may be another task in its place."""
+        self.queue.drop()
+        self._settled, self._owed = self._settled + 1, False
+        self.jobs[:] = [job for job in self.jobs if not job.over]
 
     @property
     def passed(self) -> int:
@@ -355,29 +446,16 @@ class Team(Iteration):
 
     def _wait(self, deadline: Deadline) -> Any:
         try:
-            return self.queue.get(deadline)
+            return self.queue.wait(deadline)
         except Timeout:
             raise Timeout(f"no batch within {self._timeout_s:g} s: {self.waiting_for()}") from None
-
-    def _settle(self, item: Any) -> Any:
-        """An outcome has come: the batch in it, END for none."""
-        self._settled += 1
-        self._jobs = [job for job in self._jobs if not job.over]
-        if isinstance(item, Drained):
-            self._on_drained(item.worker)
-            return END
-        self.feed()
-        if isinstance(item, Failure):
-            raise item.error
-        self.yielded += 1
-        return _value(item)
 
     def close(self) -> None:
         """See `Iteration.close`. In a forked child there are no workers, and a lock that one held then is held for good."""
         if not self.closed and os.getpid() == self._pid:
-            for job in (*self._jobs, *self._opening_jobs):
+            for job in (*self.jobs, *self._opening_jobs):
                 job.over = True
-            self._jobs.clear()
+            self.jobs.clear()
             self._opening_jobs.clear()
             self._tasks = iter(())
             for queue in self.queues:
@@ -385,27 +463,43 @@ class Team(Iteration):
         super().close()
 
 
-def _value(item: Any) -> Any:
-    """What a worker answered; a Failure stays one."""
-    if isinstance(item, Parcel):
-        return item.take()
-    return item if isinstance(item, Failure) else END if isinstance(item, Drained) else item.tree
+def _batch_of(item: Any) -> Any:
+    """What a worker answered, END for the end of its stream; a Failure stays one. Safe to repeat."""
+    if isinstance(item, Failure):
+        return item
+    try:
+        return item.take() if isinstance(item, Parcel) else END if isinstance(item, Drained) else item.tree
+    except Exception as error:  # no memory for a copy
+        return Failure(error)
 
 
 def unaddressed(tasks: Iterable[Any]) -> Iterator[tuple[Any, None]]:
-    """Tasks for whoever is free."""
-    return ((task, None) for task in tasks)
+    """Tasks for whichever worker is free. No generator: those end when a signal comes."""
+    return zip(tasks, itertools.repeat(None))
 
 
 def dealt(tasks: Iterable[Any], workers: int, first: int = 0) -> Iterator[tuple[Any, int]]:
     """Task n for worker n modulo the number of workers."""
-    return ((task, n % workers) for n, task in enumerate(tasks, first))
+    turns = [(first + n) % workers for n in range(workers)]
+    return zip(tasks, itertools.cycle(turns))
 
 
 class Rota:
-    """Whose stream is to give the next batch: one after the other, of those that have any left."""
+    """The worker whose stream is to give the next batch.
+
+    One after the other, of those that have any left. Out of order, the one that has least to do: a fast worker need not
+    wait for its turn behind a slow one.
+
+    Parameters
+    ----------
+    turn : int
+        The worker to begin with.
+    under_way : list of Job | None
+        Of the iteration, where batches are delivered out of order.
+    """
 
     def __init__(self, workers: int, turn: int = 0) -> None:
+        self.under_way: list[Job] | None = None
         self._workers = workers
         self._active = set(range(workers))
         self._at = turn - 1
@@ -419,7 +513,10 @@ class Rota:
     def __next__(self) -> tuple[None, int]:
         if not self._active:
             raise StopIteration
-        while True:
-            self._at = (self._at + 1) % self._workers
-            if self._at in self._active:
-                return None, self._at
+        turns = [(self._at + n) % self._workers for n in range(1, self._workers + 1)]
+        turns = [worker for worker in turns if worker in self._active]
+        if self.under_way is not None:
+            busy = Counter(job.worker for job in self.under_way if not job.over)
+            turns.sort(key=busy.__getitem__)
+        self._at = turns[0]
+        return None, self._at

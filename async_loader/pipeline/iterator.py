@@ -1,7 +1,8 @@
-"""What stands behind ``next(loader)``: waits for an outcome, turns it into tensors, and gives the ticket back."""
+"""What stands behind ``next(loader)``: waits for an outcome, turns it into tensors, and gives the ticket back, once."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -23,19 +24,18 @@ _WARN_AFTER_S = 10.0
 _MAX_SKIPS = 100
 """Failures in a row that ``on_error="skip"`` passes over; more than that is not an odd sample but a broken source."""
 
-_DROPPED = object()
-"""In place of a batch that is not this consumer's any more."""
-
 own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads of loaders, which never add data to a source."""
 
 
 class Queue(Protocol):
-    """The consumer's end of the train queue or the cuda queue."""
+    """The consumer's end of the train queue or the cuda queue. See NOTE [taken once] in train_queue.py."""
 
-    def pop(self) -> Any: ...
+    def front(self) -> Any: ...
 
-    def get(self, deadline: Deadline) -> Any: ...
+    def wait(self, deadline: Deadline) -> Any: ...
+
+    def drop(self) -> None: ...
 
 
 class Overseer(Protocol):
@@ -49,17 +49,35 @@ class Overseer(Protocol):
 
     def break_(self, error: BaseException) -> None: ...
 
+    @property
+    def source_waits(self) -> bool:
+        """Whether the source waits for data within ``plan`` at this moment."""
+
     def receive(self, item: Any) -> Any:
         """Finish what came through the cuda queue, in the consumer's thread."""
+
+
+NOTHING: Any = object()
 
 
 class Iterator:
     """One consumer at a time.
 
+    # NOTE [handed out once]
+    A batch goes from the queue to the program in steps that can each be repeated: found in the queue, made ready, `held`,
+    dropped from the queue, its ticket given back. Whichever step a signal interrupts, the next call finishes the others and
+    hands out the same batch. `held` is emptied by the ``finally`` of the outermost ``__next__`` as it returns: between that
+    and the program Python handles no signal.
+
     Parameters
     ----------
     timeout_s : float | None
         For each `next`. Without one it warns once when nothing came for ten seconds.
+
+    Attributes
+    ----------
+    held : Any
+        The batch that is handed out next, a Failure, or NOTHING.
     """
 
     def __init__(
@@ -74,6 +92,9 @@ class Iterator:
     ) -> None:
         self.meter = Meter()
         self.skipped = 0
+        self.held: Any = NOTHING
+        self._owed = False  # what is held is still in the queue, and its ticket is still out
+        self._outcomes = 0
         self._queue = queue
         self._tickets = tickets
         self._source = source
@@ -82,11 +103,11 @@ class Iterator:
         self._on_error = on_error
         self._timeout_s = timeout_s
         self._warned = False
-        self._last: object = None  # the lease of the batch that was handed out last, until that is used
+        self._lease: object = None  # of the batch that is held, or was handed out last, until that is used
         self._pid = os.getpid()
 
-    def next(self) -> Any:
-        """The next batch.
+    def hold(self) -> None:
+        """See to it that `held` is the next batch.
 
         Raises
         ------
@@ -99,60 +120,98 @@ class Iterator:
         meter = self.meter
         meter.wait()
         try:
-            # As a rule a batch is ready, and nothing else need be looked at; caches are cold here, so every call counts.
-            if self._last is not None:
-                self.settle()
-            item = self._queue.pop()
-            if item is None or os.getpid() != self._pid:
-                return self._next(Deadline(self._timeout_s))
-            batch = self._finish(item)
-            return self._next(Deadline(self._timeout_s)) if batch is _DROPPED else batch
+            if self._owed:
+                self._pay()
+            if self.held is not NOTHING:
+                self._resume()
+            if self.held is NOTHING:
+                if self._lease is not None:
+                    self.settle()
+                # As a rule a batch is ready, and nothing else need be looked at; caches are cold here, so every call counts.
+                item = self._queue.front()
+                if item is None or os.getpid() != self._pid or not self._hold(item):
+                    self._hold_next(Deadline(self._timeout_s))
+            if self._owed:
+                self._pay()
         finally:
             meter.work()
+        if isinstance(self.held, Failure):
+            try:
+                raise self.held.error
+            finally:
+                self.held = NOTHING
 
     def settle(self) -> None:
         """The batch that was handed out last is used, where its source wants to know that. Twice does no harm."""
-        if self._last is not None:
-            cast(Leasing, self._source).settle(self._last)
-            self._last = None
+        if self._lease is not None and self.held is NOTHING:
+            cast(Leasing, self._source).settle(self._lease)
+            self._lease = None
 
-    def _finish(self, item: Any) -> Any:
-        self.meter.batches += 1
+    @property
+    def interrupted(self) -> int:
+        """Batches that a call had taken when it was interrupted, and that were not handed out since: 0 or 1."""
+        return int(self.held is not NOTHING)
+
+    def _hold(self, item: Any) -> bool:
+        """Whether it is held. It is not, if its source delivers it elsewhere by now."""
         try:
-            host = isinstance(item, Slotted | Loose)
-            batch = self._delivery.hand_out(item) if host else self._overseer.receive(item)
-            return batch if item.lease is None else self._claimed(item.lease, batch)
-        finally:
-            self._tickets.give()  # also when Ctrl-C ends the delivery: a lost ticket is a batch less ahead, for good
+            batch = self._delivery.hand_out(item) if isinstance(item, Slotted | Loose) else self._overseer.receive(item)
+        except Exception as error:  # of this batch alone, as far as can be known: the next call goes on with the next one
+            self.held, self._owed = Failure(error), True
+            return True
+        # Last of all: what Ctrl-C ends before goes back unseen.
+        if item.lease is not None and not cast(Leasing, self._source).hand_out(item.lease):
+            self._owed = True
+            return False
+        self.held, self._owed, self._lease = batch, True, item.lease
+        return True
 
-    def _claimed(self, lease: object, batch: Any) -> Any:
-        """The batch, unless its source delivers it elsewhere by now. Last of all: what Ctrl-C ends before goes back unseen."""
-        if not cast(Leasing, self._source).hand_out(lease):
-            return _DROPPED
-        self._last = lease
-        return batch
+    def _resume(self) -> None:
+        """A call before this one was interrupted: what it held comes now."""
+        self._overseer.check()
+        if isinstance(self.held, Failure) and self._on_error == "skip":
+            self._skip()
 
-    def _next(self, deadline: Deadline) -> Any:
-        failed = 0
-        while failed < _MAX_SKIPS:
+    def _pay(self) -> None:
+        """What was found is no longer the queue's, and there may be another in its place."""
+        self._queue.drop()
+        given = self.held is not NOTHING and not isinstance(self.held, Failure)
+        done, batches = self._outcomes + 1, self.meter.batches + given
+        self._tickets.give(done)
+        self._outcomes, self.meter.batches, self._owed = done, batches, False
+
+    def _skip(self) -> None:
+        if self._owed:
+            self._pay()
+        self.held, self.skipped = NOTHING, self.skipped + 1
+
+    def _hold_next(self, deadline: Deadline) -> None:
+        for failed in itertools.count(1):
+            item = self._next_outcome(deadline)
+            if item is NOTHING:
+                return
+            self.held, self._owed = item, True
+            if self._on_error != "skip":
+                break
+            self._skip()
+            if failed == _MAX_SKIPS:
+                item.error.add_note(f"{_MAX_SKIPS} batches in a row have failed; the others were skipped")
+                raise item.error
+        if self._on_error == "fatal":
+            self._overseer.break_(self.held.error)
+
+    def _next_outcome(self, deadline: Deadline) -> Any:
+        """A Failure, or NOTHING once a batch is held."""
+        while True:
+            if self._owed:
+                self._pay()
             item = self._wait(deadline)
             if item is END:
                 raise StopIteration
-            if not isinstance(item, Failure):
-                batch = self._finish(item)
-                if batch is _DROPPED:
-                    continue
-                return batch
-            failed += 1
-            self._tickets.give()
-            if self._on_error != "skip":
-                break
-            self.skipped += 1
-        else:
-            item.error.add_note(f"{_MAX_SKIPS} batches in a row have failed; the others were skipped")
-        if self._on_error == "fatal":
-            self._overseer.break_(item.error)
-        raise item.error
+            if isinstance(item, Failure):
+                return item
+            if self._hold(item):
+                return NOTHING
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -162,13 +221,14 @@ class Iterator:
             self._overseer.check()
             self._refuse_deadlock()
             try:
-                item = self._queue.get(part)
+                item = self._queue.wait(part)
             except Timeout:
                 self._give_up_or_warn(deadline)
                 part = deadline
                 continue
             if not isinstance(item, Nudge):
                 return item
+            self._queue.drop()
 
     def _first_part(self, deadline: Deadline) -> Deadline:
         left = deadline.left()
@@ -181,12 +241,17 @@ class Iterator:
         self._warned = True
         text = f"no batch for {_WARN_AFTER_S:g} s: {self._overseer.diagnosis()}. next() goes on waiting; "
         text += "a loader with timeout= raises Timeout instead"
-        warnings.warn(text, RuntimeWarning, stacklevel=6)
+        warnings.warn(text, RuntimeWarning, stacklevel=7)
 
     def _refuse_deadlock(self) -> None:
-        """Raise when the source waits for data that only this very thread could add: nobody else is there to do it."""
+        """Raise when only this thread could end the wait.
+
+        That is, the source waits for data, no other thread is there to add any, and no batch is on its way: the one ticket
+        that is out is that of the plan which waits.
+        """
         reason = self._source.waiting_for()
-        if reason is None:
+        # In this order: a plan that has just drawn what there was has ended its wait before, and the next one takes a ticket.
+        if reason is None or not self._overseer.source_waits or self._tickets.out > 1:
             return
         here = threading.current_thread()
         others = [t for t in threading.enumerate() if t is not here and t not in own_threads]

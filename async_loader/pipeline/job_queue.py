@@ -34,6 +34,8 @@ class Job:
         Failed or cancelled: what still comes in is dropped.
     ready : TrainQueue
         Where its outcome goes.
+    worker : int | None
+        The only worker that may do it.
     """
 
     seq: int
@@ -44,6 +46,7 @@ class Job:
     parts: int = 0
     results: dict[int, Any] = field(default_factory=dict)
     over: bool = False
+    worker: int | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -1,15 +1,24 @@
-"""Everything that runs and has to end with the process, and what a fork does to it. Starts nothing itself."""
+"""Everything that runs and has to end with the process, and what a fork does to it. Starts nothing itself.
+
+# NOTE [exit]
+multiprocessing ends its daemonic children when a process exits, be it the main one (by atexit) or a `Process` (which runs no
+atexit at all). Workers are such children, and their crew would take that for deaths and start others. So loaders are closed
+by a finalizer of multiprocessing, which runs before it looks for children, in both.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing.util  # its exit function must be registered before ours, so that ours runs first
 import os
 import weakref
+from multiprocessing import util  # registers its own exit function, before ours
 from typing import Any, Protocol
 
 from async_loader.pipeline.handle import forking
+
+_FIRST = 1000
+"""Before other finalizers of multiprocessing, which close queues that jobs may use."""
 
 _EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C: nobody wants to wait for a source that blocks
 
@@ -28,12 +37,14 @@ class Living(Protocol):
 
 
 _live: weakref.WeakSet[Living] = weakref.WeakSet()
-_ORDER = multiprocessing.util  # see its import
+_at_exit: list[Any] = []
 
 
 def add(living: Living) -> None:
     """From here on it is closed at exit, and told of forks. Held weakly."""
     _live.add(living)
+    if not _at_exit or not _at_exit[0].still_active():  # a forked Process begins with none
+        _at_exit[:] = [util.Finalize(None, _close_all, exitpriority=_FIRST)]
 
 
 def _close_all() -> None:

@@ -27,12 +27,15 @@ class Parcel(Loose):
     table: tuple[tuple[int, int], ...] = ()
 
     def take(self) -> Any:
-        """The batch: on its slot while slots may be lent, on memory of its own otherwise. The consumer's thread."""
+        """The batch: on its slot while slots may be lent, on memory of its own otherwise. The consumer's thread.
+
+        Safe to repeat: a call that a signal interrupted is made again.
+        """
         place = self.place
         if place is None or place.ring is None or place.ring.lend(place.slot):
             return self.tree
-        self.tree = None
-        return _copied(self.head, place.root, self.table)
+        self.tree, self.place = _copied(self.head, place.root, self.table), None
+        return self.tree
 
 
 class Packing:

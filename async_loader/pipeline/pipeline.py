@@ -13,9 +13,11 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
 from async_loader.errors import Broken, Closed
+from async_loader.interrupts import HeldBack, LetThrough
 from async_loader.lifecycle import Deadline, EndFlag, Life, State
 from async_loader.naming import describe
 from async_loader.pipeline.assembly import Assembly
+from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.crew import Crew
 from async_loader.pipeline.delivery import Delivery, as_it_is
 from async_loader.pipeline.filler import Filler
@@ -42,6 +44,10 @@ SPARE_SLOTS = 3
 
 _AFTER_CTRL_C_S = 1.0
 """For threads to end when close() was interrupted and the workers were killed."""
+
+
+_TELL_AFTER_S = 1.0
+"""How long close() waits for a data source in silence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +101,7 @@ class Pipeline:
         if s.num_workers > 1:
             workshop.assembly = Assembly(self.places, filler, prepare, self.train_queue, s.chunk_size, whole=whole)
             workshop.crew = Crew(s.num_workers, s.context, self.end, workshop.assembly, self._orders, self.break_)
-        self.crew = workshop.crew
+        self.crew, self._assembly = workshop.crew, workshop.assembly
         self.producer = Producer(source, s.batch_size, tickets, self.train_queue, workshop, self.end, self.break_)
         self.streamer: Streamer | None = None
         self.cuda_queue: CudaQueue | None = None
@@ -114,16 +120,18 @@ class Pipeline:
     def start(self) -> None:
         """See NOTE [start order]."""
         try:
-            if self.crew is not None:
+            if self.crew is not None and self._assembly is not None:
+                self._assembly.main = MainModule()
                 self.crew.hire()
-            importlib.import_module("torch")
-            if self.crew is not None:
-                self.crew.start()
-            self.producer.start()
-            if self.streamer is not None:
-                self.streamer.start()
-            self._own_threads()
-            self.life.to(State.RUNNING)
+            with HeldBack():  # a torch that was imported in part stays so, and a thread whose start was cut is not known
+                importlib.import_module("torch")
+                if self.crew is not None:
+                    self.crew.start()
+                self.producer.start()
+                if self.streamer is not None:
+                    self.streamer.start()
+                self._own_threads()
+                self.life.to(State.RUNNING)
         except BaseException:
             self.close(5.0)
             raise
@@ -171,6 +179,10 @@ class Pipeline:
         assert self.streamer is not None
         return self.streamer.receive(item)
 
+    @property
+    def source_waits(self) -> bool:
+        return self.producer.waits
+
     def diagnosis(self) -> str:
         """Whom everyone waits for, in words."""
         reason = self._source.waiting_for()
@@ -195,6 +207,10 @@ class Pipeline:
         """
         if os.getpid() != self.pid:
             return True
+        with HeldBack():  # the waits within let signals through; what is between them is done as a whole
+            return self._close(timeout_s, used)
+
+    def _close(self, timeout_s: float, used: bool) -> bool:
         with self._closers_lock:
             if self._released:
                 return True
@@ -203,19 +219,20 @@ class Pipeline:
         # One that came to its end has waited for what is late; nobody waits for that again, least of all the exit.
         deadline = Deadline(0.0 if self.life.state is State.CLOSED else timeout_s)
         self.life.to(State.CLOSING)
+        interrupted: BaseException | None = None
         try:
             self.end.set()
             self._close_queues()
-            late = self._join(deadline)
-            if not late:
-                self._release_leases(deadline, used)
-        except KeyboardInterrupt:
-            self.end.set()
-            self._close_queues()
-            if self.crew is not None:
-                self.crew.kill()
-            self._join(Deadline(_AFTER_CTRL_C_S))
-            raise
+            try:
+                with LetThrough():
+                    late = self._join(deadline)
+                    if not late:
+                        self._release_leases(deadline, used)
+            except BaseException as error:  # Ctrl-C, or whatever else the handler of a signal raised
+                interrupted = error
+                if self.crew is not None:
+                    self.crew.kill()
+                late = self._join(Deadline(_AFTER_CTRL_C_S))
         finally:
             first = self.life.to(State.CLOSED)
             with self._closers_lock:
@@ -227,6 +244,8 @@ class Pipeline:
             if not late and not self._closers and not self._released:
                 self._released = True
                 self._release()
+        if interrupted is not None:
+            raise interrupted
         return not late
 
     def _release_leases(self, deadline: Deadline, used: bool) -> None:
@@ -255,7 +274,18 @@ class Pipeline:
         if self.streamer is not None:
             stages.append(("streamer", self.streamer))
         # A source that blocks must not eat the time of the others.
-        return [name for name, stage in reversed(stages) if not stage.join(deadline.left())]
+        late = [name for name, stage in reversed(stages[1:]) if not stage.join(deadline.left())]
+        return late if self._join_source(deadline) else [*late, stages[0][0]]
+
+    def _join_source(self, deadline: Deadline) -> bool:
+        left = deadline.left()
+        if left is None or left <= _TELL_AFTER_S:
+            return self.producer.join(left)
+        if self.producer.join(_TELL_AFTER_S):
+            return True
+        text = "close() waits up to %.0f s more for the data source %s, which has not come back: Ctrl-C ends the wait"
+        log.warning(text, deadline.left() or 0.0, self._source_name)
+        return self.producer.join(deadline.left())
 
     def _release(self) -> None:
         """Nobody waits on our descriptors any more, nor writes into the ring: what is lent keeps its mapping."""
@@ -304,6 +334,7 @@ class Pipeline:
             slots_lent=0 if ring is None else ring.lent,
             copied_out=self.delivery.copied_small + self.delivery.copied_short,
             skipped=self.iterator.skipped,
+            interrupted=self.iterator.interrupted,
             workers_replaced=0 if self.crew is None else self.crew.replaced,
             bottleneck=bottleneck(source, workers, copy, learner, one_thread=self.crew is None),
         )

@@ -22,11 +22,12 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
 from typing import Any
 
 from async_loader.errors import Broken, CannotSend, Closed
+from async_loader.interrupts import HeldBack, LetThrough
 from async_loader.lifecycle import Deadline, EndFlag, Life, State
 from async_loader.naming import describe
 from async_loader.pipeline import codec, live
@@ -50,6 +51,9 @@ SPARE_SLOTS = 3
 """Batches a consumer may hold without their being copied: the one it works on, the one it gets, and one more."""
 
 CLOSE_TIMEOUT_S = 5.0
+
+_AFTER_CTRL_C_S = 1.0
+"""For threads to end when close() was interrupted and the workers were killed."""
 
 _NOTHING = codec.Encoded(b"")
 
@@ -281,6 +285,8 @@ class Pool:
         team = Team(
             core, shift, tasks, window=window, in_order=in_order, timeout_s=timeout_s, on_drained=on_drained, on_close=retire
         )
+        if isinstance(tasks, Rota) and not in_order:
+            tasks.under_way = team.jobs
         for queue in team.queues:
             core.queues.add(queue)
         task, workers = opening
@@ -355,11 +361,14 @@ class _Core:
         """Other than NOTE [start order] has it, torch comes first: each forked worker would import it for itself."""
         try:
             if self.team is not None:
-                importlib.import_module("torch.utils.data")
+                with HeldBack():  # a torch that was imported in part stays so
+                    importlib.import_module("torch.utils.data")
                 self._hire(self.team)
-                self.team.start()
-                own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
-            self._life.to(State.RUNNING)
+            with HeldBack():  # a thread whose start was cut is not known
+                if self.team is not None:
+                    self.team.start()
+                    own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
+                self._life.to(State.RUNNING)
         except BaseException:
             self.close(CLOSE_TIMEOUT_S)
             raise
@@ -386,14 +395,15 @@ class _Core:
     def ring(self) -> SlotRing | None:
         return self.places.ring
 
-    def submit(self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Job:
+    def submit(
+        self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
+    ) -> None:
         crew = self.team
         assert crew is not None
         processes = isinstance(crew, Crew)
-        job = Job(seq, 1, self.places.spare_slot() if processes else None, True, ready, parts=1)
+        job = Job(seq, 1, self.places.spare_slot() if processes else None, True, ready, parts=1, worker=worker)
         payload = codec.encode(task) if processes else _NOTHING
-        crew.submit([Part(job, 0, 0, 1, payload, shift=shift, task=task, worker=worker)])
-        return job
+        crew.submit([Part(job, 0, 0, 1, payload, shift=shift, task=task, worker=worker)], lambda: noted(job))
 
     def diagnosis(self) -> str:
         held = self.team.waiting_for() if self.team is not None else None
@@ -415,34 +425,37 @@ class _Core:
         """See NOTE [close order]. Any thread, any number of times; whether everything has ended."""
         if os.getpid() != self.pid:
             return True
-        with self._closing:
-            deadline = Deadline(0.0 if self._life.state is State.CLOSED else timeout_s)
-            self._life.to(State.CLOSING)
-            self.abandon()
-            for queue in list(self.queues):
-                queue.close()
-            late = self.team is not None and not self._join(deadline)
-            first = self._life.to(State.CLOSED)
-            if late and first:
-                log.warning(
-                    "closed, but a worker thread is still at work on %s and was left behind: it ends with the process",
-                    self._what,
-                )
-            if not late:
-                if self.team is not None:
-                    self.team.jobs.clear()
-                self.places.release()
-                self._forget_end()
-            return not late
+        with self._closing, HeldBack():  # the wait within lets signals through
+            return self._close(timeout_s)
 
-    def _join(self, deadline: Deadline) -> bool:
-        assert self.team is not None
-        try:
-            return self.team.join(deadline.left())
-        except KeyboardInterrupt:
-            self.team.kill()
-            self.team.join(1.0)
-            raise
+    def _close(self, timeout_s: float) -> bool:
+        deadline = Deadline(0.0 if self._life.state is State.CLOSED else timeout_s)
+        self._life.to(State.CLOSING)
+        self.abandon()
+        for queue in list(self.queues):
+            queue.close()
+        late, interrupted = False, None
+        if self.team is not None:
+            try:
+                with LetThrough():
+                    late = not self.team.join(deadline.left())
+            except BaseException as error:  # Ctrl-C, or whatever else the handler of a signal raised
+                interrupted = error
+                self.team.kill()
+                late = not self.team.join(_AFTER_CTRL_C_S)
+        first = self._life.to(State.CLOSED)
+        if late and first:
+            log.warning(
+                "closed, but a worker thread is still at work on %s and was left behind: it ends with the process", self._what
+            )
+        if not late:
+            if self.team is not None:
+                self.team.jobs.clear()
+            self.places.release()
+            self._forget_end()
+        if interrupted is not None:
+            raise interrupted
+        return not late
 
     def abandon(self) -> None:
         """The pool was dropped: tell everyone to end, wait for nobody. Runs in any thread, so it takes no lock."""

@@ -65,6 +65,11 @@ class Producer:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def waits(self) -> bool:
+        """Whether the source waits within ``plan`` at this moment."""
+        return self._patience.waiting
+
     def join(self, timeout_s: float | None) -> bool:
         """Wait until the thread has ended; whether it has. A source that blocks for ever cannot be ended."""
         return join(self._thread, timeout_s)

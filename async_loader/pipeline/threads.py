@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Deadline, EndFlag, join
 from async_loader.pipeline.batch import Drained, Failure, Loose
 from async_loader.pipeline.failures import guarded
@@ -48,9 +49,11 @@ class Threads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, parts: Sequence[Part]) -> None:
-        with self._changed:
+    def submit(self, parts: Sequence[Part], noted: Callable[[], object]) -> None:
+        """See `Crew.submit`."""
+        with self._changed, HeldBack():
             self.jobs.put(parts)
+            noted()
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -101,6 +104,7 @@ class Threads:
         assert shift is not None
         shifts.forget_before(shift.oldest)
         if not shifts.knows(shift.number):
+            shifts.keep(shift.live.copy())
             shifts.tell(shift.number, shift.seed, shift.first, lambda: shift.state)
         try:
             batch = shifts.do(shift.number, part.job.seq, part.task, stream=shift.stream)

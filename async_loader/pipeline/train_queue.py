@@ -11,9 +11,15 @@ from async_loader.lifecycle import Deadline, Gate
 from async_loader.pipeline.batch import Drained, Failure, Loose, Nudge, Outcome, Slotted
 from async_loader.source import END
 
+_NOTHING: Any = object()
+
 
 class TrainQueue:
-    """In-process; any thread puts, one consumer gets. What it holds lies in shared memory.
+    """In-process; any thread puts, one consumer takes. What it holds lies in shared memory.
+
+    # NOTE [taken once]
+    What the consumer finds stays in the queue until it says `drop`. A consumer that a signal interrupts in between finds
+    the same again: nothing is lost between the queue and the program.
 
     Parameters
     ----------
@@ -29,6 +35,8 @@ class TrainQueue:
         self._urgent: deque[Failure | Nudge] = deque()
         self._next = 0
         self._beyond: set[int] = set()
+        self._found: Any = _NOTHING  # what `drop` lets go of, and whose turn it is: -1 for what is urgent
+        self._found_seq = -1
         self._end: int | None = None
         self._closed = False
         self._halted = False
@@ -62,31 +70,50 @@ class TrainQueue:
         """Drop what is queued; `get` raises Closed from here on."""
         with self._lock:
             self._closed = True
-            dropped = list(self._ready.values())
+            dropped = [*self._ready.values(), self._found]
             self._ready.clear()
             self._urgent.clear()
+            self._found = _NOTHING
         self._changed.open()
         del dropped  # the slots go back outside the lock
 
-    def pop(self) -> Slotted | Loose | Drained | None:
-        """The next batch if it is ready and nothing else is to be looked at; ``None`` otherwise: then `get` says more."""
+    def front(self) -> Slotted | Loose | Drained | None:
+        """Return the next batch if it is ready and nothing else is to be looked at, else ``None``: `wait` says more.
+
+        It stays in the queue until `drop`. The consumer's thread; takes no lock.
+        """
         if self._urgent or self._halted or not self._in_order:
             return None
-        with self._lock:
-            outcome = self._ready.get(self._next)
-            if outcome is None or isinstance(outcome, Failure):
-                return None
-            del self._ready[self._next]
-            self._next += 1
-            return outcome
+        if self._found is None:
+            self.drop()  # a turn that was being passed over when a signal came
+        seq = self._next
+        outcome = self._ready.get(seq)
+        if outcome is None or isinstance(outcome, Failure):
+            return None
+        self._found, self._found_seq = outcome, seq
+        return outcome
+
+    def drop(self) -> None:
+        """Let go of what `front` or `wait` found last. Safe to repeat: a call that was interrupted is made again."""
+        found, seq = self._found, self._found_seq
+        if found is _NOTHING:
+            return
+        if seq < 0:
+            if self._urgent and self._urgent[0] is found:
+                self._urgent.popleft()
+            self._found = _NOTHING
+        else:
+            self._ready.pop(seq, None)
+            self._pass(seq)
+            self._found = _NOTHING
 
     def halt(self) -> None:
         """Nothing may be popped any more: whoever wants a batch is to look first."""
         self._halted = True
         self.nudge()
 
-    def get(self, deadline: Deadline) -> Outcome | Nudge | Any:
-        """The next outcome, or END, which stays the answer once reached.
+    def wait(self, deadline: Deadline) -> Outcome | Nudge | Any:
+        """Return the next outcome, a Nudge, or END, which stays the answer once reached. It stays in the queue until `drop`.
 
         Raises
         ------
@@ -94,12 +121,21 @@ class TrainQueue:
             Nothing came before the deadline; the next call waits for the same batch.
         Closed
         """
+        return self._wait(deadline, take=False)
+
+    def get(self, deadline: Deadline) -> Outcome | Nudge | Any:
+        """As `wait`, and takes what it returns out of the queue. For threads in which no signal is handled; any number."""
+        return self._wait(deadline, take=True)
+
+    def _wait(self, deadline: Deadline, *, take: bool) -> Outcome | Nudge | Any:
         while True:
             with self._lock:
-                found = self._take()
+                found = self._look()
+                if take and found is not None:
+                    self.drop()
                 more = bool(self._ready or self._urgent or self._end is not None)
-            if self._closed or (found is not None and more):
-                self._changed.open()  # for whoever else waits
+            if self._closed or (found is not None and more and take):
+                self._changed.open()  # for other threads that wait
             if self._closed:
                 raise Closed("the queue is closed")
             if found is not None:
@@ -109,27 +145,34 @@ class TrainQueue:
                 raise Timeout(f"no batch within the deadline: waiting for batch {self._next}")
             self._changed.pass_through(left)
 
-    def _take(self) -> Outcome | Nudge | Any:
+    def _look(self) -> Outcome | Nudge | Any:
+        """What comes next, without a change to the queue but for turns that are passed over."""
+        if self._found is None:
+            self.drop()  # of a call that was interrupted
         if self._urgent:
-            return self._urgent.popleft()
+            self._found, self._found_seq = self._urgent[0], -1
+            return self._found
         while True:
             seq = self._next if self._in_order else next(iter(self._ready), -1)
             if seq not in self._ready:
+                self._found = _NOTHING
                 return END if self._end is not None and self._next >= self._end else None
-            outcome = self._ready.pop(seq, None)
-            self._pass(seq)
-            if outcome is not None:
-                return outcome
+            self._found, self._found_seq = self._ready[seq], seq
+            if self._found is not None:
+                return self._found
+            self.drop()
 
     def _pass(self, seq: int) -> None:
-        """The turn of job ``seq`` is over."""
-        if seq != self._next:
+        """The turn of job ``seq`` is over. Safe to repeat."""
+        if seq > self._next:
             self._beyond.add(seq)
-            return
-        self._next += 1
-        while self._next in self._beyond:
-            self._beyond.remove(self._next)
-            self._next += 1
+        elif seq == self._next:
+            after = seq + 1
+            while after in self._beyond:
+                after += 1
+            self._next = after
+        if self._beyond:
+            self._beyond.difference_update(range(seq, self._next))
 
     @property
     def passed(self) -> int:
@@ -139,7 +182,7 @@ class TrainQueue:
     @property
     def beyond(self) -> tuple[int, ...]:
         """Jobs behind that one whose turn is over all the same: where the order is not kept."""
-        return tuple(sorted(self._beyond))
+        return tuple(sorted(seq for seq in self._beyond if seq > self._next))
 
     @property
     def depth(self) -> int:

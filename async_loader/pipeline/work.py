@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -123,6 +123,11 @@ class Shifts:
         for number in [n for n in self._known if n < oldest]:
             del self._known[number]
 
+    def keep(self, live: Collection[int]) -> None:
+        """All iterations but these are over: also later ones than an iteration that is held open."""
+        for number in [n for n in self._known if n not in live]:
+            del self._known[number]
+
     def forget(self, iteration: int) -> None:
         """This iteration is over."""
         self._known.pop(iteration, None)
@@ -145,7 +150,9 @@ class Shifts:
         if seeds:  # the number of the task would depend on when the other streams end
             seeding.seed_globals((shift.seed, self._number, shift.asked))
         shift.asked += 1
-        batch = next(shift.do, END)
+        batch = END
+        for batch in shift.do:  # noqa: B007 - not next(): what a loop assigns was not lost before, whenever a signal comes
+            break
         if batch is END:
             shift.ended, shift.do = True, None
         return batch
@@ -158,9 +165,10 @@ class Shifts:
                 self._settle_in(here, shift.seed)
             begun = self._orders.work.begin(here)
             shift.do = iter(begun) if stream else begun
-        except BaseException:
+        except BaseException as error:
             self._first = first  # what is done once was not done
-            shift.ended = stream  # a stream that did not begin has nothing to give, and says why once
+            # A stream that did not begin has nothing to give, and says why once; one that a signal cut begins at the next call.
+            shift.ended = stream and not isinstance(error, KeyboardInterrupt)
             raise
 
     def _settle_in(self, here: Here, base: int) -> None:

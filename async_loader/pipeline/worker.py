@@ -26,7 +26,7 @@ from async_loader.layout import BatchLayout
 from async_loader.lifecycle import readable
 from async_loader.pipeline import arena, codec, collate
 from async_loader.pipeline.arena import Arena
-from async_loader.pipeline.channel import Channel, Record, close_all, from_fd
+from async_loader.pipeline.channel import Channel, Record, from_fd
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.seeding import seed_globals
 from async_loader.pipeline.work import Shifts, WorkOrders
@@ -211,9 +211,15 @@ class Worker:
         self._reader = codec.decode(record.payload, fds=record.fds)
 
     def _on_shift(self, record: Record) -> None:
-        _, number, seed, first = record.message
+        _, number, seed, first, live = record.message
         assert self._shifts is not None
-        self._shifts.tell(number, seed, first, functools.cache(lambda: codec.decode(record.payload, fds=record.fds)))
+        self._shifts.keep(live)
+        try:
+            state = codec.decode(record.payload, fds=record.fds)
+        except BaseException as error:  # raised by the tasks that need it
+            self._shifts.tell(number, seed, first, functools.partial(_refuse, error))
+        else:
+            self._shifts.tell(number, seed, first, lambda: state)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -222,8 +228,7 @@ class Worker:
         began = time.perf_counter()
         try:
             work = codec.decode(record.payload, fds=record.fds)
-        except BaseException as error:
-            close_all(record.fds)
+        except BaseException as error:  # what came with it is closed by then, see codec.decode
             self._answer(task, began, "unreadable", codec.encode(report(error)))
             return
         try:
@@ -328,6 +333,10 @@ class Worker:
         table, end = payload.table(len(payload.head))
         where = ("beside", len(payload.head), table)
         self._channel.send((kind, task.number, time.perf_counter() - began, where), _blob(payload, table, end))
+
+
+def _refuse(error: BaseException) -> Any:
+    raise error
 
 
 def _blob(payload: Encoded, table: list[tuple[int, int]], end: int) -> bytes | Segment:

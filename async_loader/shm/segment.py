@@ -12,6 +12,8 @@ import fcntl
 import mmap
 import os
 import secrets
+import sys
+from collections.abc import Callable, Iterable
 from multiprocessing import reduction
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import OutOfMemory, Unsupported
+from async_loader.interrupts import HeldBack
 from async_loader.shm import mapping
 from async_loader.shm.memory import available_bytes, human
 
@@ -29,14 +32,34 @@ class Segment:
     Parameters
     ----------
     fd : int
-        Owned by the segment from here on.
+        Owned by the segment from here on, also if mapping it fails.
     nbytes : int
+
+    Notes
+    -----
+    The descriptor has one owner: the segment. Nothing else closes its number, which may be another file's a moment later.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self._fd = fd
+        self._map: Any = None
         self.nbytes = nbytes
-        self._map = mapping.aligned(fd, nbytes) or mmap.mmap(fd, nbytes)
+        self._mapped()
+
+    def _mapped(self) -> None:
+        try:
+            self._map = mapping.aligned(self._fd, self.nbytes) or mmap.mmap(self._fd, self.nbytes)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def _unmapped(cls, nbytes: int) -> Segment:
+        segment = cls.__new__(cls)
+        segment._map, segment.nbytes = None, nbytes
+        with HeldBack():  # an interrupted call would leave a descriptor that no object owns
+            segment._fd = _anonymous_fd()
+        return segment
 
     @classmethod
     def create(cls, nbytes: int, purpose: str, *, commit: bool = True) -> Segment:
@@ -57,16 +80,17 @@ class Segment:
             When it would not fit into the free memory of the machine or of this process's cgroup.
         """
         check_fits(nbytes, purpose)
-        fd = _anonymous_fd(nbytes)
+        segment = cls._unmapped(nbytes)
         try:
             if commit:
-                os.posix_fallocate(fd, 0, nbytes)
+                os.posix_fallocate(segment._fd, 0, nbytes)
             else:
-                os.ftruncate(fd, nbytes)
-            return cls(fd, nbytes)
-        except OSError as error:
-            os.close(fd)
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                os.ftruncate(segment._fd, nbytes)
+            segment._mapped()
+            return segment
+        except BaseException as error:
+            segment.close()
+            if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             raise OutOfMemory(f"{purpose}: {human(nbytes)} of shared memory could not be taken: {error}") from error
 
@@ -101,15 +125,14 @@ class Segment:
     def close(self) -> None:
         """Close the descriptor. The mapping goes when the last array on it does."""
         if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+            fd, self._fd, mapped, self._map = self._fd, -1, self._map, None
             os.close(fd)
-            mapped, self._map = self._map, None
             if isinstance(mapped, mmap.mmap):
                 with contextlib.suppress(BufferError):
                     mapped.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing() and getattr(self, "_fd", -1) >= 0:
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -118,6 +141,13 @@ class Segment:
 
 def _attach_duplicate(duplicate: Any, nbytes: int) -> Segment:
     return Segment.attach(duplicate.detach(), nbytes)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors that came from another process and that no segment owns."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def check_fits(nbytes: int, purpose: str) -> None:
@@ -130,7 +160,7 @@ def check_fits(nbytes: int, purpose: str) -> None:
         )
 
 
-def _anonymous_fd(nbytes: int) -> int:
+def _anonymous_fd() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("async_loader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     return _unlinked_shm()

@@ -76,7 +76,7 @@ class SlotRing:
     def lend(self, slot: int) -> bool:
         """Whether the consumer may keep this slot. If not, copy the batch out and drop the lease."""
         if len(self._lent) >= self.spare:
-            return False
+            return slot in self._lent
         self._lent[slot] = None
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -71,9 +72,15 @@ def test_by_value_sends_functions_of_main_whole():
         torch.zeros(0, 3),
         torch.ones(4).bfloat16(),
         torch.ones(2, requires_grad=True),
+        torch.ones(2).bfloat16().requires_grad_(),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.nn.Parameter(torch.ones(2), requires_grad=False),
         torch.tensor([1 + 2j]).conj(),
     ],
-    ids=["plain", "transposed", "scalar", "empty", "bfloat16", "with gradient", "conjugated"],
+    ids=[
+        *("plain", "transposed", "scalar", "empty", "bfloat16", "with gradient", "bfloat16 with gradient"),
+        *("parameter", "frozen parameter", "conjugated"),
+    ],
 )
 @pytest.mark.parametrize("out_of_band", [False, True])
 def test_tensors_travel_as_their_arrays(tensor, out_of_band):
@@ -81,7 +88,27 @@ def test_tensors_travel_as_their_arrays(tensor, out_of_band):
     assert again.dtype == tensor.dtype
     assert again.shape == tensor.shape
     assert torch.equal(again, tensor.detach())
-    assert not again.requires_grad
+    assert (type(again), again.requires_grad) == (type(tensor), tensor.requires_grad)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_nested_tensors_travel_with_their_values_out_of_band(requires_grad):
+    tensor = torch.nested.nested_tensor([torch.ones(2), torch.arange(3.0)], requires_grad=requires_grad)
+    again = roundtrip([tensor], out_of_band=True)[0]
+    assert again.is_nested
+    assert again.requires_grad is requires_grad
+    assert [part.tolist() for part in again.unbind()] == [[1.0, 1.0], [0.0, 1.0, 2.0]]
+
+
+def test_meta_tensors_travel_as_their_shape():
+    again = roundtrip([torch.empty(2, 3, dtype=torch.int32, device="meta").t()])[0]
+    assert (again.device.type, again.shape, again.stride(), again.dtype) == ("meta", (3, 2), (1, 3), torch.int32)
+
+
+def test_what_multiprocessing_shares_is_refused_but_for_a_birth():
+    with pytest.raises(CannotSend, match="inheritance"):
+        codec.encode(multiprocessing.get_context("spawn").Lock())
 
 
 def test_large_memory_stays_out_of_the_pickle_when_asked():

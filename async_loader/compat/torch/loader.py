@@ -8,7 +8,6 @@ that dies and a time limit that passes are RuntimeErrors.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -26,6 +25,8 @@ from async_loader.epochs.ferry import Ferry
 from async_loader.epochs.order import Batches, Streams
 from async_loader.epochs.works import BEGIN, GatherWork, MapWork, StreamWork, Told, epoch_of
 from async_loader.errors import Timeout, WorkerDied
+from async_loader.naming import describe
+from async_loader.pipeline.iteration import NOTHING
 from async_loader.pipeline.pool import Pool
 
 _AHEAD_FROM = 1 << 20
@@ -186,18 +187,26 @@ class Pass(Iterator[Any]):
         return self
 
     def __len__(self) -> int:
-        """Batches in all, where that is known; for an iterable dataset what torch says."""
-        return len(self._loader) if self._dataset is None else sys.maxsize
+        """Batches in all. For an iterable dataset a TypeError, as in torch: ``list(iter(loader))`` asks."""
+        if self._dataset is not None:
+            raise TypeError(
+                f"a pass over the iterable dataset {describe(self._dataset)} has no len(): how long it is shows at its end"
+            )
+        return len(self._loader)
 
     def __next__(self) -> Any:
+        epoch = self.epoch
         try:
-            batch = self._asked(self.epoch.__next__)
+            self._asked(epoch.hold)
         except StopIteration:
             self._end()
             raise
-        if self._len_called is not None and self.epoch.yielded > self._len_called:
+        if self._len_called is not None and epoch.yielded >= self._len_called:
             self._warn_of_length()
-        return batch
+        try:  # see NOTE [held] in async_loader.pipeline.iteration
+            return epoch.held
+        finally:
+            epoch.held, epoch.yielded = NOTHING, epoch.yielded + 1
 
     def _open(self) -> None:
         """As torchdata: the workers have begun before the pass is returned, and an error of one of
@@ -220,9 +229,8 @@ class Pass(Iterator[Any]):
             raise RuntimeError(f"DataLoader timed out after {self._timeout:g} seconds: {error}") from error
 
     def _warn_of_length(self) -> None:
-        text = (
-            f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, and {self.epoch.yielded} have come"
-        )
+        come = self.epoch.yielded + 1
+        text = f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, and {come} have come"
         if self._workers:
             text += ": does its __iter__ give each worker a share of its own (torch.utils.data.get_worker_info)?"
         warnings.warn(text, stacklevel=3)

@@ -149,6 +149,9 @@ class RemoteSource:
     def hand_out(self, lease: object) -> bool:
         """Whether the batch is still this learner's. It counts as handed out from here on."""
         assert isinstance(lease, Lease)
+        if lease in self._handed_out:  # a call of `next` that asked before was interrupted by a signal
+            self._planned_leases.pop(lease, None)
+            return True
         if not lease.line.holds(lease):
             self._planned_leases.pop(lease, None)
             return False

@@ -1,8 +1,15 @@
-"""The server's unix socket for offers of memory. Never waits: a loop polls its descriptors and calls."""
+"""The server's unix socket for offers of memory. Never waits: a loop polls its descriptors and calls.
+
+# NOTE [out of descriptors]
+A process that has no descriptor left cannot accept, and the socket stays readable: a loop would spin. So the listener keeps
+one in reserve, with which it takes such a caller, and closes it: that side hears at once that there is no room. If the
+reserve cannot be had again, the socket is not polled until it can; it is tried each time the loop asks what to poll.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -11,6 +18,7 @@ from async_loader.errors import Malformed
 from async_loader.feeder.shared.offer import Offer, answered, peer_uid
 
 _MOST_CALLERS = 64
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
@@ -27,6 +35,7 @@ class Listener:
     def __init__(self, path: str, take: Callable[[Offer, int], None]) -> None:
         self.path, self._take = path, take
         self._callers: dict[int, socket.socket] = {}
+        self._reserve = -1
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -40,7 +49,13 @@ class Listener:
 
     def filenos(self) -> list[int]:
         """What to poll for reading."""
-        return [self._socket.fileno(), *self._callers]
+        return [self._socket.fileno(), *self._callers] if self._has_reserve() else list(self._callers)
+
+    def _has_reserve(self) -> bool:
+        if self._reserve < 0:
+            with contextlib.suppress(OSError):
+                self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        return self._reserve >= 0
 
     def handle(self, fd: int) -> None:
         """One of the descriptors is readable."""
@@ -53,12 +68,29 @@ class Listener:
                 self._hear(caller)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             caller, _ = self._socket.accept()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._turn_away()
+            return
+        with contextlib.suppress(OSError):
             caller.setblocking(False)
             if len(self._callers) >= _MOST_CALLERS:  # the one that has said nothing for longest
                 self._callers.pop(next(iter(self._callers))).close()
             self._callers[caller.fileno()] = caller
+
+    def _turn_away(self) -> None:
+        """See NOTE [out of descriptors]."""
+        self._close_reserve()
+        with contextlib.suppress(OSError):
+            self._socket.accept()[0].close()
+        self._has_reserve()
+
+    def _close_reserve(self) -> None:
+        fd, self._reserve = self._reserve, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _hear(self, caller: socket.socket) -> None:
         fds: list[int] = []
@@ -89,5 +121,6 @@ class Listener:
             caller.close()
         self._callers.clear()
         self._socket.close()
+        self._close_reserve()
         with contextlib.suppress(OSError):
             os.unlink(self.path)

@@ -29,6 +29,7 @@ from async_loader.compat.gluon.data.checks import require
 from async_loader.compat.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from async_loader.errors import ConfigError, Timeout
 from async_loader.pipeline import arena
+from async_loader.pipeline.iteration import NOTHING
 from async_loader.pipeline.pool import Pool
 from async_loader.pipeline.work import Kind
 
@@ -214,10 +215,18 @@ class BatchIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            batch = next(self._batches)
+            self._batches.hold()
         except Timeout as late:
             raise LoaderTimeout(f"{late}: raise timeout, or give the loader more workers or less prefetch") from None
-        return self._finish(batch)
+        try:
+            batch = self._finish(self._batches.held)  # once more, if a signal interrupts it
+        except Exception:
+            self._batches.release()
+            raise
+        try:
+            return batch
+        finally:
+            self._batches.held = NOTHING
 
     def next(self) -> Any:
         """As ``next(iterator)``."""

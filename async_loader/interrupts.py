@@ -1,0 +1,149 @@
+"""Signals whose handlers raise, above all Ctrl-C, held back while something is done that an exception would tear.
+
+# NOTE [Ctrl-C]
+Python runs the handlers of signals in the main thread, between two bytecodes, whichever thread the kernel gave the signal
+to. A signal mask of one thread therefore holds nothing back in a process that has two. What must not be torn in the middle
+is done with a handler of ours in the place of the program's: it notes the signal, and the program's own handler runs when
+the section ends. Within `LetThrough` it runs at once: waits, and code of the user's, can always be interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# signal.signal() and getsignal() of the standard library look for an enum member first, which costs more than the call.
+_signal: Any = sys.modules["_signal"]
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
+"""What programs have handlers for that raise."""
+
+
+class _Section:
+    """What is held back from the beginning of the outermost `HeldBack` to its end."""
+
+    __slots__ = ("depth", "handlers", "noted", "open", "over")
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Callable[[int, Any], Any]] = {}
+        self.noted: dict[int, None] = {}
+        self.depth = 0
+        self.open = self.over = False
+
+    def handle(self, number: int, frame: Any) -> None:
+        if self.over:  # a handler of ours that could not be taken back does no harm
+            self.handlers[number](number, frame)
+        elif self.open:
+            self.open = False  # stays so if the program's handler raises: what the exception passes through is not torn either
+            self.handlers[number](number, frame)
+            self.open = True
+        else:
+            self.noted[number] = None
+
+    def install(self) -> None:
+        for number in _NUMBERS:
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                self.handlers[number] = handler
+                _signal.signal(number, self.handle)
+
+    def end(self) -> None:
+        """Give the program its handlers back, and the signals that came meanwhile."""
+        self.over = True
+        for number, handler in reversed(self.handlers.items()):
+            if _signal.getsignal(number) == self.handle:
+                _signal.signal(number, handler)
+        self.tell()
+
+    def tell(self) -> None:
+        """Run the program's handlers for what was noted; all of them, also if one raises."""
+        if self.noted:
+            number, _ = self.noted.popitem()
+            try:
+                self.handlers[number](number, sys._getframe())
+            finally:
+                self.tell()
+
+
+_section: _Section | None = None
+"""Of the main thread, which alone runs handlers."""
+
+
+def held_back() -> bool:
+    """Whether a signal that comes now, to the calling thread, is noted for later."""
+    section = _section
+    return section is not None and not section.open and threading.get_ident() == threading.main_thread().ident
+
+
+class HeldBack:
+    """``with HeldBack():`` no handler of a signal runs, so none raises, between the lines of the block. Nests.
+
+    For blocks that take microseconds. In other threads than the main one there is nothing to hold back.
+    Cost: two system calls for each signal that the program handles in Python, which as a rule is Ctrl-C alone.
+    """
+
+    __slots__ = ("_inside", "_was_open")
+
+    def __enter__(self) -> None:
+        global _section
+        self._inside, self._was_open = False, False
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        section = _section
+        if section is None:
+            section = _Section()
+            try:
+                section.install()
+            except BaseException:
+                section.end()
+                raise
+            _section = section
+        self._was_open, section.open = section.open, False
+        section.depth += 1
+        self._inside = True
+
+    def __exit__(self, *_: object) -> None:
+        global _section
+        section = _section
+        if section is None or not self._inside:
+            return
+        section.depth -= 1
+        if section.depth == 0:
+            _section = None
+            section.end()
+        elif self._was_open:
+            section.open = True
+            section.tell()
+
+
+class LetThrough:
+    """``with LetThrough():`` inside of a `HeldBack`: signals are handled at once here, those that came before first."""
+
+    __slots__ = ("_section",)
+
+    def __enter__(self) -> None:
+        section = _section if threading.get_ident() == threading.main_thread().ident else None
+        self._section = section
+        if section is not None:
+            section.tell()
+            section.open = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._section is not None:
+            self._section.open = False
+
+
+def _after_fork_in_child() -> None:
+    """The thread that held signals back may not be there, or never comes to the end of its section."""
+    global _section
+    section, _section = _section, None
+    if section is not None:
+        section.over = True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
