@@ -79,7 +79,7 @@ def demo(
     raise typer.Exit(0 if summary.solved else 1)
 
 
-ADDRESS = typer.Argument(help="The feeder's, as in tcp://127.0.0.1:5555.")
+ADDRESS = typer.Argument(help="The feeder's, as in tcp://127.0.0.1:5555; by default that of 'serve' without --bind.")
 KEYS = typer.Option(help="This client's keys: a NAME.secret that 'async-loader keys' made.")
 
 
@@ -106,7 +106,7 @@ def serve(
 
 @app.command()
 def status(
-    address: Annotated[str, ADDRESS],
+    address: Annotated[str | None, ADDRESS] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")] = False,
     keys: Annotated[str | None, KEYS] = None,
@@ -122,7 +122,7 @@ def status(
 
 @app.command()
 def drain(
-    address: Annotated[str, ADDRESS],
+    address: Annotated[str | None, ADDRESS] = None,
     keys: Annotated[str | None, KEYS] = None,
 ) -> None:
     """Tell a feeder to take nothing new, to give out what it has, and to end."""

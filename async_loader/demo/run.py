@@ -119,7 +119,7 @@ class Run:
             seconds=seconds,
             start_seconds=(self._clock() if self._began is None else self._began) - self._started,
             waits_for=self._waits_for(table),
-            inserts_per_s=table.get("inserts_per_s", 0.0),
+            inserts_per_s=table.get("inserts_per_s_mean", 0.0),
             samples_per_insert=table.get("samples_per_insert", 0.0),
             policy_lag=lag.get("lag", 0),
             policy_lag_s=lag.get("lag_s", 0.0),

@@ -141,7 +141,7 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
 # -- asking one that serves ------------------------------------------------------------------------------------------------
 
 
-def show_status(address: str, keys: str | None, *, as_json: bool, watch: bool, console: Console) -> None:
+def show_status(address: str | None, keys: str | None, *, as_json: bool, watch: bool, console: Console) -> None:
     """Print what a server says of itself; with ``watch`` once a second, until Ctrl-C."""
     with _client(address, keys) as client:
         if watch:
@@ -176,17 +176,17 @@ def _watch(client: Any, as_json: bool, console: Console) -> None:
             before, pause_s = now, LIVE_S
 
 
-def drain(address: str, keys: str | None) -> None:
+def drain(address: str | None, keys: str | None) -> None:
     """Tell a server to take nothing new, to give out what it has, and to end. Returns when it has done so."""
     with _client(address, keys) as client:
         client.drain()
 
 
 @contextlib.contextmanager
-def _client(address: str, keys: str | None) -> Iterator[Any]:
-    from async_loader.feeder import connect
+def _client(address: str | None, keys: str | None) -> Iterator[Any]:
+    from async_loader.feeder import addresses, connect
 
-    with connect(address, on_disconnect="raise", timeout_s=10.0, keys=keys) as client:
+    with connect(address or str(addresses.default()), on_disconnect="raise", timeout_s=10.0, keys=keys) as client:
         yield client
 
 

@@ -89,6 +89,12 @@ class ServedTable:
         return self._owner.closed
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Items that were inserted, and drawn, since the table began. Cheap."""
+        table = self._owner.table if self._owner.ready else None
+        return (0, 0) if table is None else (table.inserted, table.sampled)
+
+    @property
     def uses_up(self) -> bool:
         """Whether a draw takes away what another could have had."""
         return self._owner.limiter is not None or bool(self._owner.max_times_sampled)

@@ -1,4 +1,4 @@
-"""What takes long: memory over 100,000 batches, of the learner's process and its workers; 200 rounds of faults."""
+"""What takes long: memory over 100,000 batches, of the learner's process and its workers; 500 rounds of faults."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -10,8 +10,8 @@ import sys
 
 from benchmarks.harness import ROOT, Contender, Figures, Metric, Row, Target
 
-FIRST, ROUNDS = 30, 200
-PATIENCE_S = 600.0
+FIRST, ROUNDS = 30, 500
+PATIENCE_S = 1500.0
 """For all rounds: several times what an idle machine takes."""
 
 

@@ -267,6 +267,18 @@ def test_drain_drains(client):
     assert fake.drained == 1
 
 
+@pytest.mark.parametrize("command", ["status", "drain"])
+def test_without_an_address_it_is_that_of_a_server_without_one(client, monkeypatch, tmp_path, command):
+    from async_loader.feeder import addresses
+    from async_loader.feeder.settings import ServerSettings
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    fake = client(status_of(), status_of())
+    assert invoke(command).exit_code == 0
+    ((address, _),) = fake.asked
+    assert address == str(ServerSettings.of(["replay:10"]).address) == str(addresses.default())
+
+
 # -- keys ----------------------------------------------------------------------------------------------------------------
 
 

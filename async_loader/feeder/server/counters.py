@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.wire import ErrorCode
+
+RATE_S = 2.0
+"""What a rate of now is measured over, at least."""
+
+
+class Rates:
+    """How fast two counts grow: rates of now, not since the start.
+
+    Parameters
+    ----------
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._marks: deque[tuple[float, int, int]] = deque([(clock(), 0, 0)], maxlen=3)
+
+    @property
+    def due(self) -> bool:
+        """Whether `note` would remember what it is told."""
+        return self._clock() >= self._marks[-1][0] + RATE_S
+
+    def note(self, first: int, second: int) -> None:
+        """What the counts are now. Cheap; called when something may have changed."""
+        if self.due:
+            self._marks.append((self._clock(), first, second))
+
+    def now(self, first: int, second: int) -> tuple[float, float]:
+        """Of each, a second; over the last `RATE_S`, or as long as nothing happened before."""
+        now = self._clock()
+        old = [mark for mark in self._marks if mark[0] + RATE_S <= now] or [self._marks[0]]
+        at, *before = old[-1]
+        seconds = max(now - at, 1e-3)
+        return max(0, first - before[0]) / seconds, max(0, second - before[1]) / seconds
 
 
 class Counters:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
 from async_loader.feeder.auth import Gatekeeper
+from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.intake import Intake
 from async_loader.feeder.server.outlet import Outlet
 from async_loader.feeder.server.policies import Publications
@@ -20,11 +21,14 @@ from async_loader.replay.served import ServedTable
 class Table:
     """One table: what goes in, what comes out."""
 
-    def __init__(self, name: str, buffer: ReplayBuffer, limits: Limits, window_bytes: int, window_rows: int) -> None:
+    def __init__(
+        self, name: str, buffer: ReplayBuffer, limits: Limits, window_bytes: int, window_rows: int, clock: Callable[[], float]
+    ) -> None:  # fmt: skip
         self.name, self.buffer = name, buffer
         self.table = ServedTable(buffer)
         self.intake = Intake(name, self.table, window_bytes, window_rows)
         self.outlet = Outlet(name, self.table, limits)
+        self.rates = Rates(clock)
         self.ended = False
 
 

@@ -349,4 +349,8 @@ class Intake:
     def waiting(self) -> list[str]:
         """Who waits, and for what."""
         reason = self.table.why_not_insert() if self._blocked else None
-        return [f"producer {one.key.hex()[:8]} to insert: {reason}" for one in self._blocked] if reason else []
+        if not reason:
+            return []
+        count, first = len(self._blocked), self._blocked[0].key.hex()[:8]
+        who = f"producer {first}" if count == 1 else f"{count} producers (producer {first} and others)"
+        return [f"{who} to insert: {reason}"]

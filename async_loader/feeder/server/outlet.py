@@ -404,5 +404,11 @@ class Outlet:
 
     def waiting(self) -> list[str]:
         """Who waits, and for what."""
-        said = ((one, self._why_not(one)) for one in self._line)
-        return [f"reader {one.number} to sample {one.batch_size}: {reason}" for one, reason in said if reason]
+        groups: dict[tuple[int, str], list[int]] = {}
+        for one in self._line:
+            if (reason := self._why_not(one)) is not None:
+                groups.setdefault((one.batch_size, reason), []).append(one.number)
+        return [
+            f"{f'reader {numbers[0]}' if len(numbers) == 1 else f'{len(numbers)} readers'} to sample {rows}: {reason}"
+            for (rows, reason), numbers in groups.items()
+        ]

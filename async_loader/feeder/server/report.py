@@ -39,6 +39,7 @@ def _table(table: Table, hall: Hall, uptime: float, unopened: int) -> dict[str, 
     stats, intake, outlet = table.buffer.stats(), table.intake, table.outlet
     sessions = list(hall.sessions)
     writers = [one for session in sessions for one in session.writers.values() if one.intake is intake]
+    rates = table.rates.now(stats.inserted, stats.sampled)
     waits = [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"] if unopened else []
     return {
         "size": stats.size,
@@ -46,8 +47,10 @@ def _table(table: Table, hall: Hall, uptime: float, unopened: int) -> dict[str, 
         "inserted": stats.inserted,
         "sampled": stats.sampled,
         "deleted": stats.deleted,
-        "inserts_per_s": stats.inserted / max(uptime, 1e-9),
-        "samples_per_s": stats.sampled / max(uptime, 1e-9),
+        "inserts_per_s": rates[0],
+        "samples_per_s": rates[1],
+        "inserts_per_s_mean": stats.inserted / max(uptime, 1e-9),
+        "samples_per_s_mean": stats.sampled / max(uptime, 1e-9),
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
         "waiting": [*waits, *intake.waiting(), *outlet.waiting()][:_WAITING],
         "policies": lags([one.producer.versions for one in writers], hall.published),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -31,6 +32,7 @@ from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Bell, Deadline
 from async_loader.replay.buffer import ReplayBuffer
 
+_log = logging.getLogger("async_loader.feeder")
 _OF_TABLES = (Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN)
 # Messages of each kind in one round, and their bytes: so long at most does a heartbeat wait.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
@@ -93,7 +95,7 @@ class Server:
         self.incarnation = secrets.token_bytes(16)
         limits = limits or Limits()
         self._hall = hall = Hall(
-            {name: Table(name, buffer, limits, window_bytes, window_rows) for name, buffer in tables.items()},
+            {name: Table(name, buffer, limits, window_bytes, window_rows, clock) for name, buffer in tables.items()},
             Sessions(sessions, silence_s, clock), WeightStore(weight_bytes), limits, window_bytes, window_rows, clock,
         )  # fmt: skip
         self.counters = Counters(clock)
@@ -204,6 +206,8 @@ class Server:
                 self._end_table(table)
             elif table.outlet.hungry or table.intake.blocked:
                 self._more |= self._outbound.flow(table)
+            if table.rates.due:
+                table.rates.note(*table.table.counts)
         self._inbound.tell()
         self._outbound.complain()
 
@@ -255,6 +259,7 @@ class Server:
             self._hall.begin_to_drain()
             self._ending = Deadline(self._drain_s, self._clock)
             self._more = True  # what is short of a batch may go out now
+            _log.info("draining, for at most %g s: a second Ctrl-C (or SIGTERM) ends it at once", self._drain_s)
             return False
         if self._stops > 1 or self._ending.expired:
             return True

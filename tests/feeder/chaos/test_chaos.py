@@ -2,7 +2,7 @@
 
 Each round is drawn from its seed; ``python tests/feeder/chaos/play.py SEED`` plays it by itself and says what happens when.
 Processes run when they like, so that the same seed is the same faults at the same moments, not the same bytes. Rounds are played
-several at a time, since they wait most of theirs: as many tests as there are groups, not rounds. `scripts/bench soak` plays 200.
+several at a time, since they wait most of theirs: as many tests as there are groups, not rounds. `scripts/bench soak` plays 500.
 """
 
 from __future__ import annotations

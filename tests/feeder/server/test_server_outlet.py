@@ -8,7 +8,19 @@ from server_rig import SCHEMA, Rig
 
 from async_loader import Field, ReplayBuffer
 from async_loader.feeder.server.ports import Plane
-from async_loader.feeder.wire import REDELIVERED, SENT_BEFORE, Batch, End, Error, ErrorCode, Ping, Priorities, Reader, schema_of
+from async_loader.feeder.wire import (
+    REDELIVERED,
+    SENT_BEFORE,
+    Batch,
+    End,
+    Error,
+    ErrorCode,
+    Ping,
+    Priorities,
+    Reader,
+    Status,
+    schema_of,
+)
 from async_loader.feeder.wire.control import View
 from async_loader.replay.limiter import MinSize, Queue
 from async_loader.replay.samplers import Fifo, Prioritized
@@ -387,3 +399,32 @@ def test_a_table_that_is_closed_ends_its_readers_and_writers_and_no_others():
         assert peer.open_writer(3).body.code == ErrorCode.UNSUPPORTED
         peer.insert(0, [1], number=2)
         assert peer.receive(Plane.INSERT).body.applied == 1
+
+
+def test_rates_are_those_of_now_and_means_have_a_name_of_their_own():
+    with Rig() as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        for sequence in range(10):
+            peer.insert(sequence, range(20))
+            rig.pass_time(1.0)
+        table = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        assert table["inserts_per_s"] == pytest.approx(20, rel=0.3)
+        assert table["inserts_per_s_mean"] == pytest.approx(20, rel=0.3)
+        for _ in range(8):
+            rig.pass_time(1.0)
+        table = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        assert table["inserts_per_s"] == 0
+        assert table["inserts_per_s_mean"] == pytest.approx(200 / 18, rel=0.3)
+        assert table["samples_per_s"] == 0
+
+
+def test_many_that_wait_for_the_same_are_one_line():
+    with Rig(queue(10)) as rig:
+        peer = rig.peer()
+        for number in range(8):
+            peer.open_writer(number, producer=bytes([number]) * 16)
+            peer.insert(0, range(10), number=number)
+        rig.turn()
+        (line,) = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]["waiting"]
+        assert line.startswith("7 producers (producer 01010101 and others) to insert: ")
