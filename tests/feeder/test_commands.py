@@ -276,7 +276,7 @@ def test_without_an_address_it_is_that_of_a_server_without_one(client, monkeypat
     fake = client(status_of(), status_of())
     assert invoke(command).exit_code == 0
     ((address, _),) = fake.asked
-    assert address == str(ServerSettings.of(["replay:10"]).address) == str(addresses.default())
+    assert address == str(ServerSettings.of(["replay:10"]).address()) == str(addresses.default())
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------------
