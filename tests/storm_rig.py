@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import inspect
 import os
 import random
 import signal
@@ -73,7 +74,8 @@ class _Tracer:
         if not (name.startswith(self._within) or name.endswith(_BESIDE)):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        self._pass(frame)
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # one that is being dropped would swallow the error
+            self._pass(frame)
         return self._local
 
     def _local(self, frame: FrameType, event: str, arg: object) -> Any:

@@ -118,6 +118,10 @@ class ServedTable:
             table.hold((number,))
         return number
 
+    def is_open(self, number: int) -> bool:
+        """Whether the stream's episode goes on."""
+        return self._owner.table.is_open(number)
+
     def release(self, numbers: Sequence[int]) -> None:
         """These numbers are not used any more. Streams whose episodes are open are found again by their names."""
         with self._owner.lock:

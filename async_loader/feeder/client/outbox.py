@@ -115,9 +115,8 @@ class Outbox:
         return not self._entries or self.nbytes + nbytes <= self.buffer_bytes
 
     def put(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        self.nbytes += entry.nbytes
-        self.put_total += 1
+        self.nbytes, self.put_total = self.nbytes + entry.nbytes, self.put_total + 1
+        self._entries += (entry,)  # no call up to the caller's next statement: Ctrl-C comes before all of it or after
 
     # -- sending ---------------------------------------------------------------------------------------------------------
 

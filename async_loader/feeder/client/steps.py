@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tree
+from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.feeder.client.memory import blank, copied
 from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Insert, RowLayout
-from async_loader.replay.arguments import floats_of
-from async_loader.replay.staging import Stage
+from async_loader.replay.arguments import floats_of, one_float
+from async_loader.replay.staging import Ends, Stage
 from async_loader.replay.storage import StorageLayout
 from async_loader.schema import Field, Schema
 
@@ -250,8 +250,9 @@ class Packer:
         self.part_bytes = self.part_rows * self.layout.row_bytes
         self._way = Way(schema, self.layout)
         self._values = self.stage.values
-        self.stored = frozenset(("terminated", "truncated")) & {field.name for field in schema.fields}
-        ends = {self.stage.terminated, self.stage.truncated} - {-1}
+        self._said = Ends(schema)
+        self.stored = self._said.stored | ({"done"} if self._said.done else frozenset())
+        ends = {self.stage.terminated, self.stage.truncated, self.stage.done} - {-1}
         self._ends = tuple(self.schema.fields[i].name for i in sorted(ends))  # what a step itself says of its end
 
     def goes_on(self, step: dict[str, Any], terminated: Any, truncated: Any) -> bool:
@@ -273,14 +274,8 @@ class Packer:
         ------
         SchemaError
         """
-        for name in self.stored:
-            if name not in step:
-                step[name] = bool(terminated if name == "terminated" else truncated)
+        said = self._said.into(step, terminated, truncated)
         values = self._values(step)
-        said = 0
-        for name, flag, given in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
-            if given and name not in self.stored:  # where it is stored, the step says it
-                said |= flag
         flags = self.stage.flags(values, final is not None, said) & _ENDS
         return values, flags, None if final is None else self.stage.final_values(final)
 
@@ -351,7 +346,11 @@ class Packer:
 
 def streams_of(stream: Any, count: int) -> npt.NDArray[np.uint32]:
     """One number for each row. Raises ConfigError, SchemaError."""
-    given = np.asarray(stream)
+    array = tensors.as_array(stream)
+    try:
+        given = np.asarray(stream) if array is None else array
+    except ValueError:
+        raise ConfigError(f"stream={stream!r}: one number for each row, or one for all") from None
     if given.dtype.kind not in "iu" or (given.size and not 0 <= given.min() <= given.max() < 2**32):
         raise ConfigError(f"stream={stream!r}: streams are numbers from 0 to 2**32 - 1")
     if given.ndim == 0:
@@ -363,7 +362,7 @@ def streams_of(stream: Any, count: int) -> npt.NDArray[np.uint32]:
 
 def checked_priority(priority: Any) -> float:
     """Raises ConfigError for what is no priority."""
-    value = float(priority)
+    value = float(one_float(priority, "priority")[0])
     if not 0 <= value < float("inf"):
         raise ConfigError(f"priority {value}: priorities are finite, 0 or more")
     return value

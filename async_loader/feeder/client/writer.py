@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -10,7 +10,7 @@ from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
-from async_loader.feeder.client.writer_line import Phase, WriterLine
+from async_loader.feeder.client.writer_line import MESSAGE_BYTES_MOST, Phase, WriterLine
 from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.replay.arguments import one_of, schema_of_columns
@@ -42,6 +42,15 @@ class RemoteWriter:
         """Of the table's steps; ``None`` while nobody has said it."""
         packer = self._line.packer
         return None if packer is None else packer.schema
+
+    @property
+    def steps(self) -> int:
+        """Steps that were added through this writer, in the table or on their way there. It never falls.
+
+        A call that Ctrl-C interrupts has added its step or has not, and this says which; `extend` has added so many of its rows.
+        """
+        with self._line.lock:
+            return self._line.steps()
 
     def append(
         self,
@@ -86,7 +95,11 @@ class RemoteWriter:
         packer = line.packer
         if packer is None:
             first = {"terminated": bool(terminated), "truncated": bool(truncated), **values}
-            packer = self._agree(lambda: Schema.of_step(first), self._deadline(timeout_s))
+            packer = self._agree(
+                lambda: Schema.of_step(first),
+                lambda trial: trial.row(dict(values), terminated, truncated, final_obs),
+                self._deadline(timeout_s),
+            )
         if values is step and packer.stored and not packer.stored <= values.keys():
             values = dict(values)  # what is stored is added to it
         number = self._stream if stream is None else stream
@@ -127,7 +140,11 @@ class RemoteWriter:
         self._connection.check()
         deadline = self._deadline(timeout_s)
         whole = one_of(batch, columns, "batch")
-        packer = self._line.packer or self._agree(lambda: schema_of_columns(whole), deadline)
+        packer = self._line.packer or self._agree(
+            lambda: schema_of_columns(whole),
+            lambda trial: trial.rows(whole, self._stream if stream is None else stream, priority, final_obs),
+            deadline,
+        )
         rows = packer.rows(whole, self._stream if stream is None else stream, priority, final_obs)
         at = 0
         try:
@@ -290,8 +307,8 @@ class RemoteWriter:
 
     # -- waiting -----------------------------------------------------------------------------------------------------------
 
-    def _agree(self, schema: Any, deadline: Deadline) -> Packer:
-        """The table's schema, which is the first step's if it has none yet."""
+    def _agree(self, schema: Callable[[], Schema], check: Callable[[Packer], object], deadline: Deadline) -> Packer:
+        """The table's schema, which is the first step's if it has none yet, and if ``check`` does not refuse that step."""
         line = self._line
         self._connection.check()
         proposed = schema()
@@ -299,6 +316,7 @@ class RemoteWriter:
         def attempt() -> bool:
             line.check()
             if line.phase is Phase.NAMELESS:
+                check(Packer(proposed, 1, MESSAGE_BYTES_MOST))
                 line.propose(proposed)
                 self._connection.wake()
             return line.packer is not None

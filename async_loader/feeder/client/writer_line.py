@@ -38,6 +38,8 @@ SPARE_BYTES = 16 << 20
 """Of parts that are kept to be filled again: a page that is touched for the first time costs more than the step on it."""
 MESSAGE_BYTES = 4 << 20
 """Of an INSERT at most, but for rows that are larger: several fit into a window, and none holds up the next for long."""
+MESSAGE_BYTES_MOST = 64 << 20
+"""Of any message, where the server has not said less."""
 ASK_AGAIN_S = 5.0
 """After which an OPEN_WRITER or CLOSE_WRITER without an answer is sent again: its connection may have been another."""
 PROBE_S, PROBE_MOST_S = 1.0, 10.0
@@ -173,9 +175,11 @@ class WriterLine:
 
     def seal(self) -> None:
         """What is filled so far becomes a message."""
-        part, self.part, self._part_due = self.part, None, None
-        if part is not None and part.count:
-            self._put_part(part)
+        part = self.part
+        if part is None or not part.count:
+            self.part = self._part_due = None
+            return
+        self._put_part(part)
 
     def seal_full(self) -> None:
         """`seal`, if there is no room for another row."""
@@ -191,7 +195,7 @@ class WriterLine:
 
     def _put_part(self, part: Part) -> None:
         payload = part.sealed()
-        self._put(Entry(payload, part.count, payload.nbytes))
+        self._put(Entry(payload, part.count, payload.nbytes), part)
         if payload.part is None:
             self._keep(part)
 
@@ -203,11 +207,18 @@ class WriterLine:
             self._broken_off = set()
             self._put(_cut_of(payload))
 
-    def _put(self, entry: Entry) -> None:
-        self._streams |= entry.payload.streams
+    def _put(self, entry: Entry, part: Part | None = None) -> None:
+        """``part``: what it was made of, which is not filled any more from the moment in which the entry is put."""
         entry.finals = entry.payload.finals
-        self.rows_in += entry.steps
+        streams, rows = self._streams | entry.payload.streams, self.rows_in + entry.steps
+        filled, due = (None, None) if part is self.part else (self.part, self._part_due)
         self.outbox.put(entry)
+        self.part, self._part_due, self._streams, self.rows_in = filled, due, streams, rows
+
+    def steps(self) -> int:
+        """Steps that were added, also those that are not in a message yet."""
+        part = self.part
+        return self.rows_in + (0 if part is None else part.count - part.finals)
 
     def hurry(self, by: int) -> None:
         """Somebody waits (or does no more) for what was put last to be acknowledged."""
@@ -349,7 +360,7 @@ class WriterLine:
         self._probe_at, self._probe_s = None, PROBE_S
         self.phase = Phase.READY
 
-    _limit = 64 << 20
+    _limit = MESSAGE_BYTES_MOST
 
     def limit(self, message_bytes: int) -> None:
         """What the server takes at most."""

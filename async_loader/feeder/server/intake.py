@@ -28,6 +28,7 @@ GONE, CLOSED = 4096, 256
 """Producers that are remembered though nothing writes for them: those that went without a word, for they may come back; and
 those that closed in good order, since the answer to that may be lost. Of more than these the earliest are forgotten."""
 _NOBODY = -1
+_NO_STREAMS: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class Receipt(Enum):
@@ -73,7 +74,7 @@ class Producer:
     queued_bytes: int = 0
     queued_rows: int = 0
     writers: list[WriterState] = field(default_factory=list)
-    streams: npt.NDArray[np.int64] = field(default_factory=lambda: np.full(8, _NOBODY, np.int64))
+    streams: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_STREAMS)
     versions: dict[str, int] = field(default_factory=dict)
 
 
@@ -190,10 +191,20 @@ class Intake:
         producer = writer.producer
         if writer in producer.writers:
             producer.writers.remove(writer)
+            self._release(producer)
             if not producer.writers:
                 (self._closed if closed else self._gone)[producer.key] = producer
                 self._forget_some(self._closed, CLOSED)
                 self._forget_some(self._gone, GONE)
+
+    def _release(self, producer: Producer) -> None:
+        """Let the table forget its streams whose episodes have ended, if it does not write. It may go on with the others."""
+        if producer.writers or producer.queue or not len(producer.streams):
+            return
+        left = producer.streams.copy()
+        left[[one for one in np.flatnonzero(left != _NOBODY) if not self.table.is_open(int(left[one]))]] = _NOBODY
+        self.table.release(producer.streams[producer.streams != left].tolist())
+        producer.streams = left if (left != _NOBODY).any() else _NO_STREAMS
 
     def _agree(self, schema: Schema | None) -> None:
         if self.table.schema is None:
@@ -212,6 +223,7 @@ class Intake:
         self.table.end([int(one) for one in producer.streams if one != _NOBODY])
         producer.epoch, producer.received, producer.applied = epoch, 0, 0
         producer.writers.clear()
+        self._release(producer)
         self.moved.pop(producer, None)
 
     def _drop_queue(self, producer: Producer) -> None:
@@ -324,6 +336,8 @@ class Intake:
         producer.queued_rows -= len(first.steps)
         producer.applied += 1
         self.moved[producer] = None
+        if not producer.writers:
+            self._release(producer)
         return True
 
     def advance(self) -> bool:
