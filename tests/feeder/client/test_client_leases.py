@@ -63,10 +63,12 @@ def test_a_batch_is_given_back_when_its_consumer_asks_for_another_and_not_when_i
     first, second, third = (ready.plan(BATCH, patience()) for _ in range(3))
     assert ready.hand_out(first.lease)
     assert ready.hand_out(second.lease)
+    assert ready.hand_out(second.lease), "as after a call that was interrupted"
     assert not feeder.seen[Type.RETURN]
     ready.settle(second.lease)
     ready.settle(second.lease)
     ready.settle(third.lease)  # which was never handed out
+    assert not ready.hand_out(second.lease), "it was used"
     feeder.do(lambda feeder: feeder.batch(1, 3, 30))
     ready.plan(BATCH, patience())
     feeder.until(lambda: feeder.seen[Type.RETURN] == 1)
