@@ -47,6 +47,7 @@ ELSEWHERE = {
     "gymnasium": {"demo"},
     "matplotlib": {"demo"},
     "mxnet": {"compat.gluon"},
+    "accelerate": {"compat.accelerate"},
     "cloudpickle": {"pipeline.codec"},
     "numba": {"replay.compiled", "replay.kernel_cache", "replay.kernels"},
     "llvmlite": {"replay.kernels"},

@@ -123,6 +123,11 @@ class Handle:
     def __str__(self) -> str:
         return f"worker {self.number} (pid {self.pid})"
 
+    @property
+    def process(self) -> Any:
+        """The `multiprocessing.Process`, ``None`` before it was made."""
+        return self._process
+
     def start(self) -> None:
         """Start the process, within a `HeldBack`. Under spawn and forkserver its orders follow as the first record."""
         method = self._context.get_start_method()

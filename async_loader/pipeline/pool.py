@@ -137,6 +137,12 @@ class Pool:
         # One that is being replaced has none yet; 0 would mean the caller's own group to whoever sends a signal.
         return [handle.pid for handle in list(crew.handles) if handle.pid] if isinstance(crew, Crew) else []
 
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes that there are at this moment, as `multiprocessing` has them."""
+        crew = self._core.team if self._core is not None else None
+        return [handle.process for handle in list(crew.handles)] if isinstance(crew, Crew) else []
+
     def start(self) -> None:
         """Start the workers now; idempotent.
 

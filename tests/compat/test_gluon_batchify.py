@@ -155,6 +155,35 @@ def test_batches_as_mxnets_arrays(monkeypatch):
         assert batch[1].asnumpy().tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("version", "place"), [("1.9.1", "nd"), ("2.0.0beta1", "np")])
+def test_arrays_are_those_that_gluon_of_this_mxnet_takes(monkeypatch, version, place):
+    def module(name):
+        return types.SimpleNamespace(array=lambda array, dtype: (name, np.asarray(array, dtype).tolist()))
+
+    mxnet = types.SimpleNamespace(__version__=version, nd=module("nd"), np=module("np"))
+    monkeypatch.setitem(sys.modules, "mxnet", mxnet)
+    assert Stack(array_type="mxnet")([1, 2]) == (place, [1, 2])
+    loader = gluon.data.DataLoader([1, 2], 2, array_type="mxnet")
+    assert next(iter(loader)) == (place, [1, 2])
+
+
+def _as_ndarrays(items):
+    return [NDArray(items), "a text"]
+
+
+def test_mxnets_arrays_from_workers_are_made_again_by_the_consumer(monkeypatch):
+    made = types.SimpleNamespace(array=lambda array, dtype: NDArray(np.asarray(array, dtype)))
+    monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(nd=made))
+    monkeypatch.setattr(NDArray, "__reduce__", _cannot_travel)
+    loader = gluon.data.DataLoader(list(range(4)), 2, batchify_fn=_as_ndarrays, num_workers=1)
+    for (array, text), expected in zip(loader, ([0, 1], [2, 3]), strict=True):
+        assert (type(array), array.asnumpy().tolist(), text) == (NDArray, expected, "a text")
+
+
+def _cannot_travel(self):
+    raise TypeError("saved in np shape semantics")
+
+
 class NDArray:
     """As much of mxnet's array as the door looks at."""
 

@@ -167,13 +167,22 @@ def test_containers_of_fields():
 
 def test_containers_that_do_not_fit_are_refused():
     Sample = collections.namedtuple("Sample", "x name")
-    with pytest.raises(AssertionError, match="one for each"):
+    with pytest.raises(ValueError, match="one for each"):
         bf.NamedTuple(Sample, {"x": bf.Stack()})
-    with pytest.raises(AssertionError, match="samples are of tuple, not Sample"):
+    with pytest.raises(ValueError, match="samples are of tuple, not Sample"):
         bf.NamedTuple(Sample, [bf.Stack(), bf.List()])([(1, "a")])
-    with pytest.raises(AssertionError, match="a dict of functions"):
+    with pytest.raises(ValueError, match="a dict of functions"):
         bf.Dict([bf.Stack()])
-    with pytest.raises(AssertionError, match="callable"):
+    with pytest.raises(ValueError, match="callable"):
         bf.Dict({"x": 3})
+    with pytest.raises(ValueError, match="or of pairs"):
+        bf.NamedTuple(Sample, [1, 2])
     with pytest.raises(AssertionError, match="Tuple 2 functions"):
         bf.Tuple(bf.Stack(), bf.List())([(1,)])
+
+
+def test_the_bucket_schemes_are_where_the_original_has_them():
+    from async_loader.compat.gluonnlp import data
+
+    for name in ("ConstWidthBucket", "LinearWidthBucket", "ExpWidthBucket", "BucketScheme"):
+        assert getattr(data.sampler, name) is getattr(data, name, getattr(data.sampler, name))

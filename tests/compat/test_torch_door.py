@@ -325,6 +325,20 @@ def test_persistent_workers_persist_and_passes_may_be_nested():
     loader.close()
 
 
+def test_a_pass_shows_its_worker_processes_as_torchs_does():
+    passing = iter(DataLoader(Plain(), num_workers=2))
+    processes = passing._workers
+    assert [process.is_alive() for process in processes] == [True, True]
+    assert len({process.pid for process in processes}) == 2
+    passing.close()
+    assert iter(DataLoader(Plain()))._workers == []
+
+
+def test_loaders_are_generic_as_torchs_are():
+    for kind in (DataLoader, StatefulDataLoader):
+        assert kind[torch.Tensor].__origin__ is kind
+
+
 class Told(Plain):
     epoch = 0
 
@@ -366,6 +380,14 @@ def test_pinning_without_an_accelerator_is_a_warning():
 def test_datapipes_are_left_to_torch():
     pipe = theirs.datapipes.iter.IterableWrapper(range(5))
     assert plain(DataLoader(pipe, batch_size=2)) == [[0, 1], [2, 3], [4]]
+
+
+def test_datapipes_have_no_state():
+    pipe = theirs.datapipes.iter.IterableWrapper(range(5))
+    loader = StatefulDataLoader(pipe, batch_size=2)
+    assert plain(loader) == [[0, 1], [2, 3], [4]]
+    with pytest.raises(TypeError, match="datapipes"):
+        loader.state_dict()
 
 
 def test_a_pass_that_is_dropped_leaves_nothing():

@@ -491,7 +491,7 @@ def test_shards_go_to_their_devices():
         ({"num_workers": -1}, "num_workers is -1"),
         ({"workers": "fibres"}, "workers is 'fibres'"),
         ({"prefetch": 0}, "prefetch is 0"),
-        ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": -1}, "timeout"),
         ({"collate_fn": 3}, "collate_fn is int"),
         ({"context": "clone"}, "context is 'clone'"),
         ({"compiled": "yes"}, "compiled is 'yes'"),

@@ -157,7 +157,7 @@ class Pass(Iterator[Any]):
         self._batches = batches
         self._pool = None if loader._persists else pool
         self.base_seed = seed
-        self._workers = loader.num_workers
+        self._num_workers = loader.num_workers
         self._timeout = loader.timeout
         self._dataset = loader.dataset if loader._iterable else None
         self._len_called: int | None = loader._IterableDataset_len_called
@@ -167,7 +167,7 @@ class Pass(Iterator[Any]):
         if anew:
             course = Course({})
         pin = loader.pin_memory and can_pin()
-        ahead = pin and self._workers > 0  # as in torch, with workers there is a thread that pins
+        ahead = pin and self._num_workers > 0  # as in torch, with workers there is a thread that pins
         timeout_s = float(loader.timeout) if loader.timeout else None
         how: Any = {"state": state, "seed": seed, "in_order": loader.in_order}
         how["timeout_s"] = None if ahead else timeout_s
@@ -178,6 +178,7 @@ class Pass(Iterator[Any]):
         else:
             tasks, first = course.left(batches.epoch(0, course.upto)), course.upto
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
+        self._processes = pool.processes
         given = Ferry(iteration, pinned, timeout_s) if ahead else iteration
         self.epoch = Epoch(given, batches, 0, course, pinned if pin and not ahead else None)
         if loader._tracks:
@@ -208,6 +209,11 @@ class Pass(Iterator[Any]):
         finally:
             epoch.held, epoch.yielded = NOTHING, epoch.yielded + 1
 
+    @property
+    def _workers(self) -> list[Any]:
+        """The worker processes that the pass began with, under torch's name for them."""
+        return self._processes
+
     def _open(self) -> None:
         """As torchdata: the workers have begun before the pass is returned, and an error of one of
         them comes now.
@@ -231,7 +237,7 @@ class Pass(Iterator[Any]):
     def _warn_of_length(self) -> None:
         come = self.epoch.yielded + 1
         text = f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, and {come} have come"
-        if self._workers:
+        if self._num_workers:
             text += ": does its __iter__ give each worker a share of its own (torch.utils.data.get_worker_info)?"
         warnings.warn(text, stacklevel=3)
 

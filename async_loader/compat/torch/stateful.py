@@ -13,7 +13,7 @@ import logging
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler
+from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler
 
 from async_loader.compat.torch.loader import DataLoader, Pass, T_co
 from async_loader.compat.torch.order import Drawn
@@ -27,6 +27,9 @@ log = logging.getLogger("async_loader")
 
 _VERSION = 2
 _VERSIONS = (1, 2)
+
+_ENDED = "_iterator_finished"
+"""accelerate, which takes a batch more than it gives, adds this to a state: no batch of the pass is left."""
 
 
 class StatefulDataLoader(DataLoader[T_co]):
@@ -60,14 +63,21 @@ class StatefulDataLoader(DataLoader[T_co]):
             sampler.generator = torch.Generator().manual_seed(seed)
 
     def _get_iterator(self) -> Any:
+        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
+            return super()._get_iterator()
         held, self._held = self._held, None
         if held is not None:
             return held
         start, self._start = self._start, {}
+        ended = bool(start.pop(_ENDED, False)) and not start.get("finished")
         try:
             self._latest = self._begin(start)
+            if ended:
+                for _ in self._latest:
+                    continue
+                self._latest = self._begin({})
         except BaseException:
-            self._start = start
+            self._start = {**start, _ENDED: ended} if ended else start
             raise
         return self._latest
 
@@ -100,6 +110,8 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the latest pass is. JSON can hold it where it can hold the states of the dataset and the sampler."""
+        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
+            raise TypeError("datapipes go through torch's own iterators, which have no state")
         if self._start:
             return dict(self._start)
         if self._latest is None:

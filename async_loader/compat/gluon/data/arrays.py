@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def finished(array: Any, array_type: str, shared: bool) -> Any:
     if array_type == "numpy":
         return array
     if array_type == "mxnet":
-        return _mxnet().nd.array(array, dtype=array.dtype)
+        return _module(_gives_numpy(_mxnet())).array(array, dtype=array.dtype)
     tensor = tensors.as_tensor(array)
     return tensor.share_memory_() if shared else tensor
 
@@ -104,6 +105,58 @@ def to_numpy(value: Any) -> np.ndarray[Any, Any]:
     if tensors.is_tensor(value):
         return tensors.to_numpy(value)
     return np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch with arrays of mxnet's, on its way between processes.
+
+    mxnet 2 reads an array in a thread with the same shape semantics as the one that wrote it, or
+    not at all. So they travel as arrays of numpy's, and the consumer's thread makes them again.
+    """
+
+    batch: Any
+
+    def received(self) -> Any:
+        """The batch as it was, in the process that is to have it."""
+        return mapped(self.batch, _received)
+
+
+@dataclass(frozen=True, slots=True)
+class _SentArray:
+    array: np.ndarray[Any, Any]
+    numpys: bool
+
+
+def sent(batch: Any) -> Any:
+    """The batch, or a `Sent` where arrays of mxnet's are in it."""
+    if tensors.loaded("mxnet") is None:
+        return batch
+    found: list[bool] = []
+
+    def leave(leaf: Any) -> Any:
+        if not hasattr(leaf, "asnumpy") or getattr(leaf, "stype", "default") != "default":
+            return leaf
+        found.append(True)
+        return _SentArray(leaf.asnumpy(), type(leaf).__module__.startswith("mxnet.numpy"))
+
+    left = mapped(batch, leave)
+    return Sent(left) if found else batch
+
+
+def _received(leaf: Any) -> Any:
+    if type(leaf) is not _SentArray:
+        return leaf
+    return _module(leaf.numpys).array(leaf.array, dtype=leaf.array.dtype)
+
+
+def _gives_numpy(mxnet: Any) -> bool:
+    """Whether its gluon gives and takes ``mxnet.numpy.ndarray``, as that of version 2."""
+    return not getattr(mxnet, "__version__", "1.").startswith(("0.", "1."))
+
+
+def _module(numpys: bool) -> Any:
+    return _mxnet().np if numpys else _mxnet().nd
 
 
 def _mxnet() -> Any:

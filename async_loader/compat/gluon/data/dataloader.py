@@ -290,7 +290,10 @@ class Batches:
 
     def begin(self, here: Any) -> Callable[[Any], Any]:
         """See `Work.begin`."""
-        return self._batch
+        return self._sent if here.kind == "processes" else self._batch
+
+    def _sent(self, indices: Sequence[Any]) -> Any:
+        return arrays.sent(self._batch(indices))
 
     def _batch(self, indices: Sequence[Any]) -> Any:
         if self._gather is not None:
@@ -325,6 +328,8 @@ class Finish:
         self._pin = pin_memory and _can_pin()
 
     def __call__(self, batch: Any) -> Any:
+        if type(batch) is arrays.Sent:
+            batch = batch.received()
         if self._array_type is not None:
             batch = arrays.converted(batch, self._array_type)
         return _pinned(batch) if self._pin else batch

@@ -119,21 +119,23 @@ class NamedTuple:
         if isinstance(fn_info, Mapping):
             known = dict(fn_info)
         elif all(callable(one) for one in fn_info):
-            require(
+            _demand(
                 len(fn_info) == len(container._fields),
                 f"{len(fn_info)} functions for the fields {container._fields}: one for each",
             )
             known = dict(zip(container._fields, fn_info, strict=True))
         else:
+            pairs = all(isinstance(one, tuple | list) and len(one) == 2 for one in fn_info)
+            _demand(pairs, "fn_info is a dict of functions, or a sequence of them or of pairs")
             known = dict(fn_info)
-        require(
+        _demand(
             set(known) == set(container._fields), f"functions for {sorted(known)}, fields are {container._fields}: one for each"
         )
         self._fn = [known[name] for name in container._fields]
-        _require_callable(self._fn)
+        _require_callable(self._fn, _demand)
 
     def __call__(self, data: Sequence[Any]) -> Any:
-        require(isinstance(data[0], self._container), f"samples are of {type(data[0]).__name__}, not {self._container.__name__}")
+        _demand(isinstance(data[0], self._container), f"samples are of {type(data[0]).__name__}, not {self._container.__name__}")
         return self._container(*(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn)))
 
 
@@ -146,8 +148,8 @@ class Dict:
     """
 
     def __init__(self, fn_dict: Mapping[Any, Callable[[list[Any]], Any]]) -> None:
-        require(isinstance(fn_dict, Mapping), f"fn_dict is of {type(fn_dict).__name__}: it is a dict of functions")
-        _require_callable(list(fn_dict.values()))
+        _demand(isinstance(fn_dict, Mapping), f"fn_dict is of {type(fn_dict).__name__}: it is a dict of functions")
+        _require_callable(list(fn_dict.values()), _demand)
         self._fn_dict = dict(fn_dict)
 
     def __call__(self, data: Sequence[Any]) -> dict[Any, Any]:
@@ -161,9 +163,15 @@ class List:
         return list(data)
 
 
-def _require_callable(functions: Sequence[Any]) -> None:
+def _demand(condition: object, message: str) -> None:
+    """Raise ValueError, as the original's `Dict` and `NamedTuple` do, unless ``condition`` is true."""
+    if not condition:
+        raise ValueError(message)
+
+
+def _require_callable(functions: Sequence[Any], check: Callable[[object, str], None] = require) -> None:
     for number, one in enumerate(functions):
-        require(callable(one), f"function {number} is of {type(one).__name__}: batchify functions are callable")
+        check(callable(one), f"function {number} is of {type(one).__name__}: batchify functions are callable")
 
 
 def _finished(array: npt.NDArray[Any]) -> Any:

@@ -18,8 +18,25 @@ import numpy.typing as npt
 
 from async_loader.compat.gluon.data.checks import require
 from async_loader.compat.gluon.data.sampler import Sampler
-from async_loader.compat.gluonnlp.data.buckets import BucketScheme, ConstWidthBucket, assigned
+from async_loader.compat.gluonnlp.data.buckets import (
+    BucketScheme,
+    ConstWidthBucket,
+    ExpWidthBucket,
+    LinearWidthBucket,
+    assigned,
+)
 from async_loader.errors import ConfigError
+
+__all__ = [
+    "BucketScheme",
+    "ConstWidthBucket",
+    "ExpWidthBucket",
+    "FixedBucketSampler",
+    "LinearWidthBucket",
+    "SortedBucketSampler",
+    "SortedSampler",
+    "SplitSampler",
+]
 
 Key = Any
 """Of a bucket: the longest length that fits, or a tuple of them, one per attribute."""

@@ -1,0 +1,65 @@
+"""Our loaders within accelerate, and so within everything that prepares its loaders with it, as the Trainer of transformers.
+
+    from async_loader.compat import accelerate
+    accelerate.install()  # before Accelerator.prepare, or before the Trainer is made
+
+accelerate makes a loader of its own of each that it prepares: it shards the order over the
+processes, and iterates over a ``torch.utils.data.DataLoader`` that it builds from the attributes
+of the one that it was given. After `install` the one that it builds is
+`async_loader.compat.torch.DataLoader`, and with ``use_stateful_dataloader`` the
+`StatefulDataLoader` beside it. The sharding stays accelerate's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from async_loader.compat.torch import DataLoader, StatefulDataLoader
+from async_loader.errors import MissingExtra
+
+_INSTALLED = "_async_loader_installed"
+
+
+def install() -> None:
+    """Let every loader that accelerate prepares from now on in this process iterate with ours; idempotent.
+
+    Raises
+    ------
+    MissingExtra
+        accelerate is not installed.
+    """
+    try:
+        from accelerate import data_loader as theirs
+    except ImportError as error:
+        text = 'accelerate is not installed: pip install "async_loader[integrations]"'
+        raise MissingExtra(text) from error
+    adapter: Any = theirs.DataLoaderAdapter
+    if getattr(adapter, _INSTALLED, False):
+        return
+    theirs.DataLoader = DataLoader
+    adapter.__init__ = _stateful_too(adapter.__init__)
+    setattr(adapter, _INSTALLED, True)
+
+
+def _stateful_too(init: Callable[..., None]) -> Callable[..., None]:
+    """Take the place of the constructor of what accelerate iterates over, which would take
+    torchdata's stateful loader.
+    """
+
+    @functools.wraps(init)
+    def adapted(
+        self: Any,
+        dataset: Any,
+        use_stateful_dataloader: bool = False,
+        batch_sampler: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        init(self, dataset, batch_sampler=batch_sampler, **kwargs)
+        if use_stateful_dataloader:
+            self.use_stateful_dataloader = True
+            self.base_dataloader = StatefulDataLoader(dataset, batch_sampler=batch_sampler, **kwargs)
+            self.dl_state_dict = self.base_dataloader.state_dict()
+
+    return adapted
