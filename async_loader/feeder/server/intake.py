@@ -94,7 +94,7 @@ class WriterState:
         The newest gap: what was missing, and the highest number that came without it.
     """
 
-    session: int
+    session: int = field(repr=False)
     number: int
     intake: Intake
     producer: Producer

@@ -42,6 +42,8 @@ class Link:
         Whether it stands in the line of those with messages.
     paused : bool
         Whether it is not polled, since enough of it waits to be taken.
+    deaf : bool
+        Whether nothing can be sent to it any more.
     ended : bool
         Whether its socket was closed; what was received before may still wait.
     refusals : int
@@ -49,14 +51,14 @@ class Link:
     """
 
     __slots__ = (
-        "_ends", "_out", "_put", "_sent", "connection", "ended", "heard", "listed", "mask", "paused", "plane",
+        "_ends", "_out", "_put", "_sent", "connection", "deaf", "ended", "heard", "listed", "mask", "paused", "plane",
         "refusals", "since", "sock",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, plane: Any, connection: Connection, now: float) -> None:
         self.sock, self.plane, self.connection = sock, plane, connection
         self.since = self.heard = now
-        self.listed = self.paused = self.ended = False
+        self.listed = self.paused = self.deaf = self.ended = False
         self.refusals = self.mask = 0
         self._out: deque[memoryview] = deque()
         self._ends: deque[int] = deque()  # where each message that waits ends, counted in bytes of all times
@@ -118,24 +120,41 @@ class Link:
             return False
 
     def answer(self) -> None:
-        """Send what the protocol says. Raises OSError."""
+        """Send what the protocol says."""
         outgoing, self.connection.outgoing = self.connection.outgoing, []
         if len(self._out) < _PONGS:
             data = b"".join(outgoing)
             self._send([data], len(data))
 
-    def send(self, message: Sequence[Any]) -> int:
-        """Send a message, or let it wait; its bytes. Raises OSError.
+    def send(self, message: Sequence[Any]) -> bool:
+        """Send a message, or let it wait; False: the peer is gone.
 
         What waits is not copied: leave it as it is.
         """
+        if self.deaf:
+            return False
         parts, nbytes = self.connection.encode(message)
         self._send(parts, nbytes)
         if self._out:
             self._ends.append(self._put)
-        return nbytes
+        return not self.deaf
 
     def _send(self, parts: Sequence[Any], nbytes: int) -> None:
+        if self.deaf:
+            return
+        try:
+            self._try_to_send(parts, nbytes)
+        except OSError:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Nothing can be sent any more. What the peer had said before can still be read: its end is found there."""
+        self.deaf = True
+        self._out.clear()
+        self._ends.clear()
+        self._sent = self._put
+
+    def _try_to_send(self, parts: Sequence[Any], nbytes: int) -> None:
         sent = 0
         if not self._out:
             if nbytes <= _JOINED:
@@ -161,7 +180,7 @@ class Link:
             self.flush()
 
     def flush(self) -> bool:
-        """Send what waits; whether that was all. Raises OSError."""
+        """Send what waits; whether nothing waits any more."""
         out = self._out
         while out:
             some = list(islice(out, _AT_ONCE))
@@ -169,6 +188,9 @@ class Link:
                 sent = self.sock.sendmsg(some, (), _FLAGS)
             except (BlockingIOError, InterruptedError):
                 return False
+            except OSError:
+                self._hang_up()
+                return True
             self._sent += sent
             while sent and sent >= len(out[0]):
                 sent -= len(out.popleft())
@@ -182,6 +204,4 @@ class Link:
         """Let go of the socket, and of what was not sent. Again does nothing."""
         self.ended = True
         self.sock.close()
-        self._out.clear()
-        self._ends.clear()
-        self._sent = self._put
+        self._hang_up()

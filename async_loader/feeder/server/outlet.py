@@ -49,7 +49,7 @@ class ReaderState:
         What its batches are sent from; ``None``: they go into memory of its own, ``shelf``, as soon as it has offered that.
     """
 
-    session: int
+    session: int = field(repr=False)
     number: int
     outlet: Outlet
     drawing: Drawing

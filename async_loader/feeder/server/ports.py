@@ -221,14 +221,14 @@ class Ports:
         self._answer(link)
 
     def _make_room(self) -> bool:
-        """End the connection that can be spared and came first: of a handshake that is not over, or of no session."""
+        """End the oldest connection that no session needs; whether there was one."""
         needed = set(self.needed())
-        for link in [*self._unready, *self._links.values()]:
-            if link not in needed:
-                self._drop(link)
-                self.spared += 1
-                return True
-        return False
+        spared = next((link for link in self._links.values() if link not in needed), None)
+        if spared is None:
+            return False
+        self._drop(spared)
+        self.spared += 1
+        return True
 
     def _poll(self, link: Link, mask: int) -> None:
         """Look for these events of a connection from now on; 0: for none."""
@@ -318,20 +318,13 @@ class Ports:
             self._drop(link)
 
     def _answer(self, link: Link) -> None:
-        try:
-            link.answer()
-        except OSError:
-            self._drop(link)
-            return
+        link.answer()
         if link.unsent_bytes:
             self._poll(link, link.mask | select.EPOLLOUT)
 
     def _flush(self, link: Link) -> None:
-        try:
-            if link.flush():
-                self._poll(link, select.EPOLLIN)
-        except OSError:
-            self._drop(link)
+        if link.flush():
+            self._poll(link, select.EPOLLIN)
 
     def _tidy(self, now: float) -> None:
         """End what has taken too long."""
@@ -413,13 +406,8 @@ class Ports:
         """
         most = _HIGH_WATER[plane][1]
         waits = route.unsent_bytes
-        if route.ended or (waits and (route.unsent >= most or waits + nbytes > self._out_bytes)):
-            self.unsent += 1
-            return False
-        try:
-            route.send(frames)
-        except OSError:
-            self._drop(route)
+        full = waits and (route.unsent >= most or waits + nbytes > self._out_bytes)
+        if full or not route.send(frames):
             self.unsent += 1
             return False
         if route.unsent_bytes and not route.paused:
@@ -449,10 +437,6 @@ class Ports:
                 epoll.register(fd, select.EPOLLOUT)
             while waiting and (left := until - time.monotonic()) > 0:
                 for fd, _ in epoll.poll(left):
-                    try:
-                        done = waiting[fd].flush()
-                    except OSError:
-                        done = True
-                    if done:
+                    if waiting[fd].flush():
                         epoll.unregister(fd)
                         del waiting[fd]

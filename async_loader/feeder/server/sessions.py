@@ -50,9 +50,9 @@ class Session:
     since: float
     heard: float
     user: str | None = None
-    routes: dict[Plane, Link] = field(default_factory=dict)
-    writers: dict[int, WriterState] = field(default_factory=dict)
-    readers: dict[int, ReaderState] = field(default_factory=dict)
+    routes: dict[Plane, Link] = field(default_factory=dict, repr=False)
+    writers: dict[int, WriterState] = field(default_factory=dict, repr=False)
+    readers: dict[int, ReaderState] = field(default_factory=dict, repr=False)
 
     @property
     def in_flight_bytes(self) -> int:

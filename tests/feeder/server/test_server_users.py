@@ -1,0 +1,189 @@
+"""A session is its client's own: what others can learn of it lets them do nothing in its name."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from server_rig import NO_SLOTS, SCHEMA, Peer, Rig, rows_of
+
+from async_loader import ReplayBuffer
+from async_loader.errors import Malformed
+from async_loader.feeder.auth import Gatekeeper, apply_client_keys
+from async_loader.feeder.keys import load_server_keys
+from async_loader.feeder.server import Server
+from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.sessions import Sessions
+from async_loader.feeder.wire import (
+    CloseWriter,
+    Drain,
+    Error,
+    ErrorCode,
+    Hello,
+    Latest,
+    OpenReader,
+    Ping,
+    Pong,
+    Pull,
+    Status,
+    insert,
+)
+
+HELLO = Hello(client=b"c" * 16, pid=1, host="h", oldest=1, newest=1)
+
+
+@pytest.fixture
+def sessions():
+    return Sessions(10, 10.0, lambda: 0.0)
+
+
+class Locked(Peer):
+    """A peer with keys."""
+
+    def __init__(self, context, endpoints, keys, **others) -> None:
+        super().__init__(Keyed(context, keys), endpoints, **others)
+
+
+class Keyed:
+    """Makes sockets with keys."""
+
+    def __init__(self, context, keys) -> None:
+        self._context, self._keys = context, keys
+
+    def socket(self, kind):
+        one = self._context.socket(kind)
+        apply_client_keys(one, self._keys)
+        return one
+
+
+@pytest.fixture
+def locked(folder):
+    """A server with keys, in a thread."""
+    gatekeeper = Gatekeeper(load_server_keys(folder))
+    where = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
+    server = Server({"t": ReplayBuffer(1000, SCHEMA, seed=0)}, where, gatekeeper=gatekeeper, drain_s=1.0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    server.stop()
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    server.__dict__.clear()  # pytest keeps the server until after it was looked at what is left
+
+
+@pytest.fixture
+def two(locked, context, folder):
+    """Alice, and Mallory who is known too and has learned the number of Alice's session."""
+    with (
+        Locked(context, locked.endpoints, folder / "alice.secret") as alice,
+        Locked(context, locked.endpoints, folder / "bob.secret") as mallory,
+    ):
+        alice.hello()
+        mallory.hello()
+        yield alice, mallory
+
+
+@pytest.mark.parametrize("plane", list(Plane))
+def test_with_keys_anothers_number_is_worth_nothing_on_any_plane(two, plane):
+    alice, mallory = two
+    alice.open_writer()
+    alice.insert(0, [1, 2, 3])
+    assert alice.receive(Plane.INSERT).body.applied == 1
+    layout, steps = rows_of([666])
+    bodies = {
+        Plane.CONTROL: (
+            Ping(),
+            Status(),
+            CloseWriter(last=1),
+            OpenReader(table="t", batch_size=1),
+            Latest(name="w", most=1),
+            Drain(),
+        ),
+        Plane.INSERT: (Ping(), insert(layout, steps)),
+        Plane.PULL: (Ping(), Pull(1, 0, NO_SLOTS)),
+    }[plane]
+    for body in bodies:
+        mallory.send(plane, body, 1, 1, session=alice.session, schema=layout.schema_id)
+        answer = mallory.receive(plane).body
+        assert isinstance(answer, Error)
+        assert answer.code == ErrorCode.UNKNOWN_SESSION
+        assert str(alice.session) not in answer.text
+        assert f"{alice.session:x}" not in answer.text
+    alice.insert(1, [4])
+    assert alice.receive(Plane.INSERT).body.applied == 2, "its routes are its own still"
+    status = alice.ask(Plane.CONTROL, Status()).body.status
+    assert status["tables"]["t"]["inserted"] == 4
+    assert not status["draining"]
+
+
+def test_a_client_id_of_another_user_does_not_end_its_session(two, locked, context, folder):
+    alice, _ = two
+    with Locked(context, locked.endpoints, folder / "bob.secret", client=alice.client) as thief:
+        thief.hello()
+        assert isinstance(alice.ask(Plane.CONTROL, Ping()).body, Pong)
+
+
+def test_a_producer_of_another_user_cannot_be_fenced_or_continued(two):
+    alice, mallory = two
+    alice.open_writer(producer=b"p" * 16)
+    for epoch in (0, 1, 7):
+        answer = mallory.open_writer(producer=b"p" * 16, epoch=epoch).body
+        assert answer.code == ErrorCode.UNAUTHORIZED
+    alice.insert(0, [1])
+    assert alice.receive(Plane.INSERT).body.applied == 1
+
+
+def test_a_client_that_connects_anew_goes_on_with_its_user_and_number(two, locked, context, folder):
+    alice, _ = two
+    with Locked(context, locked.endpoints, folder / "alice.secret") as again:
+        again.session = alice.session
+        assert isinstance(again.ask(Plane.CONTROL, Ping()).body, Pong)
+
+
+def numbers(value) -> set:
+    """Everything that stands in plain values."""
+    if isinstance(value, dict):
+        return numbers(list(value.items()))
+    if isinstance(value, list | tuple):
+        return set().union(*map(numbers, value))
+    return {value}
+
+
+def test_the_number_of_a_session_stands_in_no_status_no_error_and_no_log(caplog):
+    with Rig() as rig, caplog.at_level(logging.DEBUG):
+        one, other = rig.peer(), rig.peer()
+        one.open_writer()
+        one.open_reader()
+        (session, _) = rig.hall.sessions
+        said = other.ask(Plane.CONTROL, Status()).body.status
+        assert session.number == one.session
+        assert session.number not in numbers(said)
+        assert [row["id"] for row in said["sessions"]] == [1, 2]
+        one.pull(1, 9)
+        assert isinstance(one.receive(Plane.PULL).body, Error)
+        text = f"{said}{caplog.text}{session!r}"
+        assert str(session.number) not in text
+        assert f"{session.number:x}" not in text
+
+
+def test_a_session_is_known_by_its_number_and_its_user(sessions):
+    session = sessions.open(HELLO, 1, "alice")
+    assert sessions.heard(session.number, Plane.PULL, "route", "alice") is session
+    for number, user in ((session.number, "bob"), (session.number, None), (session.number + 2, "alice")):
+        with pytest.raises(Malformed) as error:
+            sessions.heard(number, Plane.PULL, "other", user)
+        assert error.value.code == ErrorCode.UNKNOWN_SESSION
+    assert session.routes == {Plane.PULL: "route"}
+    assert sessions.routes() == {"route"}
+
+
+def test_the_same_client_id_of_two_users_is_two_clients(sessions):
+    alice, bob = sessions.open(HELLO, 1, "alice"), sessions.open(HELLO, 1, "bob")
+    assert sessions.before(HELLO, "alice") is alice
+    assert sessions.before(HELLO, "bob") is bob
+    assert sessions.before(HELLO, None) is None
+    sessions.drop(alice)
+    assert sessions.before(HELLO, "alice") is None
+    assert sessions.before(HELLO, "bob") is bob
