@@ -1,10 +1,10 @@
-"""What takes long: memory over 100,000 batches, of the learner's process and its workers; 500 rounds of faults."""
+"""What takes long: memory over 100,000 batches, of a learner and its workers; 500 rounds of faults; hostile connections."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROWS = ("memory", "chaos")
+ROWS = ("memory", "chaos", "connections")
 
 
 def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Any]) -> None:
