@@ -20,7 +20,9 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from async_loader.errors import Broken, ConfigError
+from async_loader.feeder.addresses import Address
 from async_loader.feeder.keys import ClientKeys, ServerKeys, load_client_keys
+from async_loader.feeder.listening import listen
 from async_loader.lifecycle import Deadline
 
 if TYPE_CHECKING:
@@ -113,10 +115,10 @@ class Gatekeeper:
 
         folder = Path(tempfile.mkdtemp(prefix="alr-"))  # 0700
         try:
-            where = {plane: f"ipc://{folder}/{plane.value}" for plane in Plane}
-            ports = Ports(where, Limits(), mechanism=self.mechanism)
+            # Short names: a temporary folder may have a long one, and the path of a socket is short.
+            ports = Ports({}, Limits(), lambda plane: listen(Address("ipc", path=f"{folder}/{plane[0]}")), self.mechanism)
             try:
-                with self._stranger(where[Plane.CONTROL]) as monitor:
+                with self._stranger(ports.endpoints[Plane.CONTROL]) as monitor:
                     while not deadline.expired:
                         ports.wait(_LOOK_S)
                         if monitor.poll(0):

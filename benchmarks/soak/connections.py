@@ -1,7 +1,7 @@
 """Hostile connections to every socket of a feeder, beside honest clients. Times nothing.
 
-Plays ``tests/feeder/fuzz``: what connects sends random, damaged and hostile bytes, over tcp and ipc, on every plane and to the socket
-for shared memory. What was found is named on stderr, with how to play it again.
+Plays ``tests/feeder/fuzz``: what connects sends random, damaged and hostile bytes, over tcp and ipc, on every plane and
+to the socket for shared memory. What was found is named on stderr, with how to play it again.
 """
 
 import json

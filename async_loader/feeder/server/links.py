@@ -47,19 +47,23 @@ class Link:
     ended : bool
         Whether its socket was closed; what was received before may still wait.
     refusals : int
-        Messages that could not be read.
+        Messages that could not be read, or were of no session.
+    known : bool
+        Whether a message of a session came over it.
+    turn : int
+        Messages that were taken in this turn.
     """
 
     __slots__ = (
-        "_ends", "_out", "_put", "_sent", "connection", "deaf", "ended", "heard", "listed", "mask", "paused", "plane",
-        "refusals", "since", "sock",
+        "_ends", "_out", "_put", "_sent", "connection", "deaf", "ended", "heard", "known", "listed", "mask", "paused", "plane",
+        "refusals", "since", "sock", "turn",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, plane: Any, connection: Connection, now: float) -> None:
         self.sock, self.plane, self.connection = sock, plane, connection
         self.since = self.heard = now
-        self.listed = self.paused = self.deaf = self.ended = False
-        self.refusals = self.mask = 0
+        self.known = self.listed = self.paused = self.deaf = self.ended = False
+        self.refusals = self.mask = self.turn = 0
         self._out: deque[memoryview] = deque()
         self._ends: deque[int] = deque()  # where each message that waits ends, counted in bytes of all times
         self._put = self._sent = 0
@@ -199,6 +203,10 @@ class Link:
         while self._ends and self._ends[0] <= self._sent:
             self._ends.popleft()
         return not out
+
+    def forget(self) -> None:
+        """Let go of what was received and not taken."""
+        self.connection.forget()
 
     def close(self) -> None:
         """Let go of the socket, and of what was not sent. Again does nothing."""

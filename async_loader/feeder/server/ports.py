@@ -7,8 +7,9 @@
                 └──── out, flushed by wait() ◀── send(plane, route)
 
 NOTE [whose turn is next]. `wait` reads each connection for a turn, and not at all while enough of it waits to be taken: the rest
-stays in the kernel, and soon at the peer. `receive` goes round the connections that have messages. So a peer that floods, or
-is slow, costs others a turn and no more.
+stays in the kernel, and soon at the peer. `receive` goes round the connections that have messages: a session's has its turn
+after each of one that has no session yet. So a peer that floods, or is slow, costs others a turn and no more, and thousands of
+peers without a session cost those that have one half of the time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError
 _log = logging.getLogger("async_loader")
 _SCRATCH_BYTES = 64 << 10
 _LEAST_BYTES = 64 << 10  # that a frame may have whatever the limits say: a control body
-_PATIENCE = 16  # messages that cannot be read
+_PATIENCE = 16  # messages that cannot be read, or are of no session
+_MOST_LEFT = 256  # connections of no session that have ended, with messages that were not taken yet
 _TURN = 16  # messages of one connection before the others have their turn
 _HELD_BYTES = 8 << 20  # of one connection that wait to be taken: then it is not read
 _HANDSHAKE_S = 5.0
@@ -80,7 +82,7 @@ class Ports:
     needed : callable
         The routes that cannot be spared.
     unsent, ignored : int
-        Messages that could not be sent; that were not looked at.
+        Messages that could not be sent; that were not looked at, after others that could not be read.
     violations, spared, faults : int
         Connections that were ended: for what they sent; to make room; for an error of this package.
     """
@@ -106,7 +108,9 @@ class Ports:
         self._unready: dict[Link, None] = {}
         self._leaving: dict[Link, float] = {}  # an ERROR was sent: until when the peer may read it
         self._mortal: dict[Link, None] = {}  # said how long they may be silent
-        self._lines: dict[Plane, deque[Link]] = {plane: deque() for plane in Plane}
+        self._lines: dict[Plane, deque[Link]] = {plane: deque() for plane in Plane}  # of sessions
+        self._strangers: dict[Plane, deque[Link]] = {plane: deque() for plane in Plane}
+        self._left: deque[Link] = deque()  # ended, with messages that were not taken yet
         self._held = {Plane.INSERT, Plane.PULL}
         self._rest: float | None = None  # until when doors are not looked at
         self._look = 0.0
@@ -162,7 +166,8 @@ class Ports:
                 return others
 
     def _backlog(self) -> bool:
-        return any(line and plane not in self._held for plane, line in self._lines.items())
+        lines, strangers, held = self._lines, self._strangers, self._held
+        return any((lines[one] or strangers[one]) and one not in held for one in lines)
 
     def _left_s(self, until: float | None) -> float | None:
         moments = [] if until is None else [until]
@@ -252,6 +257,12 @@ class Ports:
         for some in (self._unready, self._leaving, self._mortal):
             some.pop(link, None)
         link.close()
+        if link.listed:
+            self._left.append(link)
+            if len(self._left) > _MOST_LEFT:
+                forgotten = self._left.popleft()
+                if not forgotten.known:
+                    forgotten.forget()
 
     def _read(self, link: Link, now: float) -> None:
         if link in self._leaving:
@@ -287,7 +298,10 @@ class Ports:
             self._mortal[link] = None
         if not link.listed and (connection.messages or connection.cut_short):
             link.listed = True
-            self._lines[link.plane].append(link)
+            self._line(link).append(link)
+
+    def _line(self, link: Link) -> deque[Link]:
+        return (self._lines if link.known else self._strangers)[link.plane]
 
     def _violated(self, link: Link, error: ProtocolError) -> None:
         """It broke the rules: what came before counts, and it may read why."""
@@ -300,11 +314,18 @@ class Ports:
             return
         link.connection.outgoing.append(error.answer)
         self._answer(link)
-        if not link.ended:
-            self._unready.pop(link, None)
-            with contextlib.suppress(OSError):
-                link.sock.shutdown(socket.SHUT_WR)
-            self._leaving[link] = self._clock() + _LAST_WORDS_S
+        self._part(link)
+
+    def _part(self, link: Link) -> None:
+        """Say nothing more to a peer, and end its connection when it has closed, or soon."""
+        if link.ended:
+            return
+        self._unready.pop(link, None)
+        with contextlib.suppress(OSError):
+            link.sock.shutdown(socket.SHUT_WR)
+        self._leaving[link] = self._clock() + _LAST_WORDS_S
+        link.paused = False
+        self._poll(link, select.EPOLLIN)
 
     def _overhear(self, link: Link) -> None:
         """Until it closes: a socket that is closed with bytes unread may take the last words back."""
@@ -361,26 +382,36 @@ class Ports:
 
     def receive(self, plane: Plane, most: int) -> Iterator[tuple[Link, list[Any]]]:
         """Up to ``most`` messages that are there: the route of each, and its frames. See NOTE [whose turn is next]."""
-        line = self._lines[plane]
-        while line and most > 0:
-            link = line.popleft()
-            messages = link.connection.messages
-            try:
-                for _ in range(min(_TURN, most, len(messages))):
-                    frames, nbytes = messages.popleft()
-                    link.connection.held_bytes -= nbytes
-                    most -= 1
-                    if link.refusals >= _PATIENCE:
-                        self.ignored += 1
-                        continue
-                    yield link, frames
-            finally:
-                self._settle(link, line)
+        lines = (self._lines[plane], self._strangers[plane])
+        while any(lines):
+            for line in lines:
+                if not line:
+                    continue
+                if most <= 0:
+                    return
+                link = line.popleft()
+                messages = link.connection.messages
+                try:
+                    while messages and link.turn < _TURN and most > 0:
+                        frames, nbytes = messages.popleft()
+                        link.connection.held_bytes -= nbytes
+                        link.turn += 1
+                        most -= 1
+                        yield link, frames
+                        if link.refusals >= _PATIENCE:
+                            break
+                finally:
+                    self._settle(link)
 
-    def _settle(self, link: Link, line: deque[Link]) -> None:
+    def _settle(self, link: Link) -> None:
         """It had its turn."""
         connection = link.connection
-        link.listed = False
+        link.listed, link.turn = False, 0
+        if link.refusals >= _PATIENCE:
+            self.ignored += len(connection.messages)
+            link.forget()
+            self._part(link)
+            return
         if connection.cut_short and not connection.messages:
             try:
                 link.resume(self._scratch)
@@ -390,13 +421,13 @@ class Ports:
                 self._came(link)
         elif connection.messages:
             link.listed = True
-            line.append(link)
+            self._line(link).append(link)
         if link.paused and not link.ended and not connection.messages and not connection.cut_short:
             link.paused = False
             self._poll(link, select.EPOLLIN | (select.EPOLLOUT if link.unsent_bytes else 0))
 
     def refused(self, route: Link) -> None:
-        """A message from there could not be read. After some of these its others are passed over."""
+        """A message from there could not be read, or was of no session. After some of these its connection is ended."""
         route.refusals += 1
 
     def send(self, plane: Plane, route: Link, frames: list[Any], nbytes: int) -> bool:

@@ -65,6 +65,8 @@ class Post:
         try:
             attempt()
         except Malformed as error:
+            if error.code == ErrorCode.UNKNOWN_SESSION:
+                self.ports.refused(route)
             self._answer_error(plane, route, message, error)
         except Exception as error:  # a fault of ours, which is no reason to leave everyone else alone
             self.counters.faults += 1
@@ -82,6 +84,7 @@ class Post:
             self.send(session, plane, reply)
             return
         session = self._sessions.heard(message.session, plane, route, route.user)
+        route.known = True
         if kind is Type.PING:
             self.send(session, plane, message.reply(Pong()))
         if kind is not Type.ERROR:

@@ -231,6 +231,13 @@ class Connection:
         elif name == b"ERROR":
             raise ProtocolError("the peer ends the connection")
 
+    def forget(self) -> None:
+        """Let go of what was received and not taken; nothing more is to be received."""
+        self.messages.clear()
+        self.held_bytes = 0
+        self.cut_short, self._pending, self._large = False, b"", None
+        self._frames = []
+
     # -- out -------------------------------------------------------------------------------------
 
     def encode(self, message: Sequence[Buffer]) -> tuple[list[Buffer], int]:

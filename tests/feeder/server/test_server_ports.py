@@ -228,8 +228,8 @@ def test_a_peer_that_breaks_the_rules_is_ended_alone(ports, peer, data):
     assert ports.connections() == {"open": 1, "violations": 1, "spared": 0, "turned_away": 0, "faults": 0}
 
 
-def test_after_messages_that_could_not_be_read_others_are_passed_over(ports, peer):
-    peer(CONTROL, opening() + framed([b"bad"]) * 20)
+def test_after_messages_that_could_not_be_read_a_connection_is_ended(ports, peer):
+    bad = peer(CONTROL, opening() + framed([b"bad"]) * 20)
     taken = 0
     for _ in range(3):
         ports.wait(0.0)
@@ -237,6 +237,30 @@ def test_after_messages_that_could_not_be_read_others_are_passed_over(ports, pee
             ports.refused(route)
             taken += 1
     assert (taken, ports.ignored) == (16, 4)
+    assert is_closed(bad)
+    bad.close()
+    until(ports, lambda: not ports._links)
+
+
+def test_peers_that_left_messages_behind_and_closed_are_kept_up_to_a_number(ports, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_LEFT", 5)
+    for count in range(1, 21):
+        connected(ports, CONTROL, opening() + framed([b"x"]) * 3).close()
+        until(ports, lambda many=count: len(ports._strangers[CONTROL]) == many and not ports._links, 0.0)
+    assert len(turn(ports)) == 15
+
+
+def test_a_session_has_its_turn_however_many_peers_have_none(ports, peer):
+    known = peer(INSERT, opening() + framed([b"first"]))
+    until(ports, lambda: ports._strangers[INSERT])
+    ((route, _),) = ports.receive(INSERT, 1)
+    route.known = True
+    for _ in range(30):
+        peer(INSERT, opening() + framed([b"stranger"]) * 40)
+    until(ports, lambda: len(ports._strangers[INSERT]) == 30)
+    known.sendall(framed([b"second"]))
+    until(ports, lambda: ports._lines[INSERT])
+    assert [b"second"] in [frames for _, frames in ports.receive(INSERT, 20)]
 
 
 # -- time ------------------------------------------------------------------------------------------
