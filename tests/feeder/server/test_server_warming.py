@@ -14,13 +14,13 @@ from async_loader.feeder.server import Server, warming
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.wire import (
     Ack,
-    Done,
     Hello,
     Latest,
     OpenWriter,
     Ping,
     Pong,
     Publish,
+    Published,
     Status,
     TensorSpec,
     Welcome,
@@ -87,7 +87,7 @@ def test_weights_come_and_go_meanwhile_and_who_waits_for_them_is_told_in_time(ke
         one.send(Plane.CONTROL, Latest(name="pi", most=100, timeout_s=60.0))
         specs = (TensorSpec("w", dtype_code(np.dtype("u1")), (4,)),)
         done = other.ask(Plane.CONTROL, Publish(name="pi", version=7, total_bytes=4, specs=specs), data=b"1234")
-        assert isinstance(done.body, Done), done.body
+        assert isinstance(done.body, Published), done.body
         assert one.receive(Plane.CONTROL).body.version == 7
     assert not kernels.is_set()
 
