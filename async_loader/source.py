@@ -86,14 +86,17 @@ class Ready:
     batch : mapping
         Of arrays or tensors, nested as it likes.
     lent : bool
-        The arrays' memory stays valid and unchanged for as long as anyone holds them, so it need not be copied.
+        The arrays' memory stays valid and unchanged for as long as they are referenced, so it need not be copied.
     lease : object, optional
         What a `Leasing` source is told about this batch by.
+    samples : callable, optional
+        Returns the rows as samples, for a collate_fn; without one the batch is not collated.
     """
 
     batch: Mapping[str, Any]
     lent: bool = False
     lease: object = None
+    samples: Callable[[], Sequence[Any]] | None = None
 
 
 Plan = Rows | Jobs | Samples | Ready | Literal[_End.END]

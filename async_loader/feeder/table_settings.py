@@ -14,7 +14,7 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.feeder.reading import Bytes
 from async_loader.replay import samplers
 from async_loader.replay.arguments import storable
-from async_loader.replay.limiter import MinSize, Queue, RateLimiter
+from async_loader.replay.limiter import MinSize, Queue, RateLimiter, check_room
 from async_loader.replay.samplers import Sampler
 from async_loader.schema import Field, Schema
 
@@ -205,6 +205,10 @@ class TableSettings(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.capacity is None and self.max_bytes is None:
             raise ConfigError("it needs a capacity (steps), max_bytes, or both")
+        if self.limiter is not None and self.capacity is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                check_room(self.limiter.make(), self.capacity, self.capacity)
         schema = self.step_schema()
         if schema is None or isinstance(self.remover, FifoSettings):
             return

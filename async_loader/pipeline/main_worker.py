@@ -34,6 +34,8 @@ class MainWorker:
 
     def _work(self, seq: int, plan: Plan, reader: Reader | None) -> Outcome:
         if isinstance(plan, Ready):
+            if self._whole and plan.samples is not None:
+                return self._filler.samples(plan.samples())
             return self._filler.lent(plan.batch) if plan.lent else self._filler.ready(plan.batch)
         if isinstance(plan, Samples):
             return self._filler.samples(plan.samples)

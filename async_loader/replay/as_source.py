@@ -15,7 +15,7 @@ from async_loader.replay.reader import ReplayReader
 from async_loader.replay.samplers import Sampler, Uniform
 from async_loader.replay.source import ReplaySource
 from async_loader.replay.views import Transitions
-from async_loader.source import Applied, Rows
+from async_loader.source import Applied, Ready, Rows
 
 Ids = npt.NDArray[np.int64]
 
@@ -26,6 +26,7 @@ class AsSource:
     _owner: Owner
     _in: Inserter
     _out: Drawer
+    _whole: ReplaySource | None = None
 
     def source(
         self,
@@ -76,7 +77,7 @@ class AsSource:
             owner.table.attach(sampler)
             owner.prioritized |= sampler.prioritized
 
-    def plan(self, batch_size: int, patience: Patience) -> Rows:
+    def plan(self, batch_size: int, patience: Patience) -> Rows | Ready:
         """``batch_size`` items of the table's sampler. Waits through ``patience`` until there is one, and for the limiter."""
         return self._as_source().plan(batch_size, patience)
 
@@ -101,4 +102,7 @@ class AsSource:
         self._as_source().note_ahead(batch_size, batches)
 
     def _as_source(self) -> ReplaySource:
-        return ReplaySource(self._owner, self._out, self._in, None, self._owner.sampler, 1)
+        """One for all calls: `waiting_for` answers for the batch size that `plan` was asked for."""
+        if self._whole is None:
+            self._whole = ReplaySource(self._owner, self._out, self._in, None, self._owner.sampler, 1)
+        return self._whole

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +13,17 @@ from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
+from async_loader.replay.limiter import UNLIMITED, Limits
 from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader, Target
 from async_loader.replay.rows import LOOKAHEAD
-from async_loader.replay.samplers import Sampler, Uniform, shortcut
+from async_loader.replay.samplers import Sampler, Uniform, one_scale, shortcut
+from async_loader.replay.table import Drawn
 from async_loader.replay.views import Recipe, Transitions
 from async_loader.source import Window
 
 Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
-Drawn = tuple[Ids, npt.NDArray[np.float32] | None]
 _REDRAWS = 8
 
 
@@ -37,13 +39,42 @@ class Drawer:
         self._owner = owner
         self._recipes: dict[Any, Recipe] = {}
         self._idle: dict[int, list[ReplayReader]] = {}  # by recipe: one per thread that samples at the same time
+        self._kept: dict[int, list[list[Array]]] = {}  # by recipe: rows that interrupted calls have left
 
     def batch(self, sampler: Sampler, batch_size: int, view: Transitions | None, timeout_s: float | None) -> dict[str, Any]:
-        """A batch of arrays, nested as the step was. Waits as `ids` does."""
-        arrays = self.arrays(sampler, batch_size, view, timeout_s)
-        return _assembled(self.recipe(view, sampler), arrays)
+        """A batch of arrays, nested as the step was. Waits as `ids` does.
 
-    def arrays(self, sampler: Sampler, batch_size: int, view: Transitions | None, timeout_s: float | None) -> Sequence[Array]:
+        Ctrl-C may come at any point: items that were counted and not delivered come with the next batch of this view.
+        """
+        owner, taken = self._owner, Taken()
+        if owner.limiter is None and not owner.max_times_sampled:
+            arrays = self.arrays(sampler, batch_size, view, timeout_s)
+            return assembled(self.recipe(view, sampler), arrays)
+        try:
+            arrays = self.arrays(sampler, batch_size, view, timeout_s, taken)
+            return assembled(self.recipe(view, sampler), arrays)
+        except BaseException:
+            self.take_back(taken)
+            raise
+
+    def take_back(self, taken: Taken) -> None:
+        """What a call was interrupted with: rows that were used up are kept for the next batch, others are not counted."""
+        with self._owner.lock:
+            arrays, count, taken.arrays, taken.counted = taken.arrays, taken.counted, (), 0  # each once
+            if count:
+                self._owner.table.counted -= count
+            if len(arrays):
+                self._kept.setdefault(taken.key, []).append(list(arrays))
+            self._owner.waiters.ring()
+
+    def arrays(
+        self,
+        sampler: Sampler,
+        batch_size: int,
+        view: Transitions | None,
+        timeout_s: float | None,
+        taken: Taken | None = None,
+    ) -> Sequence[Array]:
         """A batch as one array for each field of the recipe's schema. Waits as `ids` does."""
         owner = self._owner
         positive("batch_size", batch_size)
@@ -66,7 +97,7 @@ class Drawer:
             reader = ReplayReader(owner.table.storage, recipe)
         arrays = self._at_once(reader, sampler, batch_size) if reader.at_once(batch_size) else None
         if arrays is None:
-            arrays = self._in_turn(reader, sampler, batch_size, timeout_s).fields
+            arrays = self._in_turn(reader, sampler, batch_size, timeout_s, taken or Taken())
         readers.append(reader)
         return arrays
 
@@ -78,10 +109,10 @@ class Drawer:
         if target.parts and self._in_parts(reader, sampler, target.parts):
             return
         into = Window(target.arrays)
-        ids, weight = self.ids(sampler, count, 0.0)
-        gone = reader.fill(ids, into, weight)
+        drawn = self.ids(sampler, count, 0.0)
+        gone = reader.fill(drawn.ids, into, drawn.weight)
         if len(gone):
-            self._draw_again(reader, sampler, ids, gone, into)
+            self._draw_again(reader, sampler, drawn, gone, into)
 
     def _in_parts(self, reader: ReplayReader, sampler: Sampler, parts: Sequence[Target]) -> bool:
         """Whether draws one after the other are as one draw of all, which is known of one sampler only; then it is done."""
@@ -108,35 +139,126 @@ class Drawer:
             if arrays is None:
                 drawn = sampler.draw(count)
                 arrays = reader.these(drawn.rows, drawn.weight, into)
-            owner.table.sampled += count
+            owner.table.counted += count
             if owner.waiters.anybody:
                 owner.waiters.ring()
         return arrays
 
-    def _in_turn(self, reader: ReplayReader, sampler: Sampler, count: int, timeout_s: float | None) -> Window:
-        """Draw under the lock, read without it, and look again."""
-        ids, weight = self.ids(sampler, count, timeout_s)
-        into, gone = reader.take(ids, weight)
+    def _in_turn(
+        self, reader: ReplayReader, sampler: Sampler, count: int, timeout_s: float | None, taken: Taken
+    ) -> Sequence[Array]:
+        """Draw under the lock, read without it, and look again; where draws are counted, all of it under the lock."""
+        if self._owner.max_times_sampled:
+            return self._used_up(reader, sampler, count, timeout_s, taken)
+        drawn = self.ids(sampler, count, timeout_s, taken)
+        into, gone = reader.take(drawn.ids, drawn.weight)
         if len(gone):
-            self._draw_again(reader, sampler, ids, gone, into)
-        return into
+            self._draw_again(reader, sampler, drawn, gone, into)
+        return into.fields
 
-    def _draw_again(self, reader: ReplayReader, sampler: Sampler, ids: Ids, gone: Ids, into: Any) -> None:
+    def _draw_again(self, reader: ReplayReader, sampler: Sampler, drawn: Drawn, gone: Ids, into: Any) -> None:
         """Items that were overwritten between draw and read, which spare rows make rare: draw others."""
-        owner = self._owner
+        owner, first = self._owner, drawn
         for _ in range(_REDRAWS):
             with owner.lock:
                 most = owner.table.drawable(sampler)
                 if most is not None and most < len(gone):
                     break
-                again, weight = owner.table.draw(sampler, len(gone), again=True)
-            part, still = reader.take(again, weight)
+                again = owner.table.draw(sampler, len(gone), again=True)
+            part, still = reader.take(again.ids, again.weight)
+            for array, one in zip(into.fields, part.fields, strict=True):
+                array[gone] = one
+            if first.weight is not None and again.weight is not None:
+                into.fields[-1][...], first = _one_weight(into.fields[-1], gone, first, again)
+            gone = gone[still]
+            if not len(gone):
+                return
+        reader.replace(drawn.ids, gone, into, np.random.default_rng(int(drawn.ids.sum()) & 0xFFFFFFFF))
+
+    # -- items that are used up ------------------------------------------------------------------------------------------
+
+    def _used_up(
+        self, reader: ReplayReader, sampler: Sampler, count: int, timeout_s: float | None, taken: Taken
+    ) -> Sequence[Array]:
+        """Draw and read under the lock: nothing may overwrite what no other draw will show."""
+        owner = self._owner
+        taken.key = id(reader.recipe)
+
+        def attempt() -> bool:
+            owner.check_open()
+            if self.why_not(sampler, count, key=taken.key) is not None:
+                return False
+            self.use_up(reader, sampler, count, taken)
+            return True
+
+        if owner.limiter is None and timeout_s is None:
+            with owner.lock:
+                done = attempt()
+            if not done:
+                raise self._nothing(count)
+        else:
+            reason = functools.partial(self.why_not, sampler, count, key=taken.key)
+            owner.waiters.until(attempt, "sample", reason, timeout_s)
+        return taken.arrays
+
+    def use_up(self, reader: ReplayReader, sampler: Sampler, count: int, taken: Taken) -> None:
+        """Put a batch into ``taken``: first what interrupted calls have left, then new items. Under the lock.
+
+        However it is interrupted, what was counted is in ``taken``, or in what is left for the next batch.
+        """
+        owner, table = self._owner, self._owner.table
+        taken.key = id(reader.recipe)
+        old = self._left(taken.key, count)
+        try:
+            if old.rows < count:
+                drawn = table.draw(sampler, count - old.rows)
+                into, gone = reader.take(drawn.ids, drawn.weight)
+                if len(gone):
+                    self._read_others(reader, sampler, drawn, gone, into)
+                new: list[Array] = into.fields
+            else:
+                new = []
+        except BaseException:
+            drawn = table.taken_back()
+            if len(drawn.ids):
+                self._kept.setdefault(taken.key, []).append(reader.take(drawn.ids, drawn.weight)[0].fields)
+            raise
+        arrays = _joined(old.arrays, new)
+        taken.arrays, table.undelivered, self._kept = arrays, [], old.rest  # no call between these
+        if owner.waiters.anybody:
+            owner.waiters.ring()
+
+    def _read_others(self, reader: ReplayReader, sampler: Sampler, drawn: Drawn, gone: Ids, into: Window) -> None:
+        """Rows that a writer of another process has overwritten, in a table that does not promise to keep them."""
+        for _ in range(_REDRAWS):
+            most = self._owner.table.drawable(sampler)
+            if most is not None and most < len(gone):
+                break
+            again = self._owner.table.draw(sampler, len(gone), again=True)
+            part, still = reader.take(again.ids, again.weight)
             for array, one in zip(into.fields, part.fields, strict=True):
                 array[gone] = one
             gone = gone[still]
             if not len(gone):
                 return
-        reader.replace(ids, gone, into, np.random.default_rng(int(ids.sum()) & 0xFFFFFFFF))
+        reader.replace(drawn.ids, gone, into, np.random.default_rng(int(drawn.ids.sum()) & 0xFFFFFFFF))
+
+    def _left(self, key: int, count: int) -> _Left:
+        """Up to ``count`` rows that interrupted calls have left, and what is left without them. Changes nothing."""
+        kept = self._kept.get(key)
+        if not kept:
+            return _Left((), 0, self._kept)
+        whole = _joined(*kept) if len(kept) > 1 else kept[0]
+        rows = min(count, len(whole[0]))
+        rest = {one: arrays for one, arrays in self._kept.items() if one != key}
+        if rows < len(whole[0]):
+            rest[key] = [[array[rows:] for array in whole]]
+        return _Left([np.ascontiguousarray(array[:rows]) for array in whole], rows, rest)
+
+    def interrupted(self, key: int | None = None) -> int:
+        """Rows that interrupted calls have left, of one recipe or of all. Under the lock."""
+        found = self._kept.values() if key is None else [self._kept.get(key, [])]
+        return sum(len(arrays[0]) for kept in found for arrays in kept)
 
     def recipe(self, view: Transitions | None, sampler: Sampler) -> Recipe:
         """What a batch is made of; the table sees to it from here on."""
@@ -152,6 +274,8 @@ class Drawer:
         recipe = Recipe.of(owner.schema, view, weighted=sampler.weighted)
         with owner.lock:
             table = owner.table
+            if recipe.lookahead > table.g[LOOKAHEAD]:
+                owner.check_view(table, recipe.lookahead)
             if recipe.lookahead > table.g[LOOKAHEAD] and table.free is not None:
                 raise ConfigError(
                     f"n={recipe.n} needs steps that follow each other, and {owner.remover!r} takes them out of order"
@@ -160,42 +284,50 @@ class Drawer:
             self._idle[id(recipe)] = []
             return self._recipes.setdefault(key, recipe)
 
-    def ids(self, sampler: Sampler, count: int, timeout_s: float | None) -> Drawn:
+    def ids(self, sampler: Sampler, count: int, timeout_s: float | None, taken: Taken | None = None) -> Drawn:
         """Ids of ``count`` items, and their weights if there are any.
 
         Waits for enough items, and for the limiter; without a limiter and with no ``timeout_s`` it raises ConfigError instead.
         """
-        owner = self._owner
+        owner, taken = self._owner, taken or Taken()
         if owner.limiter is None and timeout_s is None:
             with owner.lock:
                 owner.check_open()
                 reason = self.why_not(sampler, count)
                 if reason is None:
-                    return self.now(sampler, count)
+                    return self.now(sampler, count, taken)
             raise self._nothing(count)
         drawn: list[Drawn] = []
 
         def attempt() -> bool:
             owner.check_open()
             if self.why_not(sampler, count) is None:
-                drawn.append(self.now(sampler, count))
+                drawn.append(self.now(sampler, count, taken))
             return bool(drawn)
 
         owner.waiters.until(attempt, "sample", lambda: self.why_not(sampler, count), timeout_s)
         return drawn[0]
 
-    def why_not(self, sampler: Sampler, count: int, min_size: int = 1) -> str | None:
-        """Why so many cannot be drawn now, in numbers. Under the lock.
+    def why_not(self, sampler: Sampler, count: int, min_size: int = 1, key: int | None = None) -> str | None:
+        """Why ``count`` items cannot be drawn now, in numbers. Under the lock.
+
+        ``key``: of a recipe, whose rows that interrupted calls have left count too.
 
         Raises
         ------
         ConfigError
             If they never can be.
         """
+        if not self._owner.foreign and self._owner.ready:
+            self._owner.table.finish()
         self._owner.catch_up()
+        if key is not None and self._kept:
+            count -= self.interrupted(key)
+            if count <= 0:
+                return None
         reason = self._why_not(sampler, count, min_size)
         if reason is not None:
-            self._check_ever(sampler, count)
+            self._check_ever(sampler, count, min_size)
         return reason
 
     def _why_not(self, sampler: Sampler, count: int, min_size: int) -> str | None:
@@ -213,19 +345,76 @@ class Drawer:
             return _short(held, min_size)
         return _short(held, max(count, min_size))
 
-    def _check_ever(self, sampler: Sampler, count: int) -> None:
-        """Raise ConfigError if so many can never be drawn."""
+    def _check_ever(self, sampler: Sampler, count: int, min_size: int) -> None:
+        """Raise ConfigError if ``count`` items can never be drawn at once."""
         owner = self._owner
         limits = owner.limits
         if limits is not None and not limits.may_sample(count) and not limits.can_ever_sample(count):
             raise ConfigError(limits.why_not_sample(count))
-        if owner.ready and not sampler.repeats and count > (owner.capacity or 0):
-            raise ConfigError(f"{sampler!r} draws no item twice, and {count} are more than the capacity of {owner.capacity}")
+        if not owner.ready:
+            return
+        surely = self.check_size(min_size)
+        table = owner.table
+        if sampler.repeats and not owner.max_times_sampled:
+            return
+        times = owner.max_times_sampled if sampler.repeats else 1
+        if count > times * surely:
+            raise ConfigError(
+                f"{sampler!r} draws no item {_too_often(times)}, and {count:,} are more than a table of "
+                f"{table.storage.layout.capacity:,} steps holds at once, {times * surely:,}: "
+                "draw fewer at a time, or raise the capacity"
+            )
+        held = table.drawable(sampler) or 0
+        if limits is not None:
+            self._check_limiter(limits, count, held, times)
+        if table.keeps:
+            self._check_stuck(max(count, 1 if limits is None else limits.config.min_size_to_sample), held)
 
-    def now(self, sampler: Sampler, count: int) -> Drawn:
+    def check_size(self, min_size: int) -> int:
+        """Raise ConfigError for more items than the table holds while an episode is open, or else say how many that are."""
+        table = self._owner.table
+        surely = table.surely(int(table.g[LOOKAHEAD]))
+        if min_size > surely:
+            raise ConfigError(
+                f"min_size={min_size:,}: the table keeps {table.storage.layout.capacity:,} steps, of which {surely:,} can be "
+                f"drawn while an episode is open: use {surely:,} or less, or raise the capacity"
+            )
+        return surely
+
+    def _check_limiter(self, limits: Limits, count: int, held: int, times: int) -> None:
+        """Raise ConfigError if the limiter stops inserting before there are so many items that each is drawn once only."""
+        more = limits.insertable()
+        if more == UNLIMITED:
+            return
+        most = max(len(self._owner.table) + self._owner.table.waiting + more, limits.config.min_size_to_sample)
+        if count > max(held, times * most):
+            buffer = limits.config.buffer_for(count * limits.config.samples_per_insert)
+            raise ConfigError(
+                f"{count:,} can never be sampled at once: {limits.config} stop inserting at {most:,} items, and no item is "
+                f"drawn {_too_often(times)}: sample fewer at a time, or use {buffer}"
+            )
+
+    def _check_stuck(self, count: int, held: int) -> None:
+        """Raise ConfigError if neither this draw nor an insertion can go on. See table.py, NOTE [queue tables]."""
+        owner, table = self._owner, self._owner.table
+        room = table.room()
+        if room > 1 or (room == 1 and not owner.waiters.anyone("insert")):
+            return
+        if held + table.waiting >= count and not owner.waiters.anyone("insert"):
+            return
+        raise ConfigError(
+            f"{count:,} can never be drawn at once: {table.window:,} rows are full with {held:,} items and rows beside them "
+            "(steps that wait for their successors, observations after an episode's end, the past of stacks), and a queue "
+            f"overwrites no item: draw {held:,} or fewer at a time, or raise the capacity to {2 * count:,} or more"
+        )
+
+    def now(self, sampler: Sampler, count: int, taken: Taken | None = None) -> Drawn:
         """As `ids`, under the lock, when nothing stands in the way."""
-        owner = self._owner
-        drawn = owner.table.draw(sampler, count)
+        owner, table = self._owner, self._owner.table
+        before = table.counted
+        drawn = table.draw(sampler, count)
+        if taken is not None:
+            taken.counted = table.counted - before
         if owner.waiters.anybody:
             owner.waiters.ring()
         return drawn
@@ -236,11 +425,63 @@ class Drawer:
         return ConfigError(f"cannot draw {count} steps, {said}: add steps first, give timeout_s, or use a loader, which waits")
 
 
+class Taken:
+    """What a call has taken out of a table and not delivered yet.
+
+    Attributes
+    ----------
+    key : int
+        Of the recipe.
+    arrays : sequence of arrays [rows, *shape]
+        Rows that are used up.
+    counted : int
+        Rows that were counted as sampled and are not used up.
+    """
+
+    __slots__ = ("arrays", "counted", "key")
+
+    def __init__(self) -> None:
+        self.key = self.counted = 0
+        self.arrays: Sequence[Array] = ()
+
+
+class _Left(NamedTuple):
+    """Rows that interrupted calls have left, how many there are, and what is left without them."""
+
+    arrays: Sequence[Array]
+    rows: int
+    rest: dict[int, list[list[Array]]]
+
+
+def _joined(*parts: Sequence[Array]) -> list[Array]:
+    """Pieces of a batch one behind the other; empty ones are no arrays."""
+    there = [part for part in parts if len(part)]
+    if len(there) == 1:
+        return list(there[0])
+    return [np.concatenate(arrays) for arrays in zip(*there, strict=True)]
+
+
+def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[Array, Drawn]:
+    """The weights of a batch of which the rows ``gone`` were drawn again, divided by one number; the batch as one draw."""
+    assert again.weight is not None
+    old, new = np.ones(len(weight), np.bool_), weight[gone]
+    old[gone] = False
+    both, scale = one_scale([(weight[old], first.scale), (new, again.scale)])
+    whole = np.empty_like(weight)
+    whole[old], whole[gone] = both[: int(old.sum())], both[int(old.sum()) :]
+    return whole, Drawn(first.ids, whole, scale)
+
+
+def _too_often(times: int) -> str:
+    return "twice" if times == 1 else f"more than {times} times"
+
+
 def _short(held: int, needed: int) -> str:
     return f"steps: the replay buffer holds {held} of the {needed} that sampling needs, add more"
 
 
-def _assembled(recipe: Recipe, arrays: Sequence[Any]) -> dict[str, Any]:
+def assembled(recipe: Recipe, arrays: Sequence[Any]) -> dict[str, Any]:
+    """The arrays of a batch, nested as its steps are."""
     if recipe.split is not None:
         split: dict[str, Any] = recipe.split(arrays)
         return split

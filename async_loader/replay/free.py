@@ -33,6 +33,10 @@ class FreeRows:
         """Whether one can be taken without an item making room."""
         return self._rows - self._unused + len(self._free) > self._spare
 
+    def left(self) -> int:
+        """How many can be taken without an item making room."""
+        return max(0, self._rows - self._unused + len(self._free) - self._spare)
+
     def take(self) -> int:
         """The next row. No statement here calls anything, so Ctrl-C comes before all of it or after."""
         row = self._unused

@@ -12,7 +12,7 @@ from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, Would
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import floats_of, one_float, schema_of_columns, storable
 from async_loader.replay.owner import Owner
-from async_loader.replay.rows import TERMINATED, TRUNCATED
+from async_loader.replay.rows import AWAITS, TERMINATED, TRUNCATED
 from async_loader.replay.samplers import policy
 from async_loader.replay.staging import NO_FIELDS, Stage
 from async_loader.replay.storage import StorageLayout
@@ -77,7 +77,7 @@ class Inserter:
             last = NO_FIELDS if ends is None else stage.put_final(ends)
             table.write(stage.put(values), last, 1, self._stream, self._flags, given, new)
 
-        self._write(write, 1, timeout_s)
+        self._write(write, 1, timeout_s, 1 if ends is None else 2)
         return int(new[0])
 
     def _one(
@@ -131,7 +131,7 @@ class Inserter:
             table.write(source, final, count, numbers, flags, given, new, (columns, finals))
 
         if owner.limiter is None or whole:
-            self._write(write, count, timeout_s)
+            self._write(write, count, timeout_s, count + int(np.count_nonzero(flags & AWAITS)))
         else:
             self._one_by_one(source, final, count, names, flags, given, new, timeout_s, (columns, finals))
         return new
@@ -179,15 +179,15 @@ class Inserter:
                 table.write(one, last, 1, number, flags[step], given[step], ids[step], keep)
 
             try:
-                self._write(write, 1, timeout_s)
+                self._write(write, 1, timeout_s, 2 if flags[i] & AWAITS else 1)
             except (Timeout, WouldDeadlock, Closed) as error:
                 raise type(error)(f"{i} of {count} steps are in: {error}") from None
 
-    def _write(self, write: Callable[[], None], count: int, timeout_s: float | None) -> None:
-        """Call ``write`` under the lock, as soon as the limiter lets so many items in, and tell those who wait."""
+    def _write(self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int) -> None:
+        """Call ``write`` under the lock, as soon as the limiter lets ``count`` items in, and tell the calls that wait."""
         owner = self._owner
         if owner.limiter is not None:
-            self._when_insertable(write, count, timeout_s)
+            self._when_insertable(write, count, timeout_s, rows)
             return
         with owner.lock:
             try:
@@ -208,16 +208,22 @@ class Inserter:
         if not owner.ready:
             return
         values = None if final_obs is None else owner.stage.final_values(final_obs)
-        with owner.lock:
+
+        def attempt() -> bool:
+            table = owner.own()
             try:
-                table = owner.own()
                 for stream in streams:
                     number = table.streams.get(stream)
-                    if number is not None:
-                        final = NO_FIELDS if values is None else owner.stage.put_final(values)
-                        table.end_stream(number, flags, final)
+                    if number is None:
+                        continue
+                    if values is not None and not owner.has_room(1):
+                        return False
+                    table.end_stream(number, flags, NO_FIELDS if values is None else owner.stage.put_final(values))
             finally:
                 owner.waiters.ring()
+            return True
+
+        owner.waiters.until(attempt, "insert", lambda: None if owner.has_room(1) else owner.table.why_full(), None)
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """New priorities by id."""
@@ -238,14 +244,14 @@ class Inserter:
             owner.catch_up()
             return owner.table.prioritize(ids, priority)
 
-    def _when_insertable(self, write: Callable[[], None], count: int, timeout_s: float | None) -> None:
-        """Call ``write`` under the lock as soon as the limiter lets ``count`` items in at once."""
+    def _when_insertable(self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int) -> None:
+        """Call ``write`` under the lock as soon as the limiter lets ``count`` items in at once, and there are ``rows`` rows."""
         owner = self._owner
 
         def attempt() -> bool:
             owner.check_open()
-            if not owner.may_insert(count):
-                self._check_ever(count)
+            if not owner.may_insert(count, rows):
+                self._check_ever(count, rows)
                 return False
             try:
                 write()
@@ -253,15 +259,16 @@ class Inserter:
                 owner.waiters.ring()
             return True
 
-        def reason() -> str | None:
-            limits = owner.limits
-            return None if limits is None or owner.may_insert(count) else limits.why_not_insert(count)
+        owner.waiters.until(attempt, "insert", lambda: owner.why_not_insert(count, rows), timeout_s)
 
-        owner.waiters.until(attempt, "insert", reason, timeout_s)
-
-    def _check_ever(self, count: int) -> None:
-        """Raise ConfigError if so many can never be inserted at once."""
-        limits = self._owner.limits
+    def _check_ever(self, count: int, rows: int) -> None:
+        """Raise ConfigError if ``count`` steps, in ``rows`` rows, can never be inserted at once."""
+        limits, table = self._owner.limits, self._owner.table
+        if count > 1 and table.keeps and rows > table.window:
+            raise ConfigError(
+                f"{count} steps go into the table together or not at all, in {rows} rows, and it has {table.window}: "
+                "raise the capacity"
+            )
         if limits is not None and count > 1 and not limits.can_ever_insert(count):
             raise ConfigError(f"{count} steps go into the table together or not at all: {limits.why_not_insert(count)}")
 

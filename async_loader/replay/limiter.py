@@ -23,6 +23,11 @@ class RateLimiter:
     ``inserted * samples_per_insert - sampled``: the samples that inserting has earned and sampling has not yet spent.
     The rules are those of Reverb (Cassirer et al. 2021, section 3.3; ``rate_limiter.cc``).
 
+    A step counts as inserted when it is written, also while it still waits for its successors (``Field(next=...)``,
+    n-step returns): the end of an episode, with which several steps can be drawn at once, moves the cursor by one
+    step. ``min_size_to_sample`` counts rows that can be drawn, and so does everything in a table with
+    ``max_times_sampled``.
+
     Parameters
     ----------
     min_size_to_sample : int
@@ -83,6 +88,22 @@ class RateLimiter:
                 stacklevel=4,  # the caller of the constructor
             )
 
+    def hands_out_all(self, times: int, capacity: int) -> bool:
+        """Whether a table of ``capacity`` steps is a queue: each item is drawn ``times`` times, and none is overwritten before.
+
+        So it is where sampling may take every item, and no more may wait than there is room for.
+        """
+        low, high = self.bounds
+        spi = self.samples_per_insert
+        return times > 0 and spi == times and low <= 0 and high <= capacity * spi
+
+    @property
+    def queue_size(self) -> int | None:
+        """Items that may wait in a `Queue`; ``None`` for any other limiter."""
+        low, high = self.bounds
+        queue = (self.min_size_to_sample, self.samples_per_insert, low) == (1, 1.0, 0.0)
+        return math.floor(high) if queue and math.isfinite(high) else None
+
     @property
     def bounds(self) -> tuple[float, float]:
         """The least and the greatest cursor, in samples: Reverb's min_diff and max_diff."""
@@ -110,7 +131,12 @@ def MinSize(n: int) -> RateLimiter:
 
 
 def Queue(size: int) -> RateLimiter:
-    """Each row is sampled once; at most ``size`` wait to be. For a table with a Fifo sampler and remover.
+    """Each item is sampled exactly once; at most ``size`` wait to be.
+
+    For a table with ``sampler=Fifo(), max_times_sampled=1``. No item is overwritten before it was drawn: writers wait,
+    for the limiter, and for a row (see `ReplayBuffer`). The end of an episode adds all steps that waited for it, up to n
+    beyond ``size`` with n-step returns. Over a feeder an item is delivered at least once: after a fault of a
+    learner or a connection it may come again, flagged ``redelivered``.
 
     Raises
     ------
@@ -143,13 +169,15 @@ class Limits:
     Attributes
     ----------
     inserted, sampled, deleted : int
-        Rows since the table was new. Deletions count for its size only, not for the ratio.
+        Items since the table was new. Deletions count for its size only, not for the ratio.
+    waiting : int
+        Steps that were written and are no items yet. They count for the ratio, not for the size.
     """
 
-    __slots__ = ("_config", "_high", "_low", "_min_size", "_spi", "deleted", "inserted", "sampled")
+    __slots__ = ("_config", "_high", "_low", "_min_size", "_spi", "deleted", "inserted", "sampled", "waiting")
 
     def __init__(self, config: RateLimiter) -> None:
-        self.inserted = self.sampled = self.deleted = 0
+        self.inserted = self.sampled = self.deleted = self.waiting = 0
         self.config = config
 
     @property
@@ -166,7 +194,8 @@ class Limits:
     def may_insert(self, n: int) -> bool:
         """Whether ``n`` rows may be inserted at once."""
         inserted = self.inserted + n
-        return inserted - self.deleted <= self._min_size or inserted * self._spi - self.sampled <= self._high
+        written = inserted + self.waiting
+        return inserted - self.deleted <= self._min_size or written * self._spi - self.sampled <= self._high
 
     def can_ever_insert(self, n: int) -> bool:
         """Whether sampling, and nothing else, leads to where ``n`` rows may be inserted at once."""
@@ -175,7 +204,8 @@ class Limits:
     def may_sample(self, n: int) -> bool:
         """Whether ``n`` rows may be sampled at once."""
         inserted = self.inserted
-        return inserted - self.deleted >= self._min_size and inserted * self._spi - self.sampled - n >= self._low
+        written = inserted + self.waiting
+        return inserted - self.deleted >= self._min_size and written * self._spi - self.sampled - n >= self._low
 
     def insert(self, n: int) -> None:
         self.inserted += n
@@ -188,7 +218,7 @@ class Limits:
 
     def insertable(self) -> int:
         """The most rows that may be inserted at once, now; `UNLIMITED` if nothing limits."""
-        by_ratio = _whole((self._high + self.sampled) / self._spi - self.inserted)
+        by_ratio = _whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
         if by_ratio == UNLIMITED:
             return UNLIMITED
         n = max(0, by_ratio, self._min_size - self.inserted + self.deleted)
@@ -198,7 +228,7 @@ class Limits:
         """The most rows that may be sampled at once, now; `UNLIMITED` if nothing limits."""
         if self.inserted - self.deleted < self._min_size:
             return 0
-        n = max(0, _whole(self.inserted * self._spi - self.sampled - self._low))
+        n = max(0, _whole((self.inserted + self.waiting) * self._spi - self.sampled - self._low))
         if n == UNLIMITED:
             return n
         return n + 1 if self.may_sample(n + 1) else n - 1 if n and not self.may_sample(n) else n  # as in `insertable`
@@ -216,7 +246,7 @@ class Limits:
         more = self.insertable()
         if more == UNLIMITED:
             return UNLIMITED
-        return max(0, _whole((self.inserted + more) * self._spi - self.sampled - self._low))
+        return max(0, _whole((self.inserted + self.waiting + more) * self._spi - self.sampled - self._low))
 
     def window(self) -> float:
         """Samples between the two bounds."""
@@ -242,14 +272,15 @@ class Limits:
         missing = self._inserts_before_sampling(n)
         if size < self._min_size:
             return f"sampling {n:,} needs the table to hold {self._min_size:,} items, it holds {size:,}: add {missing:,} more"
-        over = self._low - (self.inserted * self._spi - self.sampled - n)
+        over = self._low - ((self.inserted + self.waiting) * self._spi - self.sampled - n)
         return (
             f"sampling {n:,} more would be {_n(over)} samples further ahead of inserting than {self.config} allow: "
             f"insert at least {missing:,} more"
         )
 
     def _inserts_before_sampling(self, n: int) -> int:
-        by_ratio = math.ceil((self._low + self.sampled + n) / self._spi - self.inserted) if math.isfinite(self._low) else 0
+        written = self.inserted + self.waiting
+        by_ratio = math.ceil((self._low + self.sampled + n) / self._spi - written) if math.isfinite(self._low) else 0
         return max(0, by_ratio, self._min_size - self.inserted + self.deleted)
 
     def _never_sampled(self, n: int) -> str:
@@ -261,7 +292,7 @@ class Limits:
 
     def why_not_insert(self, n: int) -> str:
         """Why `may_insert` said no, and what would change it."""
-        over = (self.inserted + n) * self._spi - self.sampled - self._high
+        over = (self.inserted + self.waiting + n) * self._spi - self.sampled - self._high
         if n * self._spi > self.window():
             remedy = f"insert at most {_n(self.window() // self._spi)} at a time, of these {self.insertable():,} now"
         else:
@@ -287,6 +318,33 @@ class Limits:
         if sampled < 0 or not 0 <= deleted <= inserted:
             raise ConfigError(f"{state!r} cannot be a table's counts: use what state() gave")
         self.inserted, self.sampled, self.deleted = inserted, sampled, deleted
+
+
+def check_room(limiter: RateLimiter | None, capacity: int, surely: int) -> None:
+    """Raise ConfigError for a limiter that waits for more items than a table of ``capacity`` steps holds at once.
+
+    ``surely``: how many it holds while an episode is open.
+    """
+    if limiter is None:
+        return
+    wanted = limiter.min_size_to_sample
+    if wanted > surely:
+        raise ConfigError(
+            f"min_size_to_sample={wanted:,}: {_holds(capacity, surely)}, so that nothing would ever "
+            f"be sampled: use {surely:,} or less, or raise the capacity by {wanted - surely:,}"
+        )
+    size = limiter.queue_size
+    if size is not None and size > surely:
+        raise ConfigError(
+            f"a queue of {size:,}: {_holds(capacity, surely)}, so that it would never be full: use a size of "
+            f"{surely:,} or less, or raise the capacity by {size - surely:,}"
+        )
+
+
+def _holds(capacity: int, surely: int) -> str:
+    if surely >= capacity:
+        return f"the table keeps {capacity:,} steps"
+    return f"the table keeps {capacity:,} steps, of which {surely:,} can be drawn while an episode is open"
 
 
 def _count(name: str, value: Any) -> int:

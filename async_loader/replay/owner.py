@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from async_loader.errors import Closed, ConfigError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
-from async_loader.replay.limiter import Limits, RateLimiter
+from async_loader.replay.limiter import Limits, RateLimiter, check_room
+from async_loader.replay.rows import DEPTH, LOOKAHEAD
 from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.staging import Stage
 from async_loader.replay.storage import Storage, StorageLayout
@@ -47,6 +49,8 @@ class Owner:
         max_times_sampled: int,
         seed: int | None,
     ) -> None:
+        if capacity is not None:
+            check_room(limiter, capacity, capacity)
         self.capacity, self.max_bytes = capacity, max_bytes
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
@@ -92,7 +96,9 @@ class Owner:
         """The limiter, with the counts of this moment. Under the lock."""
         limits = self._limits
         if limits is not None and self._table is not None:
-            limits.inserted, limits.sampled, limits.deleted = self._table.inserted, self._table.sampled, self._table.deleted
+            table = self._table
+            limits.inserted, limits.sampled, limits.deleted = table.inserted, table.sampled, table.deleted
+            limits.waiting = 0 if self.max_times_sampled else table.waiting
         return limits
 
     @property
@@ -102,9 +108,14 @@ class Owner:
     @limiter.setter
     def limiter(self, limiter: RateLimiter | None) -> None:
         if self.ready:
-            _check_reachable(limiter, self.table.storage.layout.capacity)
+            table = self.table
+            check_room(limiter, self.capacity or 0, table.surely(int(table.g[LOOKAHEAD])))
+        elif self.capacity is not None:
+            check_room(limiter, self.capacity, self.capacity)
         with self.lock:
             self._limits = None if limiter is None else Limits(limiter)
+            if self._table is not None:
+                self._table.keeps = self._keeps(self._table.storage.layout.capacity)
             if self.writers is not None:
                 self.writers.follow(self.limits)
             self.waiters.ring()
@@ -133,12 +144,33 @@ class Owner:
         if self.writers is not None and self.writers.adopt() and self.waiters.anybody:
             self.waiters.ring()
 
-    def may_insert(self, count: int) -> bool:
-        """Whether the limiter lets so many in at once, beside what writers in other processes may be writing. Under the lock."""
+    def _keeps(self, capacity: int) -> bool:
+        """Whether no item may be overwritten before it was drawn. See table.py, NOTE [queue tables]."""
+        limiter = self.limiter
+        return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)
+
+    def has_room(self, rows: int) -> bool:
+        """Whether ``rows`` rows may be written without overwriting what a queue has promised. Under the lock."""
+        table = self._table
+        return table is None or not table.keeps or table.room() >= rows
+
+    def may_insert(self, count: int, rows: int = 1) -> bool:
+        """Whether ``count`` steps may be inserted at once, into ``rows`` rows, beside what writers in other processes may be
+        writing. Under the lock.
+        """
         limits = self.limits
         if limits is None:
             return True
+        if not self.has_room(rows):
+            return False
         return limits.may_insert(count) if self.writers is None else self.writers.may_insert(limits, count)
+
+    def why_not_insert(self, count: int = 1, rows: int = 1) -> str | None:
+        """Why `may_insert` says no, in numbers. Under the lock."""
+        limits = self.limits
+        if limits is None or self.may_insert(count, rows):
+            return None
+        return limits.why_not_insert(count) if self.has_room(rows) else self.table.why_full()
 
     def writer_handle(self) -> WriterHandle:
         """See `ReplayBuffer.writer_handle`."""
@@ -181,7 +213,7 @@ class Owner:
                 self.allocate(schema)
 
     def allocate(self, schema: Schema, layout: StorageLayout | None = None) -> None:
-        """Allocate, ``layout`` if it is known. Raises what the constructor of a ReplayBuffer does."""
+        """Allocate, ``layout`` if it is that of a checkpoint. Raises what the constructor of a ReplayBuffer does."""
         storable(schema)
         Recipe.of(schema)  # a next= that cannot be delivered shows here
         linked = [field.name for field in schema.fields if field.linked]
@@ -190,15 +222,36 @@ class Owner:
                 f"field {linked[0]!r} has a stack or a next, which are read from its neighbours, and {self.remover!r} takes "
                 "those out of order: use the Fifo remover, or store what a step needs in it"
             )
-        layout = layout or self.layout_of(schema)
-        _check_reachable(self.limiter, layout.capacity)
+        loaded, layout = layout is not None, layout or self.layout_of(schema)
         storage = Storage.create(layout)
         for_sampler, for_remover = self.seeds.spawn(2)
-        table = Table(storage, [self.sampler], self.remover, for_remover, self.max_times_sampled)
+        table = Table(storage, [self.sampler], self.remover, for_remover, self.max_times_sampled, self._keeps(layout.capacity))
+        try:
+            self.check_view(table, table.schema_lookahead)
+        except ConfigError as error:
+            if not loaded:
+                raise
+            warnings.warn(f"the checkpoint's settings cannot work: {error}", UserWarning, stacklevel=2)
         self.sampler.bind(table.items, for_sampler)
         self._stage = Stage(layout, storage.base)
         self.capacity, self.schema = layout.capacity, schema
         self._table = table
+
+    def check_view(self, table: Table, lookahead: int) -> None:
+        """Raise ConfigError for items that need more steps around them than the table keeps, or than leave enough of them."""
+        surely, capacity = table.surely(lookahead), table.storage.layout.capacity
+        if not surely:
+            depth = int(table.g[DEPTH])
+            around = " and ".join(
+                part for part in (f"{depth - 1} before it" * (depth > 1), f"{lookahead} after it" * (lookahead > 0)) if part
+            )
+            most = capacity - depth
+            remedy = f"use n of {most} or less, or " if lookahead > 1 and most > 0 else ""
+            raise ConfigError(
+                f"an item needs its step and {around}, and the table keeps {capacity:,} steps: {remedy}"
+                f"raise the capacity to {depth + lookahead:,} or more"
+            )
+        check_room(self.limiter, capacity, surely)
 
     def layout_of(self, schema: Schema) -> StorageLayout:
         """Of as many steps as were asked for."""
@@ -213,12 +266,3 @@ def _seeds(seed: int | None) -> np.random.SeedSequence:
         return np.random.SeedSequence(seed)
     except (TypeError, ValueError):
         raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None") from None
-
-
-def _check_reachable(limiter: RateLimiter | None, capacity: int) -> None:
-    """Raise ConfigError for a limiter that waits for more than there can ever be."""
-    if limiter is not None and limiter.min_size_to_sample > capacity:
-        raise ConfigError(
-            f"min_size_to_sample={limiter.min_size_to_sample:,}: the table keeps {capacity:,} steps, so that nothing would ever "
-            f"be sampled: use {capacity:,} or less, or raise the capacity"
-        )

@@ -53,4 +53,6 @@ TRUNCATED_FIELD = 22
 FOLLOWED = 26  # 1: steps show the observation after them
 GRANTED = 27  # rows that other processes hold
 DONE_FIELD = 28  # as TERMINATED_FIELD
-PLACES = 32
+WAITING = 32  # steps that are no items yet and may become some
+TAIL = 33  # the oldest id that `room` found in use: no row before it holds what is still to be drawn
+PLACES = 34

@@ -17,7 +17,7 @@ from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.limiter import UNLIMITED
 from async_loader.replay.reader import ReplayReader, Target
-from async_loader.replay.rows import AWAITS, FINAL, LOOKAHEAD, TERMINATED, TRUNCATED
+from async_loader.replay.rows import AWAITS, FINAL, TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Prioritized, Sampler, Uniform
 from async_loader.replay.staging import NO_FIELDS
 from async_loader.replay.views import Transitions
@@ -158,29 +158,31 @@ class ServedTable:
         flags = steps.flags
         if flags[start] & FINAL:
             shown = flags[start] & SHOWN and self._owner.stage.followed
+            if shown and not self._owner.has_room(1):
+                return start
             final = self._from(steps, start)[self._owner.stage.followed] if shown else NO_FIELDS
             self._end(int(steps.streams[start]), int(flags[start]) & _ENDS or TRUNCATED, final)
             return start + 1
         finals = np.flatnonzero(flags[start:] & FINAL)
         stop = start + int(finals[0]) if len(finals) else len(steps)
-        allowed = self._insertable(steps.streams[start:stop])
+        followed = stop < len(steps) and not flags[stop] & _ENDS
+        allowed = self._insertable(stop - start, followed)
         if allowed < stop - start:
             self._write(steps, start, start + allowed, False)
             return start + allowed
-        followed = stop < len(steps) and not flags[stop] & _ENDS
         self._write(steps, start, stop, followed)
         return stop + followed
 
-    def _insertable(self, streams: npt.NDArray[Any]) -> int:
-        """How many of these steps may be written before the limiter has to be asked again."""
-        limits = self._owner.limits
+    def _insertable(self, count: int, followed: bool) -> int:
+        """How many of ``count`` steps may be written now; a final observation comes right behind the last if ``followed``."""
+        limits, table = self._owner.limits, self._owner.table
         if limits is None:
             return UNLIMITED
-        allowed, table = limits.insertable(), self._owner.table
-        waiting = int(table.g[LOOKAHEAD]) * min(len(streams), len(table.streams))  # steps that may become items with these
-        if not waiting or allowed - waiting >= len(streams):
+        allowed = limits.insertable()
+        if not table.keeps or allowed <= 0:
             return allowed
-        return max(min(allowed, 1), allowed - waiting)
+        room = table.room()
+        return min(allowed, room if room < count else count - 1 if followed and room == count else count)
 
     def _write(self, steps: Incoming, start: int, stop: int, followed: bool) -> None:
         """Write the steps ``start`` to ``stop``, with the final observation right behind them if they are ``followed``."""
@@ -235,8 +237,8 @@ class ServedTable:
 
     def why_not_insert(self) -> str | None:
         """Why the limiter lets nothing in, in numbers."""
-        limits = self._owner.limits
-        return None if limits is None or limits.may_insert(1) else limits.why_not_insert(1)
+        with self._owner.lock:
+            return self._owner.why_not_insert(1, 2 if self._owner.ready and self._owner.stage.followed else 1)
 
     def prioritize(self, ids: Ids, priorities: npt.NDArray[np.float64]) -> Applied:
         """As `ReplayBuffer.update_priorities`."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +13,15 @@ import numpy.typing as npt
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import Bell, Patience
 from async_loader.replay.arguments import floats_of, ids_of
-from async_loader.replay.drawing import Drawer
+from async_loader.replay.drawing import Drawer, Taken, assembled
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.limiter import Limits
 from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader, join_index
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.views import Transitions
-from async_loader.source import Applied, Rows
+from async_loader.schema import Schema
+from async_loader.source import Applied, Ready, Rows
 
 
 class ReplaySource:
@@ -45,39 +49,60 @@ class ReplaySource:
             raise ConfigError(f"min_size={min_size}: it must be 1 to {most or 'the capacity'}, the buffer's capacity")
         self._owner, self._out, self._in = owner, drawer, inserter
         self._view, self._sampler, self._min_size = view, sampler, min_size
+        self._own_reader: ReplayReader | None = None
         self._batch_size = 1
+        self._wanted: list[int] = []  # batch sizes of the plans that wait
         if owner.ready:
             drawer.recipe(view, sampler)
+            with owner.lock:
+                drawer.check_size(min_size)
 
-    def plan(self, batch_size: int, patience: Patience) -> Rows:
-        """``batch_size`` items, as the sampler chooses. Waits until there are enough, and for the limiter."""
+    def plan(self, batch_size: int, patience: Patience) -> Rows | Ready:
+        """``batch_size`` items, as the sampler chooses. Waits until there are enough, and for the limiter.
+
+        Of a table with ``max_times_sampled`` the batch itself: its rows may be overwritten as soon as they were drawn.
+        """
         owner = self._owner
         self._batch_size = batch_size
         plan = self._attempt(batch_size)
         if plan is None:
             bell = Bell()
-            with owner.waiters.ringing(bell, "sample", self._why_not):
-                while plan is None:
-                    plan = self._attempt(batch_size)
-                    if plan is None:
-                        patience.wait(bell, self.waiting_for() or "steps")
-                        bell.clear()  # before looking again: what is added from here on rings it again
+            self._wanted.append(batch_size)
+            try:
+                with owner.waiters.ringing(bell, "sample", lambda: self._why_not(batch_size)):
+                    while plan is None:
+                        plan = self._attempt(batch_size)
+                        if plan is None:
+                            patience.wait(bell, self.waiting_for() or "steps")
+                            bell.clear()  # before looking again: what is added from here on rings it again
+            finally:
+                self._wanted.remove(batch_size)
         return plan
 
-    def _attempt(self, batch_size: int) -> Rows | None:
+    def _attempt(self, batch_size: int) -> Rows | Ready | None:
         owner = self._owner
         if not owner.ready:
             owner.check_open()
             return None
-        self._out.recipe(self._view, self._sampler)
+        recipe = self._out.recipe(self._view, self._sampler)
         with owner.lock:
             owner.check_open()
-            if self._why_not() is not None:
+            if self._why_not(batch_size) is not None:
                 return None
-            return Rows(join_index(*self._out.now(self._sampler, batch_size)))
+            if not owner.max_times_sampled:
+                drawn = self._out.now(self._sampler, batch_size)
+                return Rows(join_index(drawn.ids, drawn.weight))
+            taken = Taken()
+            if self._own_reader is None:
+                self._own_reader = ReplayReader(owner.table.storage, recipe)
+            self._out.use_up(self._own_reader, self._sampler, batch_size, taken)
+        return Ready(assembled(recipe, taken.arrays), lent=True, samples=partial(_samples, recipe.schema, taken.arrays))
 
-    def _why_not(self) -> str | None:
-        return self._out.why_not(self._sampler, self._batch_size, self._min_size)
+    def _why_not(self, batch_size: int) -> str | None:
+        key = None
+        if self._owner.max_times_sampled and self._owner.ready:
+            key = id(self._out.recipe(self._view, self._sampler))
+        return self._out.why_not(self._sampler, batch_size, self._min_size, key)
 
     def reader(self) -> ReplayReader | None:
         """See `ReplayBuffer.reader`."""
@@ -92,7 +117,7 @@ class ReplaySource:
     def waiting_for(self) -> str | None:
         """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""
         with self._owner.lock:
-            return self._why_not()
+            return self._why_not(max(self._wanted, default=self._batch_size))
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """A loader will plan so many batches before the first is used: warn if the limiter never lets it."""
@@ -100,3 +125,8 @@ class ReplaySource:
         text = None if limiter is None else Limits(limiter).window_warning(batch_size, batches)
         if text is not None:
             warnings.warn(text, UserWarning, stacklevel=4)
+
+
+def _samples(schema: Schema, arrays: Sequence[npt.NDArray[Any]]) -> list[Any]:
+    """The rows of a batch one by one, nested as a step is."""
+    return [schema.rebuild([array[i] for array in arrays]) for i in range(len(arrays[0]))]

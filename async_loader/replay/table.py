@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader.replay import rows as r
 from async_loader.replay.free import FreeRows
-from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
+from async_loader.replay.samplers import Draw, Fifo, Items, Sampler, one_scale, shortcut
 from async_loader.replay.staging import end_fields
 from async_loader.replay.storage import Storage
 from async_loader.replay.views import depth_and_lookahead
@@ -19,6 +19,16 @@ from async_loader.source import Applied
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _NO_FLOATS = np.empty(0)
+
+
+class Drawn(NamedTuple):
+    """Ids of drawn items; their weights and what the weights were divided by, where the sampler has weights."""
+
+    ids: Ids
+    weight: npt.NDArray[np.float32] | None
+    scale: Callable[[], float] | None = None
+
+
 _NO_FIELDS = np.empty((0, 5), np.int64)
 _FIRST_STREAMS = 64
 
@@ -37,6 +47,14 @@ class Table:
         For the remover.
     max_times_sampled : int
         Draws after which an item is no more; 0: any number.
+    keeps : bool
+        The limiter promises that every item is drawn: see NOTE [queue tables].
+
+    # NOTE [queue tables]
+    Rows are written in order, and the limiter counts items. Rows that are none (final observations, steps that wait for
+    their successors, the past of stacks) take room beside them. So where no item may be lost, a row is overwritten only
+    when nothing in it is still to be drawn, which `room` tells, and writers wait for that. Spare rows are taken for what
+    one open episode needs beside its items, so that a queue of ``capacity`` items fits.
     """
 
     def __init__(
@@ -46,6 +64,7 @@ class Table:
         remover: Sampler,
         seed: np.random.SeedSequence,
         max_times_sampled: int = 0,
+        keeps: bool = False,
     ) -> None:
         from async_loader.replay import kernels  # late: see compiled.py
 
@@ -70,14 +89,23 @@ class Table:
         self._rest: tuple[Any, ...] | None = None
         self._patching: Ids | None = None
         self._none = np.full(256, np.nan)
-        self.inserted = self.sampled = self.deleted = 0
+        self.inserted = self.counted = self.deleted = 0
+        self._used = np.zeros(1, np.int64)  # draws that are counted for each item, as kernels count them
+        self.undelivered: list[tuple[Draw, Ids]] = []
         self._parted = False
         self._most = max_times_sampled
         self.times = np.zeros(layout.rows if max_times_sampled else 0, np.int64)
         g = self.g = storage.geometry
-        g[r.CAPACITY] = layout.capacity
         g[r.DEPTH], g[r.LOOKAHEAD] = depth_and_lookahead(layout.schema)
         g[r.FOLLOWED] = g[r.LOOKAHEAD]
+        self.schema_lookahead = int(g[r.LOOKAHEAD])
+        beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])  # the past, the newest step, and what comes after an end
+        self.keeps = keeps
+        self.window = layout.capacity
+        if keeps and type(remover) is Fifo:
+            self.window += min(beside, layout.spare - 2)
+        g[r.CAPACITY] = self.window
+        self._burst = max(1, (layout.rows - self.window) // 2 - 1)
         private = (self.items.alive, self.held, self.dirty, self.ids)
         g[r.ALIVE], g[r.HELD], g[r.DIRTY], g[r.NAMES] = (a.ctypes.data for a in private)
         g[r.LAST], g[r.BORN], g[r.DIED] = (a.ctypes.data for a in (self.last, self._born, self._died))
@@ -124,6 +152,11 @@ class Table:
         there = np.flatnonzero(self.items.alive)
         there = there[np.argsort(self.ids[there], kind="stable")]
         sampler.insert(there, self._given(there))
+
+    @property
+    def sampled(self) -> int:
+        """Items drawn since the table was made."""
+        return self.counted + int(self._used[0])
 
     @property
     def samplers(self) -> list[Sampler]:
@@ -253,7 +286,7 @@ class Table:
         """
         if self._stale:
             self.begin_anew(streams.tolist())
-        if self.free is None and count <= self.storage.layout.burst and not self.granted:
+        if self.free is None and count <= self._burst and not self.granted:
             self._ready(2 * count)
             self._k.write(self.g, fields, 0, count, final, streams, flags, given, ids, self._changes)
             self.settle()
@@ -279,13 +312,14 @@ class Table:
         fields, final, count, streams, flags, given, ids, _ = self._rest
         self._settle_taken()
         self.settle()
-        burst, start = self.storage.layout.burst, int(np.count_nonzero(ids >= 0))
+        burst, start = self._burst, int(np.count_nonzero(ids >= 0))
         while start < count:
             if self.free is not None:
                 stop = start + 1
                 self._overwrite(self.free, fields, start, streams, flags, given, ids)
             else:
-                stop = min(count, start + (burst if not self.granted else self._free_ahead(burst)))
+                passes = self.granted and not self.keeps
+                stop = min(count, start + (self._free_ahead(burst) if passes else burst))
                 self._ready(2 * (stop - start))
                 self._k.write(self.g, fields, start, stop, final, streams, flags, given, ids, self._changes)
             self.settle()
@@ -364,6 +398,54 @@ class Table:
         self.settle()
         return first, count
 
+    # -- room ------------------------------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """Rows that may be written before one would be overwritten whose item is still to be drawn."""
+        if self.free is not None:
+            return self.free.left()
+        room = int(self._k.room(self.g, len(self.last)))
+        if room <= 1 and self._stale:  # episodes from before a load never go on
+            self.begin_anew(self._stale.copy())
+            room = int(self._k.room(self.g, len(self.last)))
+        return room
+
+    @property
+    def waiting(self) -> int:
+        """Steps that are no items yet and may become some: those that wait for their successors."""
+        return int(self.g[r.WAITING])
+
+    def surely(self, lookahead: int) -> int:
+        """Items that a full table holds at every moment, with one open episode and items ``lookahead`` steps behind it."""
+        return max(0, self.window - lookahead - int(self.g[r.DEPTH]) + 1)
+
+    def why_full(self) -> str:
+        """What the oldest row in use waits for."""
+        if self.free is not None or self.room() >= self.window:
+            return f"all {self.storage.layout.capacity:,} rows hold items that are still to be drawn"
+        tail = int(self.g[r.TAIL])
+        row = tail % self.storage.layout.rows
+        if self.items.alive[row]:
+            return f"all {self.window:,} rows are in use, the oldest by an item that is still to be drawn"
+        if self.held[row]:
+            return f"all {self.window:,} rows are in use, the oldest by a writer of another process that has not filled it yet"
+        stream = next((name for name, number in self.streams.items() if self._shows(int(self.last[number]), tail)), None)
+        return (
+            f"all {self.window:,} rows are in use, the oldest by the open episode of stream {stream!r}: "
+            "add its next step, or end_episode() lets it go"
+        )
+
+    def _shows(self, last: int, name: int) -> bool:
+        """Whether a step is among the newest of an open episode, so that later items need it."""
+        heads, rows = self.storage.heads(), self.storage.layout.rows
+        for _ in range(int(self.g[r.DEPTH] + self.g[r.LOOKAHEAD])):
+            if last < name or self.ids[last % rows] != last:
+                return False
+            if last == name:
+                return True
+            last = int(heads[last % rows, r.PREV // 8])
+        return False
+
     @property
     def granted(self) -> int:
         """Rows that writers in other processes hold."""
@@ -391,7 +473,7 @@ class Table:
     def _free_ahead(self, burst: int) -> int:
         """Steps that may be written at once where others hold rows: the order passes these by, and may not go too far."""
         while True:
-            free = self._k.room_ahead(self.g, self.storage.layout.spare - 1, self._changes)
+            free = self._k.room_ahead(self.g, self.storage.layout.rows - self.window - 1, self._changes)
             self.settle()
             if free >= 2:
                 return int(min(burst, free // 2))
@@ -406,41 +488,46 @@ class Table:
             return int((self._most - self.times[self.items.alive != 0]).sum())
         return None if sampler.repeats else len(self)
 
-    def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> tuple[Ids, npt.NDArray[np.float32] | None]:
-        """The ids of ``count`` items, and their weights where the sampler has any. There must be as many (`drawable`).
+    def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
+        """``count`` items. There must be as many (`drawable`).
 
+        Where draws are counted, some may hit an item more often than it has draws left, and others take their places.
         ``again``: in place of some that could not be read, which have been counted.
         """
         drawn = sampler.draw(count)
-        rows, weight = drawn.rows, drawn.weight
-        if not again:
-            self.sampled += len(rows)
         if not self._most:
-            return self.names(rows), weight
-        ids, weights = [], []
+            self.counted += 0 if again else len(drawn.rows)
+            return Drawn(self.names(drawn.rows), drawn.weight, drawn.scale)
+        draws: list[tuple[Draw, Ids]] = []
+        self.undelivered = draws
+        more = shortcut(sampler, "draw_more", "draw") or sampler.draw
         while True:
-            kept = self._count_draws(rows)
-            ids.append(self.names(rows[kept]))
-            if weight is not None:
-                weights.append(weight[kept])
-            used = np.unique(rows)
+            kept = np.full(len(drawn.rows), -1, np.int64)
+            draws.append((drawn, kept))
+            self._k.use_up(self.times, self.dirty, drawn.rows, self._most, kept, np.zeros(1, np.int64) if again else self._used)
+            used = np.unique(drawn.rows)
             self.remove(used[self.times[used] >= self._most])
-            count -= len(kept)
+            count -= int(np.count_nonzero(kept >= 0))
             if count <= 0 or not len(self):
-                return np.concatenate(ids), np.concatenate(weights) if weights else None
-            drawn = sampler.draw(count)
-            rows, weight = drawn.rows, drawn.weight
+                return self._joined(draws)
+            drawn = more(count)
 
-    def _count_draws(self, rows: Ids) -> Ids:
-        """Count how often each item is drawn; the positions of those draws that it had left."""
-        order = np.argsort(rows, kind="stable")
-        ordered = rows[order]
-        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-        nth = np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)]))
-        kept = np.sort(order[nth < self._most - self.times[ordered]])
-        np.add.at(self.times, rows[kept], 1)
-        self.dirty[rows[kept]] |= r.STATE_CHANGED
-        return kept
+    def taken_back(self) -> Drawn:
+        """What the last `draw` has counted, also one that was interrupted; then it has been told."""
+        draws, self.undelivered = self.undelivered, []
+        self.finish()
+        for one, _ in draws:
+            used = np.unique(one.rows)
+            self.remove(used[self.times[used] >= self._most])
+        return self._joined(draws)
+
+    def _joined(self, draws: list[tuple[Draw, Ids]]) -> Drawn:
+        """The pieces of a draw as one, with weights of one scale."""
+        picked = [(one, kept[kept >= 0]) for one, kept in draws]
+        ids = np.concatenate([self.names(one.rows[kept]) for one, kept in picked]) if picked else np.empty(0, np.int64)
+        if not picked or any(one.weight is None for one, _ in picked):
+            return Drawn(ids, None)
+        return Drawn(ids, *one_scale([(one.weight[kept], one.scale) for one, kept in picked]))  # type: ignore[index]
 
     # -- by id -----------------------------------------------------------------------------------------------------------
 
@@ -542,4 +629,14 @@ class Table:
         g[r.TOP] = self.items.top = max(counters["top"], int(used[-1]) + 1 if len(used) else 0)
         g[r.CURSOR] = counters["cursor"]
         g[r.LOOKAHEAD] = max(int(g[r.LOOKAHEAD]), counters["lookahead"])
-        self.inserted, self.sampled, self.deleted = (counters[name] for name in ("inserted", "sampled", "deleted"))
+        heads = self.storage.heads()
+        newest = (self.ids >= g[r.CURSOR] - self.window) if g[r.ORDERED] else self.ids >= 0
+        steps = heads[:, r.FLAGS // 8] & (r.FINAL | r.DELETED) == 0
+        g[r.WAITING] = np.count_nonzero(newest & steps & (self.ids >= 0) & (alive == 0))
+        self.inserted, self.counted, self.deleted = (counters[name] for name in ("inserted", "sampled", "deleted"))
+
+    def retire_old(self) -> None:
+        """After `restore`, when samplers know the items: end what lies outside of this table's window."""
+        if self.free is None:
+            self._k.retire_old(self.g, self._changes)
+            self.settle()

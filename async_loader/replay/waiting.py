@@ -105,6 +105,7 @@ class Waiters:
                     if attempt():
                         return
                     if not entered:
+                        self.ring()  # a call that waits for the opposite may find that neither can go on
                         self._gates.append(gate)
                         self._enter(gate, what, reason)
                         entered = True
@@ -127,6 +128,10 @@ class Waiters:
                 with self._lock:
                     self._gates.remove(gate)
                     self._leave(gate)
+
+    def anyone(self, what: str) -> bool:
+        """Whether a call or a writer waits to ``what``. Called under the lock."""
+        return any(one == what and reason() is not None for one, _, reason, _ in list(self._waiting.values()))
 
     def now(self) -> list[Waiting]:
         """Who waits. Called under the lock."""

@@ -308,7 +308,7 @@ def live(buffer: ReplayBuffer) -> list[int]:
     return sorted(table.ids[table.items.alive != 0].tolist())
 
 
-@pytest.mark.parametrize("capacity", [1, 17, 99, 250, 2000])
+@pytest.mark.parametrize("capacity", [6, 17, 99, 250, 2000])
 @pytest.mark.parametrize("name", ["uniform", "prioritized", "linked", "returns", "deleted"])
 def test_another_capacity_holds_what_a_table_of_that_capacity_would(name, capacity, tmp_path):
     buffer, view = made(name)

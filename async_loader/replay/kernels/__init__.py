@@ -31,8 +31,11 @@ from async_loader.replay.kernels.writing import (
     note_priorities,
     overwrite,
     remove,
+    retire_old,
+    room,
     turn_version,
     unripen,
+    use_up,
     write,
 )
 
@@ -55,10 +58,13 @@ __all__ = [
     "read_many",
     "read_rows",
     "remove",
+    "retire_old",
     "returns",
+    "room",
     "room_ahead",
     "turn_version",
     "unripen",
+    "use_up",
     "walk",
     "write",
 ]

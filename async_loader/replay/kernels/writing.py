@@ -38,12 +38,14 @@ from async_loader.replay.rows import (
     ROWS,
     STATE_CHANGED,
     STRIDE,
+    TAIL,
     TERMINATED,
     TERMINATED_FIELD,
     TOP,
     TRUNCATED,
     TRUNCATED_FIELD,
     VERSION_ONE,
+    WAITING,
 )
 
 
@@ -93,8 +95,18 @@ def _die(g: Any, name: int, changes: Any) -> None:
 
 
 @kernel(inline=True)
+def _waits(g: Any, name: int) -> bool:
+    """Whether a step is no item yet and may become one."""
+    if not there(g, name) or peek8(g[ALIVE] + name % g[ROWS]):
+        return False
+    return load(at(g, name) + FLAGS) & (FINAL | DELETED) == 0
+
+
+@kernel(inline=True)
 def _end(g: Any, name: int, changes: Any) -> None:
     """As `_die`, and there will not be one again."""
+    if _waits(g, name):
+        g[WAITING] -= 1
     _flag(g, name, DELETED)
     _die(g, name, changes)
 
@@ -111,12 +123,16 @@ def _be_born(g: Any, name: int, changes: Any) -> None:
         if before < 0:
             break
         if not there(g, before):
-            return
+            oldest = -1
+            break
         oldest = before
-    if g[ORDERED] and oldest < g[CURSOR] - g[CAPACITY]:
+    if oldest < 0 or (g[ORDERED] and oldest < g[CURSOR] - g[CAPACITY]):
+        _flag(g, name, DELETED)  # its past is gone for good
+        g[WAITING] -= 1
         return
     poke8(g[ALIVE] + row, 1)
     g[COUNT] += 1
+    g[WAITING] -= 1
     poke64(g[BORN] + 8 * changes[0], row)
     changes[0] += 1
     _note(g, row, STATE_CHANGED)
@@ -183,6 +199,8 @@ def _give_up(g: Any, last: int, changes: Any) -> None:
     if g[FOLLOWED] == 0 or load(at(g, last) + FLAGS) & TERMINATED:
         _ripen(g, last, changes)
         return
+    if _waits(g, last):
+        g[WAITING] -= 1
     _die(g, last, changes)
     before = load(at(g, last) + PREV)
     _flag(g, last, FINAL)
@@ -200,6 +218,10 @@ def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
     if last >= 0 and flags & FINAL == 0 and there(g, last) and load(at(g, last) + FLAGS) & (TERMINATED | TRUNCATED):
         _give_up(g, last, changes)  # its final observation was announced and did not come
         last = -1
+    if g[ORDERED] and name < g[CURSOR] - g[CAPACITY]:
+        flags |= DELETED  # a granted row that came too late: it is no item, and nothing ends it later
+    if flags & (FINAL | DELETED) == 0:
+        g[WAITING] += 1
     poke64(address + PREV, last)
     poke64(address + NEXT, -1)
     poke64(address + FLAGS, flags)
@@ -302,15 +324,77 @@ def unripen(g: Any, steps: int, streams: int, changes: Any) -> None:
 
     They will be items again: ``changes[3]`` says how many of those in DIED do not count as deleted.
     """
-    g[LOOKAHEAD], before = steps, changes[1]
+    g[LOOKAHEAD] = steps
     for stream in range(streams):
         name = peek64(g[LAST] + 8 * stream)
         for _ in range(g[LOOKAHEAD]):
             if not there(g, name):
                 break
-            _die(g, name, changes)
+            if peek8(g[ALIVE] + name % g[ROWS]):
+                _die(g, name, changes)
+                g[WAITING] += 1
+                changes[3] += 1
             name = load(at(g, name) + PREV)
-    changes[3] += changes[1] - before
+
+
+@kernel(inline=True)
+def _is_last(g: Any, name: int, streams: int) -> bool:
+    """Whether an open episode goes on after this step."""
+    for stream in range(streams):  # noqa: SIM110  # kernels have no generators
+        if peek64(g[LAST] + 8 * stream) == name:
+            return True
+    return False
+
+
+@kernel(inline=True)
+def _in_use(g: Any, name: int, streams: int) -> bool:
+    """Whether a row holds what is still to be drawn: a step that is or may become an item, or the past of one."""
+    if peek8(g[HELD] + name % g[ROWS]):
+        return True
+    for k in range(g[DEPTH]):
+        if not there(g, name):
+            return False
+        if load(at(g, name) + FLAGS) & (FINAL | DELETED) == 0:
+            return True
+        after = load(at(g, name) + NEXT)
+        if after < 0:
+            return k + 1 < g[DEPTH] and _is_last(g, name, streams)
+        name = after
+    return False
+
+
+@kernel(keeps_gil=True)
+def room(g: Any, streams: int) -> int:
+    """Rows that may be written in order before one that is in use would be overwritten. Amortised O(1).
+
+    What is not in use never is again, so the search goes on where it ended the last time.
+    """
+    tail = max(g[TAIL], g[CURSOR] - g[CAPACITY])
+    while tail < g[CURSOR] and not _in_use(g, tail, streams):
+        tail += 1
+    g[TAIL] = tail
+    return tail + g[CAPACITY] - g[CURSOR]
+
+
+@kernel(keeps_gil=True)
+def retire_old(g: Any, changes: Any) -> None:
+    """End what lies before the newest CAPACITY rows: a loaded table may have kept more of them."""
+    for name in range(max(0, g[CURSOR] - g[ROWS]), g[CURSOR] - g[CAPACITY]):
+        retire(g, name, changes)
+
+
+@kernel(keeps_gil=True)
+def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any, sampled: Any) -> None:
+    """Count a draw of ``rows``, in order; ``kept[i]`` becomes ``i`` where the item had a draw left, and stays as it is elsewhere.
+
+    One call: a draw that is interrupted knows what was counted.
+    """
+    for i in range(len(rows)):
+        if times[rows[i]] < most:
+            times[rows[i]] += 1
+            dirty[rows[i]] |= STATE_CHANGED
+            kept[i] = i
+            sampled[0] += 1
 
 
 @kernel(keeps_gil=True)

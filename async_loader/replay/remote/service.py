@@ -206,7 +206,7 @@ class Service:
             link.pid, link.death_fd = a, fds[0]
         elif kind == Say.MORE:
             room = self._room(link)
-            if room:
+            if room and not self._table.keeps:  # rows that are held and not filled would keep all others waiting
                 link.grant(1, room)
         elif kind == Say.NEED:
             link.why = ""
@@ -238,22 +238,32 @@ class Service:
         layout = self._table.storage.layout
         each = max(2, layout.capacity // (4 * len(self._links)))  # see NOTE [old rows]
         extent = max(1, min(layout.burst, each // 2))
-        return max(0, min(extent, each - link.ledger.held, layout.rows // 2 - self._table.granted))
+        room = max(0, min(extent, each - link.ledger.held, layout.rows // 2 - self._table.granted))
+        return min(room, self._table.room()) if self._table.keeps else room
 
     def _serve_needs(self, limits: Limits | None) -> None:
         for link in list(self._pending):
             assert link.need is not None
             wanted, steps = link.need
+            if self._table.keeps and steps and limits is not None and not limits.may_insert(1 + self._permits.promised()):
+                link.explain(self._withheld(limits))
+                continue
             while link.ledger.held < wanted and (room := self._room(link)):
-                link.grant(wanted - link.ledger.held, room)
-            if link.ledger.held < min(2, wanted):
-                link.explain(f"rows: writers hold {self._table.granted} of the table's {self._table.storage.layout.rows} already")
+                missing = wanted - link.ledger.held
+                link.grant(missing, min(room, missing) if self._table.keeps else room)
+            if link.ledger.held < min(1 + int(self._table.g[rows.FOLLOWED]), wanted):
+                link.explain(self._no_rows())
             elif self._permits.issue(link, steps, limits):
                 del self._pending[link]
                 link.tell(Say.GO)
             else:
                 link.explain(self._withheld(limits))
         self._listen_to_samplers()
+
+    def _no_rows(self) -> str:
+        if self._table.keeps and self._table.room() <= 0:
+            return self._table.why_full()
+        return f"rows: writers hold {self._table.granted} of the table's {self._table.storage.layout.rows} already"
 
     def _withheld(self, limits: Limits | None) -> str:
         assert limits is not None

@@ -4,7 +4,7 @@ from async_loader.replay.samplers.heaps import MaxHeap, MinHeap
 from async_loader.replay.samplers.ordered import Fifo, Lifo
 from async_loader.replay.samplers.prioritized import Prioritized
 from async_loader.replay.samplers.rank import RankPrioritized
-from async_loader.replay.samplers.sampler import Draw, Items, Reading, Sampler, shortcut
+from async_loader.replay.samplers.sampler import Draw, Items, Reading, Sampler, one_scale, shortcut
 from async_loader.replay.samplers.schedule import Linear
 from async_loader.replay.samplers.uniform import Uniform
 
@@ -21,5 +21,6 @@ __all__ = [
     "Reading",
     "Sampler",
     "Uniform",
+    "one_scale",
     "shortcut",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,14 @@ class Prioritized(Binding):
         rows, mass = self._masses.draw(self._numbers.take(count), stratified=self.stratified)
         weight = np.empty(count, np.float32)
         self._trees.weigh(mass, base, beta, weight)
-        return Draw(rows, weight)
+        if self.normalize == "none":
+            return Draw(rows, weight)
+        return Draw(rows, weight, lambda: -beta * math.log(base if base > 0 else float(mass.min())))
+
+    def draw_more(self, count: int) -> Draw:
+        """See NOTE [shortcuts]."""
+        self._draws -= 1
+        return self.draw(count)
 
     def draw_into(self, reading: Reading) -> bool:
         """See NOTE [shortcuts]. Where there is any mass."""

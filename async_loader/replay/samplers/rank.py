@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,13 @@ class RankPrioritized(Binding):
         places = np.minimum(np.searchsorted(self._sums[:held], masses, side="right"), held - 1)
         mass = self._mass[places]
         base = {"batch": mass.min(), "buffer": self._mass[held - 1], "none": total / held}[self.normalize]
-        return Draw(self._heap.order[places], ((base / mass) ** beta).astype(np.float32))
+        scale = None if self.normalize == "none" else lambda: -beta * math.log(base)
+        return Draw(self._heap.order[places], ((base / mass) ** beta).astype(np.float32), scale)
+
+    def draw_more(self, count: int) -> Draw:
+        """See NOTE [shortcuts]."""
+        self._draws -= 1
+        return self.draw(count)
 
     def state(self) -> dict[str, Any]:
         counts = {"draws": self._draws, "changes": self._changes, "largest": self._ever.state()}

@@ -6,7 +6,8 @@ The same protocol serves samplers (which items make a batch) and removers (which
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -50,10 +51,29 @@ class Draw:
     rows : int64 array [count]
     weight : float32 array [count] | None
         Importance weights, where the sampler has any.
+    scale : callable | None
+        Returns the logarithm of what the weights were divided by, where that depends on the draw. The
+        pieces of one batch are brought to the largest, see `one_scale`.
     """
 
     rows: Rows
     weight: npt.NDArray[np.float32] | None = None
+    scale: Callable[[], float] | None = None
+
+
+def one_scale(
+    pieces: Sequence[tuple[npt.NDArray[np.float32], Callable[[], float] | None]],
+) -> tuple[npt.NDArray[np.float32], Callable[[], float] | None]:
+    """The weights of pieces of one batch, divided by one number: the largest that a piece was divided by."""
+    if len(pieces) == 1:
+        return pieces[0]
+    scales = [None if scale is None else scale() for _, scale in pieces]
+    largest = max((one for one in scales if one is not None), default=0.0)
+    same = [
+        weight if scale is None else (weight * math.exp(scale - largest)).astype(np.float32)
+        for (weight, _), scale in zip(pieces, scales, strict=True)
+    ]
+    return np.concatenate(same), lambda: largest
 
 
 class Reading(NamedTuple):
@@ -94,6 +114,8 @@ class Sampler(Protocol):
 
     ``update_by_id(geometry, ids, priority) -> int``: finds steps, notes their priorities, and does what `update` does for
     those that are items; how many steps were there. Called where no other sampler wants to know.
+
+    ``draw_more(count) -> Draw``: as `draw`, for the same batch as the draw before: a schedule of draws does not go on.
     """
 
     prioritized: bool
