@@ -44,7 +44,7 @@ class AsSource:
         view : Transitions, optional
             As in `sample`.
         sampler : Sampler, optional
-            One of its own beside the table's; it is told of every item from now on.
+            One of its own beside the table's; it is told of every item for as long as the source is used or until its `close`.
         min_size : int
             Items that its batches wait for. (The buffer itself, as a source, waits for one.)
         rank, world_size : int
@@ -65,7 +65,7 @@ class AsSource:
             sampler = Uniform()
         if sampler is not None:
             self._attach(sampler, rank)
-        return ReplaySource(owner, self._out, self._in, view, sampler or owner.sampler, min_size)
+        return ReplaySource(owner, self._out, self._in, view, sampler or owner.sampler, min_size, own=sampler is not None)
 
     def _attach(self, sampler: Sampler, rank: int) -> None:
         owner = self._owner
@@ -74,8 +74,7 @@ class AsSource:
         with owner.lock:
             (seed,) = owner.seeds.spawn(1)
             sampler.bind(owner.table.items, np.random.SeedSequence([rank, *seed.generate_state(4).tolist()]))
-            owner.table.attach(sampler)
-            owner.prioritized |= sampler.prioritized
+            owner.attach(sampler)
 
     def plan(self, batch_size: int, patience: Patience) -> Rows | Ready:
         """``batch_size`` items of the table's sampler. Waits through ``patience`` until there is one, and for the limiter."""

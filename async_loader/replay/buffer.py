@@ -161,9 +161,9 @@ class ReplayBuffer(AsSource, ById):
             if table is not None:
                 table.forget_ended()
             streams = 0 if table is None else len(table.streams)
-            return ReplayStats(
-                0 if table is None else len(table), self.capacity, *counts, self.nbytes, streams, tuple(owner.waiters.now())
-            )
+            size, waiting = 0 if table is None else len(table), tuple(owner.waiters.now())
+            interrupted = self._out.interrupted()
+            return ReplayStats(size, self.capacity, *counts, self.nbytes, streams, waiting, interrupted)
 
     # -- adding ----------------------------------------------------------------------------------------------------------
 

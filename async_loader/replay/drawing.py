@@ -398,6 +398,8 @@ class Drawer:
         """Raise ConfigError if neither this draw nor an insertion can go on. See table.py, NOTE [queue tables]."""
         owner, table = self._owner, self._owner.table
         room = table.room()
+        if table.granted:  # writers in other processes fill rows, or give them back
+            return
         if room > 1 or (room == 1 and not owner.waiters.anyone("insert")):
             return
         if held + table.waiting >= count and not owner.waiters.anyone("insert"):

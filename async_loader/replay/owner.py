@@ -61,9 +61,9 @@ class Owner:
         self.foreign = self.closed = False
         self.writers: Service | None = None
         self.schema: Schema | None = None
+        self.prioritized = sampler.prioritized or remover.prioritized  # whether anything here goes by priorities
         self._table: Table | None = None
         self._stage: Stage | None = None
-        self.prioritized = sampler.prioritized or remover.prioritized  # whether anything here goes by priorities
 
     def forked(self) -> None:
         """In the child of a fork: what it has is a copy, and a thread of the parent may have held the lock."""
@@ -75,6 +75,17 @@ class Owner:
         if self.writers is not None:
             self.writers.forget()  # again, perhaps: a buffer and its writers do not know who is first
             self.writers = None
+
+    def attach(self, sampler: Sampler) -> None:
+        """Tell one more sampler, which is bound, of the items that there are and will be. Under the lock."""
+        self.table.attach(sampler)
+        self.prioritized |= sampler.prioritized
+
+    def let_go_of(self, sampler: Sampler) -> None:
+        """Detach a sampler at the table's next change. Without the lock: a finalizer may call this while it is held."""
+        leaving = self.table.leaving
+        leaving.append(sampler)
+        self.prioritized = any(one.prioritized and one not in leaving for one in tuple(self.table.prioritized))
 
     @property
     def ready(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError
+from async_loader.errors import Closed, ConfigError
 from async_loader.lifecycle import Bell, Patience
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.drawing import Drawer, Taken, assembled
@@ -34,6 +35,8 @@ class ReplaySource:
     sampler : Sampler
     min_size : int
         Items that `plan` waits for.
+    own : bool
+        Whether the sampler is the source's own, attached to the table for it.
 
     Raises
     ------
@@ -42,7 +45,14 @@ class ReplaySource:
     """
 
     def __init__(
-        self, owner: Owner, drawer: Drawer, inserter: Inserter, view: Transitions | None, sampler: Sampler, min_size: int
+        self,
+        owner: Owner,
+        drawer: Drawer,
+        inserter: Inserter,
+        view: Transitions | None,
+        sampler: Sampler,
+        min_size: int,
+        own: bool = False,
     ) -> None:
         most = owner.capacity
         if min_size < 1 or (most is not None and min_size > most):
@@ -51,6 +61,11 @@ class ReplaySource:
         self._view, self._sampler, self._min_size = view, sampler, min_size
         self._own_reader: ReplayReader | None = None
         self._batch_size = 1
+        self._closed = False
+        self._own: Any = None
+        if own:
+            self._own = weakref.finalize(self, owner.let_go_of, sampler)
+            self._own.atexit = False
         self._wanted: list[int] = []  # batch sizes of the plans that wait
         if owner.ready:
             drawer.recipe(view, sampler)
@@ -63,6 +78,8 @@ class ReplaySource:
         Of a table with ``max_times_sampled`` the batch itself: its rows may be overwritten as soon as they were drawn.
         """
         owner = self._owner
+        if self._closed and self._own is not None:
+            raise Closed("this source was closed, and its sampler is told of nothing any more: make another")
         self._batch_size = batch_size
         plan = self._attempt(batch_size)
         if plan is None:
@@ -78,6 +95,17 @@ class ReplaySource:
             finally:
                 self._wanted.remove(batch_size)
         return plan
+
+    def close(self) -> None:
+        """Let go of the source's own sampler: the table does not tell it any more. May be called again.
+
+        A source that is not referenced any more is closed by itself.
+        """
+        self._closed = True
+        if self._own is not None:
+            self._own()
+            with self._owner.lock:
+                self._owner.table.let_go()
 
     def _attempt(self, batch_size: int) -> Rows | Ready | None:
         owner = self._owner

@@ -22,7 +22,10 @@ class ReplayStats:
     streams : int
         Streams whose episode is open, and those that writers in other processes have named. Others are forgotten.
     waiting : tuple of Waiting
-        Who waits for the table, and for what.
+        The calls and writers that wait for the table, and for what.
+    interrupted : int
+        Rows that were drawn by `sample` calls which Ctrl-C interrupted, in a table with ``max_times_sampled``. They come
+        with the next batch of the same view; until then they are neither among the items nor saved.
     """
 
     size: int
@@ -33,3 +36,4 @@ class ReplayStats:
     nbytes: int
     streams: int
     waiting: tuple[Waiting, ...]
+    interrupted: int = 0

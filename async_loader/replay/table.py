@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -119,6 +120,7 @@ class Table:
         self.free = None if type(remover) is Fifo else FreeRows(layout.rows, layout.capacity)
         g[r.ORDERED] = self.free is None
         self._told: list[Sampler] = []
+        self.leaving: deque[Sampler] = deque()  # to be detached: finalizers add to it, and cannot wait for the lock
         self.prioritized: list[Sampler] = []  # those that go by priorities
         self._update_by_id: Callable[..., Any] | None = None
         if self.free is not None:
@@ -129,23 +131,32 @@ class Table:
 
     def _tell(self, sampler: Sampler) -> None:
         self._told.append(sampler)
-        if not sampler.prioritized:
-            return
-        self.prioritized.append(sampler)
-        alone = len(self.prioritized) == 1
-        self._update_by_id = shortcut(sampler, "update_by_id", "update") if alone else None  # of several, all are to know
-        if not len(self.given):
+        self._sort_told()
+        if sampler.prioritized and not len(self.given):
             self.given = np.full(self.storage.layout.rows, np.nan)
             self.g[r.GIVEN] = self.given.ctypes.data
 
+    def _sort_told(self) -> None:
+        self.prioritized = [one for one in self._told if one.prioritized]
+        alone = len(self.prioritized) == 1  # of several, all are to know
+        self._update_by_id = shortcut(self.prioritized[0], "update_by_id", "update") if alone else None
+
     def attach(self, sampler: Sampler) -> None:
         """One more sampler (bound by the caller), told of the items that there are."""
+        self.let_go()
         self._tell(sampler)
         self.tell_all(sampler)
 
     def detach(self, sampler: Sampler) -> None:
-        """The opposite of `attach`."""
-        self._told.remove(sampler)
+        """The opposite of `attach`. May be called again."""
+        self._told = [one for one in self._told if one is not sampler]
+        self._sort_told()
+
+    def let_go(self) -> None:
+        """Detach the samplers of sources that are gone."""
+        while self.leaving:
+            self.detach(self.leaving[0])
+            self.leaving.popleft()
 
     def tell_all(self, sampler: Sampler) -> None:
         """Tell a sampler, which knows nothing yet, of the items that there are."""

@@ -30,11 +30,11 @@ def load(make: Callable[..., Any], path: Any, number: int | None, overrides: dic
     unknown = sorted(set(overrides) - set(OVERRIDES))
     if unknown:
         raise ConfigError(f"{unknown[0]}=: load takes {', '.join(OVERRIDES)}, and what is not given is as it was saved")
-    checkpoint = open_chain(path, number)
-    try:
-        return _Loading(checkpoint, overrides).into(make)
-    except CorruptCheckpoint as error:
-        raise with_remedy(error, checkpoint.root, checkpoint.newest.number) from None
+    with open_chain(path, number) as checkpoint:
+        try:
+            return _Loading(checkpoint, overrides).into(make)
+        except CorruptCheckpoint as error:
+            raise with_remedy(error, checkpoint.root, checkpoint.newest.number) from None
 
 
 class _Loading:
@@ -95,6 +95,7 @@ class _Loading:
             table.deleted = table.inserted - len(table)
             self._restore_free(table, saved, arrays)
             self._restore_samplers(owner, arrays, same)
+            table.retire_old()
         if same and self._kept["remover"]:
             saver.last = Last(self._from.root, self._from.newest, arrays)
 

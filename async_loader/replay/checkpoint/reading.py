@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +12,22 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, CorruptCheckpoint
+from async_loader.errors import ConfigError, CorruptCheckpoint, Timeout
 from async_loader.replay.checkpoint import arrays, folder
 from async_loader.replay.checkpoint.manifest import Block, Manifest
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
+_TRIES = 100
 
 
 def open_chain(path: Any, number: int | None) -> Checkpoint:
-    """The newest save in a folder, or save ``number``.
+    """The newest save in a folder, or save ``number``, with its files open: others may save and drop meanwhile.
+
+    # NOTE [loading while others save]
+    A save is whole as soon as its folder has its name, and is dropped only when a newer one is there. So a file that is
+    missing, of a folder in which a newer save has come meanwhile, says that the newest is another by now; it is looked
+    for anew. From the moment on that all files of a chain are open, nothing that is dropped matters.
 
     Raises
     ------
@@ -28,26 +35,32 @@ def open_chain(path: Any, number: int | None) -> Checkpoint:
         If there is none.
     CorruptCheckpoint
         Names the file, what is wrong with it, and the newest save that would load.
+    Timeout
+        Newer saves came again and again while the newest was being opened.
     """
     root = Path(path).absolute()
-    there = folder.saves(root)
-    if not there:
-        raise ConfigError(f"{root}: there is no checkpoint in this folder")
-    if number is None:
-        number = there[-1]
-    elif number not in there:
-        raise ConfigError(f"{root}: there is no save {number} in this folder, only {', '.join(map(str, there))}")
-    try:
-        return Checkpoint(root, folder.chain_of(root, number))
-    except CorruptCheckpoint as error:
-        raise with_remedy(error, root, number) from None
+    for _ in range(_TRIES):
+        there = folder.saves(root)
+        if not there:
+            raise ConfigError(f"{root}: there is no checkpoint in this folder")
+        wanted = there[-1] if number is None else number
+        if wanted not in there:
+            raise ConfigError(f"{root}: there is no save {wanted} in this folder, only {', '.join(map(str, there))}")
+        try:
+            return Checkpoint(root, folder.chain_of(root, wanted))
+        except (CorruptCheckpoint, FileNotFoundError) as error:
+            if folder.saves(root) == there:
+                found = error if isinstance(error, CorruptCheckpoint) else CorruptCheckpoint(f"{error.filename}: is missing")
+                raise with_remedy(found, root, wanted) from None
+    raise Timeout(f"{root}: newer saves came {_TRIES} times while the newest was being opened: load again")
 
 
 def with_remedy(error: CorruptCheckpoint, root: Path, number: int) -> CorruptCheckpoint:
     """The error, and the newest older save that would load."""
     for older in reversed([one for one in folder.saves(root) if one < number]):
         try:
-            Checkpoint(root, folder.chain_of(root, older)).verify()
+            with Checkpoint(root, folder.chain_of(root, older)) as whole:
+                whole.verify()
         except (CorruptCheckpoint, OSError):
             continue
         return CorruptCheckpoint(f"{error} (save {older} in the same folder is whole: load(path, save={older}))")
@@ -97,7 +110,7 @@ class _Unpacker:
 
 
 class Checkpoint:
-    """A chain of saves.
+    """A chain of saves, whose files are open until `close`.
 
     Parameters
     ----------
@@ -108,6 +121,25 @@ class Checkpoint:
 
     def __init__(self, root: Path, chain: list[Manifest]) -> None:
         self.root, self.chain, self.newest = root, chain, chain[-1]
+        self._open = contextlib.ExitStack()
+        self._files: dict[int, BinaryIO] = {}
+        try:
+            for one in chain:
+                file = root / folder.name_of(one.number) / folder.DATA
+                self._files[one.number] = self._open.enter_context(file.open("rb"))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """May be called again."""
+        self._open.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def verify(self) -> None:
         """Read everything. Raises CorruptCheckpoint."""
@@ -151,10 +183,10 @@ class Checkpoint:
         file = self.root / folder.name_of(one.number) / folder.DATA
         ends = np.cumsum([block.nbytes for block in one.blocks]).tolist()
         listed = list(zip(one.blocks, ends, strict=True))
-        with file.open("rb") as opened:
-            for block, end in reversed(listed) if backwards else listed:
-                if block.kind in kinds:
-                    yield block, _checked(opened, block, end - block.nbytes, file), file
+        opened = self._files[one.number]
+        for block, end in reversed(listed) if backwards else listed:
+            if block.kind in kinds:
+                yield block, _checked(opened, block, end - block.nbytes, file), file
 
 
 def _checked(opened: BinaryIO, block: Block, start: int, file: Path) -> memoryview:

@@ -300,6 +300,8 @@ class _Save:
             taking.make_room(left + left // 4 + _SMALL_BYTES)
         with self._owner.lock:
             since = time.monotonic()
+            if table is not None:
+                table.finish()  # what an interrupted call has done is told to the samplers before these are saved
             self._owner.catch_up()
             if taking is not None:
                 for piece in taking.rest(keep=keep):

@@ -1,0 +1,427 @@
+"""Queue tables: every item is delivered exactly once, and none is overwritten before, whatever the rows hold."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    Fifo,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    MinSize,
+    Prioritized,
+    Queue,
+    RateLimiter,
+    ReplayBuffer,
+    Stack,
+    Transitions,
+    Uniform,
+)
+from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
+from async_loader.feeder.settings import ServerSettings
+from tests.replay.test_replay_waiting import Doing, until
+
+OBS = Field("obs", (), "int64", next="next_obs")
+
+
+class Program:
+    """A queue table and what was written to it, as lists; every call that would wait draws instead."""
+
+    def __init__(self, capacity: int, size: int, stack: int, linked: bool, n: int, sampler: Any, batch: int) -> None:
+        obs = Field("obs", (), "int64", stack=stack, next="next_obs" if linked else None)
+        schema = {"obs": obs, "reward": "float64", "terminated": "bool", "truncated": "bool"}
+        self.settings = {"limiter": Queue(size), "max_times_sampled": 1}
+        self.buffer = ReplayBuffer(capacity, schema, sampler=sampler, **self.settings)
+        self.view = Transitions(n=n) if n > 1 else None
+        self.linked, self.batch = linked, batch
+        self.written: list[int] = []  # ids of all steps, in order
+        self.gone: set[int] = set()  # deleted, or given up
+        self.got: list[int] = []
+        self.last: dict[int, int | None] = {}
+        if self.view is not None:
+            self.buffer.source(view=self.view)
+
+    def draw(self, most: int) -> bool:
+        count = min(most, len(self.buffer))
+        if count:
+            self.got += self.buffer.sample(count, view=self.view, timeout_s=0)["index"].tolist()
+        return bool(count)
+
+    def write(self, call: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return call()
+            except Timeout:
+                assert self.draw(self.batch), "neither writing nor drawing can go on"
+
+    def add(self, stream: int, how: str) -> None:
+        final = np.int64(-1) if self.linked and how == "truncated" else None
+        step = {"obs": len(self.written), "reward": 1.0, "terminated": how == "terminated", "truncated": how == "truncated"}
+        new = self.write(lambda: self.buffer.add(step, stream=stream, final_obs=final, timeout_s=0))
+        self.written.append(new)
+        self.last[stream] = new if how == "go on" else None
+
+    def end(self, stream: int, terminated: bool) -> None:
+        self.buffer.end_episode(stream=stream, terminated=terminated)
+        last = self.last.pop(stream, None)
+        if last is not None and self.linked and not terminated and last not in self.got:
+            self.gone.add(last)  # nothing came after it to be bootstrapped from
+
+    def delete(self, back: int) -> None:
+        if back < len(self.written):
+            one = self.written[-1 - back]
+            if one not in self.got:
+                self.buffer.delete([one])
+                self.gone.add(one)
+
+    def update(self, back: int) -> None:
+        if back < len(self.written):
+            self.buffer.update([self.written[-1 - back]], reward=np.array([2.0]))
+
+    def save_and_load(self) -> None:
+        with tempfile.TemporaryDirectory() as path:
+            self.buffer.save(path)
+            open_streams = [stream for stream, last in self.last.items() if last is not None]
+            for stream in open_streams:  # an environment begins anew after a load
+                self.end(stream, True)
+            self.drain()
+            self.buffer.save(path)
+            self.buffer = ReplayBuffer.load(path)
+
+    def drain(self) -> None:
+        while self.draw(self.batch):
+            pass
+
+    def check(self) -> None:
+        assert len(set(self.got)) == len(self.got), "an item came twice"
+        for stream, last in list(self.last.items()):
+            if last is not None:
+                self.end(stream, True)
+        self.drain()
+        assert len(set(self.got)) == len(self.got), "an item came twice"
+        assert set(self.written) - set(self.got) <= self.gone, "an item was lost"
+        assert not set(self.got) & (set(self.got) - set(self.written))
+
+
+operation = st.one_of(
+    *[st.tuples(st.just("add"), st.integers(0, 2), st.sampled_from(["go on"] * 4 + ["terminated", "truncated"]))] * 5,
+    st.tuples(st.just("end"), st.integers(0, 2), st.booleans()),
+    st.tuples(st.just("draw"), st.integers(1, 6)),
+    st.tuples(st.just("delete"), st.integers(0, 9)),
+    st.tuples(st.just("update"), st.integers(0, 9)),
+    st.tuples(st.just("save_and_load")),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    size=st.integers(1, 8),
+    more=st.integers(0, 8),
+    stack=st.integers(1, 3),
+    linked=st.booleans(),
+    n=st.integers(1, 3),
+    batch=st.integers(1, 3),
+    sampler=st.sampled_from([Fifo, Fifo, Lifo, Uniform, MinHeap, MaxHeap]),
+    operations=st.lists(operation, min_size=5, max_size=80),
+)
+def test_every_item_of_a_queue_is_drawn_exactly_once(size, more, stack, linked, n, batch, sampler, operations):
+    streams, lookahead = 3, n if linked else n - 1
+    capacity = size + streams * (stack + lookahead) + more  # so that three open episodes leave room to write in
+    program = Program(capacity, size, stack, linked, n, sampler(), batch)
+    for name, *arguments in operations:
+        getattr(program, name)(*arguments)
+    program.check()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 1000])
+@pytest.mark.parametrize("stack", [1, 3])
+def test_a_queue_as_large_as_its_table_loses_nothing(length: int, stack: int) -> None:
+    schema = {"obs": Field("obs", (), "int64", stack=stack, next="next_obs"), "truncated": "bool"}
+    capacity = 8 if stack == 1 else 12
+    buffer = ReplayBuffer(capacity, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
+    got: list[int] = []
+    for t in range(200):
+        end = t % length == length - 1
+        while True:
+            try:
+                buffer.add(obs=t, truncated=end, final_obs=np.int64(-t) if end else None, timeout_s=0)
+                break
+            except Timeout:
+                got += buffer.sample(min(4, len(buffer)), timeout_s=0)["obs"].reshape(-1, stack)[:, -1].tolist()
+    got += buffer.sample(len(buffer), timeout_s=0)["obs"].reshape(-1, stack)[:, -1].tolist()
+    assert got == list(range(200 if 200 % length == 0 else 199))
+
+
+def test_a_full_queue_of_linked_steps_is_drawn_in_one_batch() -> None:
+    buffer = ReplayBuffer(8, {"obs": OBS}, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
+    actor = Doing(lambda: [buffer.add(obs=t) for t in range(41)])
+    got = [int(x) for _ in range(5) for x in buffer.sample(8, timeout_s=20)["obs"]]
+    actor.done()
+    assert got == list(range(40))
+
+
+def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
+    schema = {"obs": OBS, "truncated": "bool"}
+    buffer = ReplayBuffer(8, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
+    actor = Doing(lambda: [buffer.add(obs=t, truncated=True, final_obs=np.int64(0)) for t in range(9)])
+    until(buffer.who_waits)
+    with pytest.raises(ConfigError, match=r"8 can never be drawn at once: 10 rows are full with 5 items .* raise the capacity"):
+        buffer.sample(8, timeout_s=20)
+    for _ in range(3):
+        buffer.sample(3, timeout_s=20)
+    assert len(actor.done()) == 9
+
+
+def test_who_waits_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
+    buffer = ReplayBuffer(6, {"obs": OBS}, sampler=Fifo(), limiter=Queue(6), max_times_sampled=1)
+    buffer.add(obs=0, stream="idle")
+    for t in range(4):
+        buffer.add(obs=t, stream="busy")
+    buffer.sample(3, timeout_s=0)
+    with pytest.raises(Timeout, match=r"the open episode of stream 'idle': add its next step, or end_episode\(\) lets it go"):
+        for t in range(4, 9):
+            buffer.add(obs=t, stream="busy", timeout_s=0)
+    buffer.end_episode(stream="idle", terminated=True)
+    with pytest.raises(Timeout, match="the oldest by an item that is still to be drawn"):
+        buffer.add(obs=9, stream="busy", timeout_s=0)
+    assert buffer.sample(4, timeout_s=0)["obs"].tolist() == [3, 4, 5, 0]
+    buffer.add(obs=9, stream="busy", timeout_s=0)
+
+
+def test_the_end_of_an_episode_waits_for_a_row_too() -> None:
+    buffer = ReplayBuffer(4, {"obs": OBS}, sampler=Fifo(), limiter=Queue(4), max_times_sampled=1)
+    for t in range(3):
+        buffer.add(obs=t)
+    for t in range(3):
+        buffer.add(obs=t, stream=1, timeout_s=0) if t < 2 else None
+    with pytest.raises(Timeout):
+        buffer.add(obs=9, stream=2, timeout_s=0)
+        buffer.add(obs=9, stream=3, timeout_s=0)
+    actor = Doing(lambda: buffer.end_episode(stream=0, final_obs=np.int64(7)))
+    until(lambda: buffer.who_waits() or not actor.thread.is_alive())
+    got = buffer.sample(2, timeout_s=20)["obs"].tolist()
+    actor.done()
+    buffer.end_episode(stream=1, terminated=True)
+    got += buffer.sample(len(buffer), timeout_s=0)["obs"].tolist()
+    assert sorted(got)[:5] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [False, True])
+def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(workers: int, collate: bool) -> None:
+    """Rows of a large step have four spare ones: what was drawn would be overwritten before it is read."""
+    schema = {"x": "int64", "pixels": ((200, 200), "float32")}
+    buffer = ReplayBuffer(8, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
+
+    def act() -> None:
+        for t in range(160):
+            buffer.add(x=t, pixels=np.full((200, 200), t, np.float32))
+
+    def stacked(samples: list[Any]) -> dict[str, Any]:
+        return {"x": np.array([one["x"] for one in samples]), "pixels": np.stack([one["pixels"] for one in samples])}
+
+    actor = Doing(act)
+    got: list[int] = []
+    collate_fn = stacked if collate else None
+    with pytest.warns(UserWarning, match="2 ahead"):
+        loader = AsyncDataLoader(buffer, 8, num_workers=workers, prefetch=2, timeout=60, collate_fn=collate_fn)
+    with loader:
+        for _ in range(20):
+            batch = next(loader)
+            assert (np.asarray(batch["pixels"])[:, 0, 0] == np.asarray(batch["x"])).all()
+            got += np.asarray(batch["x"]).tolist()
+    actor.done()
+    assert got == list(range(160))
+
+
+def test_writers_of_other_processes_overwrite_no_item_of_a_queue() -> None:
+    buffer = ReplayBuffer(16, {"obs": OBS, "who": "int64"}, sampler=Fifo(), limiter=Queue(16), max_times_sampled=1)
+    handles = [buffer.writer_handle() for _ in range(3)]
+    idle = handles[2].open()
+
+    def act(number: int) -> None:
+        with handles[number].open() as writer:
+            for t in range(150):
+                writer.append(obs=t, who=number)
+            writer.end_episode(terminated=True)
+
+    actors = [Doing(lambda number=number: act(number)) for number in range(2)]
+    got: dict[int, list[int]] = {0: [], 1: []}
+    while sum(map(len, got.values())) < 300:
+        batch = buffer.sample(1, timeout_s=30)
+        got[int(batch["who"][0])].append(int(batch["obs"][0]))
+    for actor in actors:
+        actor.done()
+    idle.close()
+    buffer.close()
+    assert got == {0: list(range(150)), 1: list(range(150))}
+
+
+# -- settings that can never be served ---------------------------------------------------------------------------------------
+
+REFUSED = {
+    "min_size beyond the capacity": (lambda: ReplayBuffer(1000, limiter=MinSize(5000)), "min_size_to_sample=5,000"),
+    "a queue beyond the capacity": (lambda: ReplayBuffer(1000, limiter=Queue(5000), max_times_sampled=1), "a queue of 5,000"),
+    "a stack beyond the capacity": (lambda: ReplayBuffer(1000, limiter=Stack(1001), max_times_sampled=1), "size of 1,000 or less"),
+    "min_size of linked steps": (
+        lambda: ReplayBuffer(50, {"obs": OBS}, limiter=MinSize(50)),
+        "50 steps, of which 49 can be drawn while an episode is open.* use 49 or less, or raise the capacity by 1",
+    ),
+    "a stack of frames beyond the capacity": (
+        lambda: ReplayBuffer(3, {"x": Field("x", (), "int64", stack=4)}),
+        "3 before it, and the table keeps 3 steps: raise the capacity to 4",
+    ),
+    "min_size of a source": (lambda: ReplayBuffer(50, {"obs": OBS}).source(min_size=50), "min_size=50.*49 can be drawn"),
+    "n beyond the capacity": (
+        lambda: ReplayBuffer(100, {"reward": "float32"}).source(view=Transitions(n=1000)), "999 after it.*use n of 99 or less"
+    ),
+    "n that leaves fewer items than the minimum": (
+        lambda: ReplayBuffer(100, {"reward": "float32"}, limiter=MinSize(95)).source(view=Transitions(n=10)),
+        "min_size_to_sample=95.*91 can be drawn",
+    ),
+    "a queue of n-step returns": (
+        lambda: ReplayBuffer(10, {"reward": "float32"}, limiter=Queue(10), max_times_sampled=1).source(view=Transitions(n=5)),
+        "a queue of 10.*raise the capacity by 4",
+    ),
+    "tables of a feeder, min_size": (
+        lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "limiter": {"kind": "min_size", "size": 5000}}}),
+        "min_size_to_sample=5,000",
+    ),
+    "tables of a feeder, queue": (
+        lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "limiter": {"kind": "queue", "size": 5000}}}),
+        "a queue of 5,000",
+    ),
+    "a limiter that is set later": (lambda: setattr(ReplayBuffer(10), "limiter", MinSize(11)), "min_size_to_sample=11"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_table_can_never_serve_is_refused_when_it_is_made(name: str) -> None:
+    make, match = REFUSED[name]
+    with pytest.raises(ConfigError, match=match):
+        make()
+
+
+def test_a_refused_view_leaves_the_table_as_it_was() -> None:
+    buffer = ReplayBuffer(100, {"reward": "float32"}, seed=0)
+    buffer.extend(reward=np.ones(100, np.float32))
+    with pytest.raises(ConfigError, match="use n of 99 or less"):
+        buffer.sample(4, view=Transitions(n=1000))
+    assert len(buffer) == 100
+    buffer.extend(reward=np.ones(500, np.float32))
+    assert len(buffer.sample(4)["index"]) == 4
+
+
+def test_a_batch_without_replacement_that_the_limiter_stops_short_of_is_refused() -> None:
+    buffer = ReplayBuffer(1000, {"x": "int64"}, sampler=Uniform(replacement=False), limiter=RateLimiter(10, 2, 100), seed=0)
+    buffer.extend(x=np.arange(20))
+    with pytest.raises(ConfigError, match="100 can never be sampled at once.*stop inserting at 60 items"):
+        buffer.sample(100, timeout_s=0)
+
+
+# -- limiter and n-step ends -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    spi=st.sampled_from([0.5, 1.0, 4.0]),
+    buffer_size=st.integers(8, 40),
+    linked=st.booleans(),
+    operations=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["go on"] * 6 + ["terminated", "end"])), max_size=120),
+)
+def test_ends_of_episodes_leave_the_cursor_within_its_bounds(n, spi, buffer_size, linked, operations):
+    limiter = RateLimiter(5, spi, (0.0, 5 * spi + buffer_size))
+    obs = OBS if linked else Field("obs", (), "int64")
+    buffer = ReplayBuffer(500, {"obs": obs, "reward": "float32", "terminated": "bool"}, limiter=limiter, seed=0)
+    view = Transitions(n=n)
+    buffer.source(view=view)
+    low, high = limiter.bounds
+    free = 0  # steps that were written while there were too few items to sample
+    for stream, how in operations:
+        size = len(buffer)
+        if how == "end":
+            buffer.end_episode(stream=stream, terminated=True)
+        else:
+            try:
+                buffer.add(obs=1, reward=0.0, terminated=how == "terminated", stream=stream, timeout_s=0)
+                free += size < limiter.min_size_to_sample
+            except Timeout:
+                buffer.sample(1, view=view, timeout_s=0)
+        stats = buffer.stats()
+        cursor = stats.inserted * spi - stats.sampled
+        assert cursor <= max(high, free * spi)
+        written = (stats.inserted + buffer._owner.table.waiting) * spi - stats.sampled
+        assert written >= low
+
+
+# -- one batch, several draws ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_weights_of_a_batch_that_is_drawn_in_pieces_have_one_scale(normalize: str) -> None:
+    for seed in range(20):
+        sampler = Prioritized(alpha=1, beta=1, eps=0, normalize=normalize)
+        buffer = ReplayBuffer(8, {"x": "int64"}, sampler=sampler, max_times_sampled=1, seed=seed)
+        priority = 2.0 ** np.arange(8)
+        buffer.extend(x=np.arange(8), priority=priority)
+        batch = buffer.sample(6)
+        want = 1 / priority[batch["x"]]
+        want /= want.max() if normalize == "batch" else 1.0
+        assert np.allclose(batch["weight"], want, rtol=1e-4)
+        assert sampler._draws == 1
+
+
+# -- sources that are gone ---------------------------------------------------------------------------------------------------
+
+
+def test_samplers_of_sources_that_are_gone_are_told_of_nothing() -> None:
+    buffer = ReplayBuffer(100, {"x": "int64"}, seed=0)
+    buffer.extend(x=np.arange(50))
+    kept = buffer.source(sampler=Prioritized())
+    for _ in range(3):
+        buffer.source(sampler=Prioritized())
+    closed = buffer.source(sampler=Uniform())
+    closed.close()
+    closed.close()
+    buffer.add(x=1)
+    assert len(buffer._owner.table.samplers) == 2
+    assert buffer.update_priorities([1], [2.0]).applied == 1
+    with AsyncDataLoader(kept, 4) as loader:
+        assert len(next(loader)["x"]) == 4
+    kept.close()
+    buffer.add(x=1)
+    assert len(buffer._owner.table.samplers) == 1
+    with pytest.raises(AsyncLoaderError, match="no priorities"):
+        buffer.update_priorities([1], [2.0])
+    with AsyncDataLoader(kept, 4) as loader, pytest.raises(AsyncLoaderError, match="source was closed"):
+        next(loader)
+
+
+# -- waits that nothing ends -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_source", [lambda buffer: buffer.source(), lambda buffer: buffer], ids=["source", "buffer"])
+@pytest.mark.parametrize("settings_", [{"sampler": Uniform}, {"limiter": lambda _=None: RateLimiter(10, 2, 100)}], ids=str)
+def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(as_source, settings_, monkeypatch) -> None:
+    monkeypatch.setattr("threading.enumerate", lambda: [threading.current_thread()])
+    made = {name: make(replacement=False) if make is Uniform else make() for name, make in settings_.items()}
+    buffer = ReplayBuffer(1000, {"x": "int64"}, seed=0, **made)
+    buffer.extend(x=np.arange(20))
+    with (
+        AsyncDataLoader(as_source(buffer), batch_size=64, timeout=20) as loader,
+        pytest.raises(AsyncLoaderError, match="would wait for ever"),
+    ):
+        for _ in range(3):
+            next(loader)
