@@ -189,9 +189,10 @@ def test_who_waits_names_the_stream_whose_open_episode_keeps_the_rows() -> None:
     for t in range(4):
         buffer.add(obs=t, stream="busy")
     buffer.sample(3, timeout_s=0)
+    for t in range(4, 7):
+        buffer.add(obs=t, stream="busy", timeout_s=0)
     with pytest.raises(Timeout, match=r"the open episode of stream 'idle': add its next step, or end_episode\(\) lets it go"):
-        for t in range(4, 9):
-            buffer.add(obs=t, stream="busy", timeout_s=0)
+        buffer.add(obs=7, stream="busy", timeout_s=0)
     buffer.end_episode(stream="idle", terminated=True)
     with pytest.raises(Timeout, match="the oldest by an item that is still to be drawn"):
         buffer.add(obs=9, stream="busy", timeout_s=0)
@@ -203,13 +204,13 @@ def test_the_end_of_an_episode_waits_for_a_row_too() -> None:
     buffer = ReplayBuffer(4, {"obs": OBS}, sampler=Fifo(), limiter=Queue(4), max_times_sampled=1)
     for t in range(3):
         buffer.add(obs=t)
-    for t in range(3):
-        buffer.add(obs=t, stream=1, timeout_s=0) if t < 2 else None
-    with pytest.raises(Timeout):
-        buffer.add(obs=9, stream=2, timeout_s=0)
+    for t in range(2):
+        buffer.add(obs=t, stream=1)
+    buffer.add(obs=9, stream=2)
+    with pytest.raises(Timeout, match="all 6 rows are in use"):
         buffer.add(obs=9, stream=3, timeout_s=0)
     actor = Doing(lambda: buffer.end_episode(stream=0, final_obs=np.int64(7)))
-    until(lambda: buffer.who_waits() or not actor.thread.is_alive())
+    until(buffer.who_waits)
     got = buffer.sample(2, timeout_s=20)["obs"].tolist()
     actor.done()
     buffer.end_episode(stream=1, terminated=True)
@@ -273,7 +274,7 @@ def test_writers_of_other_processes_overwrite_no_item_of_a_queue() -> None:
 REFUSED = {
     "min_size beyond the capacity": (lambda: ReplayBuffer(1000, limiter=MinSize(5000)), "min_size_to_sample=5,000"),
     "a queue beyond the capacity": (lambda: ReplayBuffer(1000, limiter=Queue(5000), max_times_sampled=1), "a queue of 5,000"),
-    "a stack beyond the capacity": (lambda: ReplayBuffer(1000, limiter=Stack(1001), max_times_sampled=1), "size of 1,000 or less"),
+    "a stack beyond the capacity": (lambda: ReplayBuffer(1000, limiter=Stack(1001), max_times_sampled=1), "a size of 1,000"),
     "min_size of linked steps": (
         lambda: ReplayBuffer(50, {"obs": OBS}, limiter=MinSize(50)),
         "50 steps, of which 49 can be drawn while an episode is open.* use 49 or less, or raise the capacity by 1",
@@ -326,7 +327,7 @@ def test_a_refused_view_leaves_the_table_as_it_was() -> None:
 def test_a_batch_without_replacement_that_the_limiter_stops_short_of_is_refused() -> None:
     buffer = ReplayBuffer(1000, {"x": "int64"}, sampler=Uniform(replacement=False), limiter=RateLimiter(10, 2, 100), seed=0)
     buffer.extend(x=np.arange(20))
-    with pytest.raises(ConfigError, match="100 can never be sampled at once.*stop inserting at 60 items"):
+    with pytest.raises(ConfigError, match=r"100 can never be sampled at once.*stop inserting at 60 items"):
         buffer.sample(100, timeout_s=0)
 
 
@@ -423,5 +424,4 @@ def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(as_source,
         AsyncDataLoader(as_source(buffer), batch_size=64, timeout=20) as loader,
         pytest.raises(AsyncLoaderError, match="would wait for ever"),
     ):
-        for _ in range(3):
-            next(loader)
+        [next(loader) for _ in range(3)]
