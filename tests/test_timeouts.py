@@ -141,7 +141,8 @@ def test_a_timeout_of_zero_tries_once() -> None:
 def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
     from async_loader.feeder.client import client, writer
     from async_loader.replay.remote.writer import Writer
-    from async_loader.replay.writer import StreamWriter, VectorWriter
+    from async_loader.replay.vector_writer import VectorWriter
+    from async_loader.replay.writer import StreamWriter
 
     found = {
         f"{kind.__name__}.{name}"
@@ -153,6 +154,7 @@ def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
         "Client.close", "Client.drain", "Client.latest", "Client.publish", "Client.status",
         "RemoteWriter.append", "RemoteWriter.close", "RemoteWriter.end_episode", "RemoteWriter.extend", "RemoteWriter.flush",
         "ReplayBuffer.add", "ReplayBuffer.close", "ReplayBuffer.extend", "ReplayBuffer.sample",
-        "StreamWriter.append", "TableClient.source", "TableClient.update_priorities", "VectorWriter.append",
+        "StreamWriter.append", "StreamWriter.extend", "StreamWriter.flush",
+        "TableClient.source", "TableClient.update_priorities", "VectorWriter.append", "VectorWriter.flush",
         "Writer.append", "Writer.end_episode", "Writer.extend", "Writer.flush",
     }  # fmt: skip

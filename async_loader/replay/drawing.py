@@ -397,12 +397,13 @@ class Drawer:
     def _check_stuck(self, count: int, held: int) -> None:
         """Raise ConfigError if neither this draw nor an insertion can go on. See table.py, NOTE [queue tables]."""
         owner, table = self._owner, self._owner.table
-        room = table.room()
+        room, limits = table.room(), owner.limits
         if table.granted:  # writers in other processes fill rows, or give them back
             return
-        if room > 1 or (room == 1 and not owner.waiters.anyone("insert")):
+        blocked = owner.waiters.anyone("insert") and (limits is None or limits.may_insert(1))
+        if not blocked and (room or held + table.waiting >= count):
             return
-        if held + table.waiting >= count and not owner.waiters.anyone("insert"):
+        if room and table.tail_stream() >= 0:  # that episode may go on, and rows are let go
             return
         raise ConfigError(
             f"{count:,} can never be drawn at once: {table.window:,} rows are full with {held:,} items and rows beside them "

@@ -77,7 +77,7 @@ class Inserter:
             last = NO_FIELDS if ends is None else stage.put_final(ends)
             table.write(stage.put(values), last, 1, self._stream, self._flags, given, new)
 
-        self._write(write, 1, timeout_s, 1 if ends is None else 2)
+        self._write(write, 1, timeout_s, 1 if ends is None else 2, stream)
         return int(new[0])
 
     def _one(
@@ -131,7 +131,7 @@ class Inserter:
             table.write(source, final, count, numbers, flags, given, new, (columns, finals))
 
         if owner.limiter is None or whole:
-            self._write(write, count, timeout_s, count + int(np.count_nonzero(flags & AWAITS)))
+            self._write(write, count, timeout_s, count + int(np.count_nonzero(flags & AWAITS)), names)
         else:
             self._one_by_one(source, final, count, names, flags, given, new, timeout_s, (columns, finals))
         return new
@@ -179,15 +179,15 @@ class Inserter:
                 table.write(one, last, 1, number, flags[step], given[step], ids[step], keep)
 
             try:
-                self._write(write, 1, timeout_s, 2 if flags[i] & AWAITS else 1)
+                self._write(write, 1, timeout_s, 2 if flags[i] & AWAITS else 1, name)
             except (Timeout, WouldDeadlock, Closed) as error:
                 raise type(error)(f"{i} of {count} steps are in: {error}") from None
 
-    def _write(self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int) -> None:
+    def _write(self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int, names: Any) -> None:
         """Call ``write`` under the lock, as soon as the limiter lets ``count`` items in, and tell the calls that wait."""
         owner = self._owner
         if owner.limiter is not None:
-            self._when_insertable(write, count, timeout_s, rows)
+            self._when_insertable(write, count, timeout_s, rows, names)
             return
         with owner.lock:
             try:
@@ -209,6 +209,10 @@ class Inserter:
             return
         values = None if final_obs is None else owner.stage.final_values(final_obs)
 
+        def why_not() -> str | None:
+            numbers = {owner.table.streams.get(stream, -1) for stream in streams}
+            return None if owner.has_room(1, numbers) else owner.table.why_full()
+
         def attempt() -> bool:
             table = owner.own()
             try:
@@ -216,14 +220,14 @@ class Inserter:
                     number = table.streams.get(stream)
                     if number is None:
                         continue
-                    if values is not None and not owner.has_room(1):
+                    if values is not None and not owner.has_room(1, (number,)):
                         return False
                     table.end_stream(number, flags, NO_FIELDS if values is None else owner.stage.put_final(values))
             finally:
                 owner.waiters.ring()
             return True
 
-        owner.waiters.until(attempt, "insert", lambda: None if owner.has_room(1) else owner.table.why_full(), None)
+        owner.waiters.until(attempt, "insert", why_not, None)
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """New priorities by id."""
@@ -244,13 +248,22 @@ class Inserter:
             owner.catch_up()
             return owner.table.prioritize(ids, priority)
 
-    def _when_insertable(self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int) -> None:
+    def _when_insertable(
+        self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int, names: Hashable | list[Hashable]
+    ) -> None:
         """Call ``write`` under the lock as soon as the limiter lets ``count`` items in at once, and there are ``rows`` rows."""
         owner = self._owner
 
+        def streams() -> set[int]:
+            table = owner.table
+            if not table.keeps:
+                return set()
+            listed = names if isinstance(names, list) else [names]
+            return {table.streams.get(name, -1) for name in listed}
+
         def attempt() -> bool:
             owner.check_open()
-            if not owner.may_insert(count, rows):
+            if not owner.may_insert(count, rows, streams()):
                 self._check_ever(count, rows)
                 return False
             try:
@@ -259,7 +272,7 @@ class Inserter:
                 owner.waiters.ring()
             return True
 
-        owner.waiters.until(attempt, "insert", lambda: owner.why_not_insert(count, rows), timeout_s)
+        owner.waiters.until(attempt, "insert", lambda: owner.why_not_insert(count, rows, streams()), timeout_s)
 
     def _check_ever(self, count: int, rows: int) -> None:
         """Raise ConfigError if ``count`` steps, in ``rows`` rows, can never be inserted at once."""

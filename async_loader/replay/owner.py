@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -160,28 +161,29 @@ class Owner:
         limiter = self.limiter
         return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)
 
-    def has_room(self, rows: int) -> bool:
-        """Whether ``rows`` rows may be written without overwriting what a queue has promised. Under the lock."""
+    def has_room(self, rows: int, streams: Container[int] = ()) -> bool:
+        """Whether ``rows`` rows may be written to these streams without overwriting what a queue has promised. Under the lock."""
         table = self._table
-        return table is None or not table.keeps or table.room() >= rows
+        return table is None or not table.keeps or table.room_for(streams) >= rows
 
-    def may_insert(self, count: int, rows: int = 1) -> bool:
-        """Whether ``count`` steps may be inserted at once, into ``rows`` rows, beside what writers in other processes may be
-        writing. Under the lock.
+    def may_insert(self, count: int, rows: int = 1, streams: Container[int] = ()) -> bool:
+        """Whether ``count`` steps of ``streams`` may be inserted at once, into ``rows`` rows. Under the lock.
+
+        What writers in other processes may be writing counts as inserted.
         """
         limits = self.limits
         if limits is None:
             return True
-        if not self.has_room(rows):
+        if not self.has_room(rows, streams):
             return False
         return limits.may_insert(count) if self.writers is None else self.writers.may_insert(limits, count)
 
-    def why_not_insert(self, count: int = 1, rows: int = 1) -> str | None:
+    def why_not_insert(self, count: int = 1, rows: int = 1, streams: Container[int] = ()) -> str | None:
         """Why `may_insert` says no, in numbers. Under the lock."""
         limits = self.limits
-        if limits is None or self.may_insert(count, rows):
+        if limits is None or self.may_insert(count, rows, streams):
             return None
-        return limits.why_not_insert(count) if self.has_room(rows) else self.table.why_full()
+        return limits.why_not_insert(count) if self.has_room(rows, streams) else self.table.why_full()
 
     def writer_handle(self) -> WriterHandle:
         """See `ReplayBuffer.writer_handle`."""

@@ -158,7 +158,7 @@ class ServedTable:
         flags = steps.flags
         if flags[start] & FINAL:
             shown = flags[start] & SHOWN and self._owner.stage.followed
-            if shown and not self._owner.has_room(1):
+            if shown and not self._owner.has_room(1, (int(steps.streams[start]),)):
                 return start
             final = self._from(steps, start)[self._owner.stage.followed] if shown else NO_FIELDS
             self._end(int(steps.streams[start]), int(flags[start]) & _ENDS or TRUNCATED, final)
@@ -166,22 +166,24 @@ class ServedTable:
         finals = np.flatnonzero(flags[start:] & FINAL)
         stop = start + int(finals[0]) if len(finals) else len(steps)
         followed = stop < len(steps) and not flags[stop] & _ENDS
-        allowed = self._insertable(stop - start, followed)
+        allowed = self._insertable(steps.streams[start:stop], followed)
         if allowed < stop - start:
             self._write(steps, start, start + allowed, False)
             return start + allowed
         self._write(steps, start, stop, followed)
         return stop + followed
 
-    def _insertable(self, count: int, followed: bool) -> int:
-        """How many of ``count`` steps may be written now; a final observation comes right behind the last if ``followed``."""
-        limits, table = self._owner.limits, self._owner.table
-        if limits is None:
+    def _insertable(self, streams: npt.NDArray[Any], followed: bool) -> int:
+        """How many steps of these streams may be written now; a final observation comes right behind the last if ``followed``."""
+        limits, table, count = self._owner.limits, self._owner.table, len(streams)
+        if limits is None or not count:
             return UNLIMITED
         allowed = limits.insertable()
         if not table.keeps or allowed <= 0:
             return allowed
-        room = table.room()
+        room = table.room_for((int(streams[0]),) if table.reserve else ())
+        if room <= table.reserve and room < count:  # what is left is for the stream of the first
+            return min(allowed, room, int(np.argmax(streams != streams[0])) or 1)
         return min(allowed, room if room < count else count - 1 if followed and room == count else count)
 
     def _write(self, steps: Incoming, start: int, stop: int, followed: bool) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import positive
 from async_loader.replay.fitting import Fit
 from async_loader.replay.inserting import Inserter
@@ -159,6 +160,7 @@ class VectorWriter:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Do nothing: steps are in the table when `append` returns. Other writers have to wait for that."""
+        seconds_or_none("timeout_s", timeout_s)
 
     def close(self) -> None:
         """End the open episodes, as `reset` does. May be called again; `append` raises Closed then."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import Closed, ConfigError
+from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import one_of
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.owner import Owner
@@ -112,6 +113,7 @@ class StreamWriter:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Do nothing: a step is in the table when `append` returns. Other writers have to wait for that."""
+        seconds_or_none("timeout_s", timeout_s)
 
     def close(self) -> None:
         """End the open episode, as `end_episode` without arguments does. May be called again; `append` raises Closed then."""

@@ -56,7 +56,7 @@ class Link:
         self.need: tuple[int, int] | None = None
         self.why = ""
         self._table = table
-        self._streams: set[int] = set()
+        self.streams: set[int] = set()
         self._size = _FIRST_SIZE
         self._granted_at = 0.0
 
@@ -81,16 +81,16 @@ class Link:
     def numbers(self, names: list[object]) -> Ids:
         """The table's numbers of streams, which this writer will write to."""
         numbers = self._table.numbers(names)
-        new = set(numbers.tolist()) - self._streams
+        new = set(numbers.tolist()) - self.streams
         self._table.begin_anew(new)
         self._table.hold(new)
-        self._streams |= new
+        self.streams |= new
         return numbers
 
     def drop(self, numbers: list[int]) -> None:
         """This writer does not use these numbers any more, and has ended their episodes."""
-        ended = {one for one in numbers if one in self._streams and not self._table.is_open(one)}
-        self._streams -= ended
+        ended = {one for one in numbers if one in self.streams and not self._table.is_open(one)}
+        self.streams -= ended
         self._table.release(ended)
 
     # -- messages --------------------------------------------------------------------------------------------------------
@@ -112,10 +112,10 @@ class Link:
         """Take in what is complete, give up what is not, end its episodes, and let go of everything."""
         self._table.adopt(np.array([self.ledger.address]))
         self._table.abandon(self.ledger.address)
-        for stream in self._streams:
+        for stream in self.streams:
             self._table.end_stream(stream, TRUNCATED, NO_FIELDS)
-        self._table.release(self._streams)
-        self._streams = set()
+        self._table.release(self.streams)
+        self.streams = set()
         self.lane.shut(state)
         self.lane.take_back()
         self.tell(Say.CLOSED)

@@ -239,7 +239,7 @@ class Service:
         each = max(2, layout.capacity // (4 * len(self._links)))  # see NOTE [old rows]
         extent = max(1, min(layout.burst, each // 2))
         room = max(0, min(extent, each - link.ledger.held, layout.rows // 2 - self._table.granted))
-        return min(room, self._table.room()) if self._table.keeps else room
+        return min(room, self._table.room_for(link.streams)) if self._table.keeps else room
 
     def _serve_needs(self, limits: Limits | None) -> None:
         for link in list(self._pending):
@@ -261,7 +261,7 @@ class Service:
         self._listen_to_samplers()
 
     def _no_rows(self) -> str:
-        if self._table.keeps and self._table.room() <= 0:
+        if self._table.keeps:
             return self._table.why_full()
         return f"rows: writers hold {self._table.granted} of the table's {self._table.storage.layout.rows} already"
 
