@@ -5,7 +5,7 @@ CPython runs a signal's handler between two bytecodes, but not between any two: 
 when a loop jumps back. These are the points that are counted and struck, so a failure here is one that a signal can cause.
 (One kind is counted beside them: the return of a Python function into its caller, where CPython may be one point later.)
 Points are those of the calling thread, in files of the package and in those modules of the standard library through which
-the package acquires and releases things.
+the package acquires and releases things. Where the package holds signals back (`async_loader.interrupts`) there are none.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import async_loader
+from async_loader import interrupts
+from async_loader.interrupts import held_back
 
 PACKAGE = os.path.dirname(os.path.abspath(async_loader.__file__)) + os.sep
 _BESIDE = tuple(f"{os.sep}{name}.py" for name in ("contextlib", "threading", "weakref", "functools"))
@@ -84,6 +86,8 @@ class _Tracer:
         return self._local
 
     def _pass(self, frame: FrameType) -> None:
+        if held_back() or frame.f_code.co_filename == interrupts.__file__:
+            return
         self.seen += 1
         if self.seen == self._left:
             code = frame.f_code

@@ -47,6 +47,7 @@ class Delivery:
             self.copied_short += 1
             outcome.batch = None
             self._move(outcome)
+        if outcome.batch is None:  # here, or by a call that a signal interrupted
             outcome.batch = self._tensors(outcome)
         return outcome.batch
 

@@ -51,7 +51,10 @@ class Threads:
 
     def submit(self, parts: Sequence[Part], noted: Callable[[], object]) -> None:
         """See `Crew.submit`."""
-        with self._changed, HeldBack():
+        with (
+            HeldBack(),
+            self._changed,
+        ):  # in this order: entering a Condition takes more than one step, and threads hold it briefly
             self.jobs.put(parts)
             noted()
             self._changed.notify_all()

@@ -2,25 +2,26 @@
 
 A lease is a fresh array on the slot's bytes. Whatever is made of it (fields, tensors, tensors saved for backward)
 keeps it alive, and when the last of them dies the slot is free again. Nothing is ever released by hand, so nothing
-can be released too early, and a batch that is dropped half-way returns its slot like any other. Takes no lock: the
-finalizer runs wherever the collector happens to run, also in a thread that holds one of ours.
+can be released too early, and a batch that is dropped half-way returns its slot like any other. Takes no lock: a lease dies
+wherever the collector happens to run, also in a thread that holds one of ours. What is called then is the ``append`` of a
+deque and no code in Python, in which a signal could be handled: its exception would be swallowed, and the slot lost.
 
 # NOTE [what a fork does to leases]
-A forked child shares the slots' pages and holds copies of the parent's tensors. When it drops them it runs our
-finalizers, which therefore look at the pid; and what it still reads must not be overwritten by the parent, so the
-parent retires the slots that are lent at the moment of the fork.
+A forked child shares the slots' pages and holds copies of the parent's tensors. When it drops them that is noted in its
+own copy of the ring, which nothing uses; and what it still reads must not be overwritten by the parent, so the parent
+retires the slots that are lent at the moment of the fork.
 """
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
-from typing import Any
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from async_loader.interrupts import HeldBack
 from async_loader.shm.segment import Segment
 
 _PAGE = 4096
@@ -31,6 +32,14 @@ Lease = npt.NDArray[np.uint8]
 def whole_pages(nbytes: int) -> int:
     """``nbytes`` rounded up to pages, which is what can be page-locked; at least one."""
     return -(-max(nbytes, 1) // _PAGE) * _PAGE
+
+
+class _Back(weakref.ref[Lease]):
+    """Of a lease, and which slot comes back with it."""
+
+    __slots__ = ("slot",)
+
+    slot: int
 
 
 class SlotRing:
@@ -55,26 +64,44 @@ class SlotRing:
         self.spare = spare
         self.slot_bytes = whole_pages(slot_bytes)
         self.segment = Segment.create(count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes")
-        self._pid = os.getpid()
         self._free: deque[int] = deque(range(count))
-        self._leases: dict[int, weakref.finalize[Any, Any]] = {}
+        self._dead: deque[weakref.ref[Lease]] = deque()
+        self._leases: dict[int, _Back] = {}
         self._lent: dict[int, None] = {}
         self.retired = 0
 
     def lease(self) -> tuple[int, Lease] | None:
         """A free slot's number and its bytes, or ``None`` when all are taken."""
+        self._take_back()
         try:
             slot = self._free.popleft()
         except IndexError:
             return None
         root = self.segment.bytes(slot * self.slot_bytes, self.slot_bytes)
-        back = weakref.finalize(root, _give_back, self._pid, slot, self._free, self._leases, self._lent)
-        back.atexit = False
+        back = _Back(root, self._dead.append)
+        back.slot = slot
         self._leases[slot] = back
         return slot, root
 
+    def _take_back(self) -> None:
+        """The slots of leases that have died are free again. Any thread."""
+        if not self._dead:
+            return
+        with HeldBack():
+            while self._dead:
+                try:
+                    back = cast(_Back, self._dead.popleft())
+                except IndexError:  # another thread was first
+                    return
+                if self._leases.get(back.slot) is back:
+                    del self._leases[back.slot]
+                    self._lent.pop(back.slot, None)
+                    self._free.append(back.slot)
+
     def lend(self, slot: int) -> bool:
         """Whether the consumer may keep this slot. If not, copy the batch out and drop the lease."""
+        if len(self._lent) >= self.spare:
+            self._take_back()
         if len(self._lent) >= self.spare:
             return slot in self._lent
         self._lent[slot] = None
@@ -82,30 +109,23 @@ class SlotRing:
 
     def retire_lent(self) -> None:
         """Never use again the slots that are lent now. See NOTE [what a fork does to leases]."""
+        self._take_back()
         for slot in list(self._lent):
-            back = self._leases.pop(slot, None)
-            if back is not None and back.detach() is not None:
+            if self._leases.pop(slot, None) is not None:
                 self.retired += 1
             self._lent.pop(slot, None)
 
     @property
     def free(self) -> int:
+        self._take_back()
         return len(self._free)
 
     @property
     def lent(self) -> int:
+        self._take_back()
         return len(self._lent)
 
     @property
     def worn(self) -> bool:
         """Whether so many slots were retired that the batches under way would run short."""
         return self.retired > self.spare
-
-
-def _give_back(
-    pid: int, slot: int, free: deque[int], leases: dict[int, weakref.finalize[Any, Any]], lent: dict[int, None]
-) -> None:
-    if os.getpid() == pid:
-        leases.pop(slot, None)
-        lent.pop(slot, None)
-        free.append(slot)
