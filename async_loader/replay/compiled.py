@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from async_loader.interrupts import HeldBack
+
 F = TypeVar("F", bound=Callable[..., Any])
 _KEPT = 4
 _ALL_KERNELS = 8 << 20
@@ -46,11 +48,23 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
             made: F = njit(nogil=not keeps_gil, error_model="numpy", **options)(function)
             if home is not None and not inline:
                 keep(made)
+            _compile_whole(made)
         finally:
             config.CACHE_DIR = before
         return made
 
     return compile_
+
+
+def _compile_whole(made: Any) -> None:
+    """Hold signals back while it is compiled or loaded: where an exception cuts numba, LLVM's memory is freed twice."""
+    compile_ = made.compile
+
+    def whole(signature: Any) -> Any:
+        with HeldBack():
+            return compile_(signature)
+
+    made.compile = whole
 
 
 @functools.cache

@@ -245,6 +245,7 @@ def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
     """Strike until so many signals have come; what was seen. Raises AssertionError for a promise that was not kept."""
     import torch  # noqa: F401  (a second of it would be struck each time, and is held back)
 
+    _load_kernels()
     storm = Storm(seed)
     gc.collect()
     known, fds = set(children()), len(os.listdir("/proc/self/fd"))
@@ -265,6 +266,18 @@ def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
     }
     threads = [one.name for one in threading.enumerate() if one.name.startswith("async-loader")]
     return {"signals": storm.come, **storm.seen, **left, "threads left": len(threads)}
+
+
+def _load_kernels() -> None:
+    """Signals are held back while they are compiled, which may take long: what is struck is what comes after."""
+    from async_loader import ReplayBuffer
+
+    with tempfile.TemporaryDirectory() as folder:
+        buffer = ReplayBuffer(10_000, {"x": "int64"}, seed=0)
+        buffer.add(x=1)
+        buffer.sample(4)
+        buffer.save(Path(folder) / "table")
+        buffer.close()
 
 
 def _round(storm: Storm, folder: Path, times: int) -> None:
