@@ -1,0 +1,309 @@
+"""Episodes and streams as users hand them over: done, names of streams, vectors of environments, resume, refusals."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from async_loader import Field, RateLimiter, ReplayBuffer, Transitions, Uniform
+from async_loader.errors import AsyncLoaderError, Closed, ConfigError, SchemaError, Timeout, WouldDeadlock
+
+OBS = {"obs": Field("obs", (), np.int64, next="next_obs"), "reward": np.float32}
+ENDS = {"terminated": np.bool_, "truncated": np.bool_}
+NO = np.zeros(2, np.bool_)
+
+
+def pairs(buffer: ReplayBuffer) -> set[tuple[int, int]]:
+    batch = buffer.sample(30 * len(buffer))
+    return set(zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("schema", [{**OBS, "terminated": np.bool_, "done": np.bool_}, {**OBS, **ENDS, "done": np.bool_}])
+@pytest.mark.parametrize("way", ["add", "extend", "writer", "process"])
+def test_done_ends_the_episode_as_terminated_also_beside_terminated(schema: Any, way: str) -> None:
+    with ReplayBuffer(100, schema, seed=0) as buffer:
+        others = {name: False for name in schema if name in ENDS}
+        steps = [{"obs": t, "reward": 1.0, "done": t % 3 == 2, **others} for t in range(9)]
+        if way == "extend":
+            buffer.extend({name: np.array([step[name] for step in steps]) for name in steps[0]})
+        else:
+            writer = buffer.writer_handle().open() if way == "process" else buffer.writer()
+            for step in steps:
+                buffer.add(step) if way == "add" else writer.append(step)
+            if way == "process":
+                writer.close()
+        batch = buffer.sample(200, view=Transitions(n=1))
+        last = batch["obs"] % 3 == 2
+        assert (batch["next_obs"] // 3 == batch["obs"] // 3).all()
+        assert (batch["discount"][last] == 0).all()
+        assert (batch["discount"][~last] > 0).all()
+
+
+def test_done_of_a_truncated_step_is_truncated() -> None:
+    buffer = ReplayBuffer(100, {**OBS, **ENDS, "done": np.bool_}, seed=0)
+    buffer.add(obs=1, reward=0.0, terminated=False, truncated=True, done=True, final_obs=2)
+    assert buffer.sample(1, view=Transitions(n=1, gamma=0.5))["discount"].tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "stream", [[0, 1], (0, 1), range(2), np.array([0, 1]), torch.tensor([0, 1])], ids=lambda s: type(s).__name__
+)
+def test_a_sequence_of_names_is_one_for_each_row(stream: Any) -> None:
+    buffer = ReplayBuffer(100, OBS, seed=0)
+    for t in range(5):
+        buffer.extend(obs=np.array([t, 100 + t]), reward=np.zeros(2), stream=stream)
+    assert pairs(buffer) == {(t + k, t + k + 1) for t in range(4) for k in (0, 100)}
+
+
+def test_the_name_of_a_writer_is_one_stream_and_a_name_that_could_be_many_is_refused() -> None:
+    buffer = ReplayBuffer(100, OBS, seed=0)
+    writer = buffer.writer()
+    writer.append(obs=0, reward=0.0)
+    buffer.extend(obs=np.array([1, 2]), reward=np.zeros(2), stream=writer.stream)
+    writer.extend(obs=np.array([3, 4]), reward=np.zeros(2))
+    assert pairs(buffer) == {(0, 1), (1, 2), (2, 3), (3, 4)}
+    assert writer.steps == 3
+    buffer.add(obs=10, reward=0.0, stream=("actor", 1))
+    with pytest.raises(ConfigError, match="could be one name for each of the 2 rows"):
+        buffer.extend(obs=np.array([11, 12]), reward=np.zeros(2), stream=("actor", 1))
+    with pytest.raises(SchemaError, match="2 streams are given for 3 rows"):
+        buffer.extend(obs=np.arange(3), reward=np.zeros(3), stream=("actor", 1))
+    for wrong in ([1], {1: 2}, iter("ab"), np.zeros(2)):
+        with pytest.raises(ConfigError, match="stream="):
+            buffer.add(obs=1, reward=0.0, stream=wrong)  # type: ignore[arg-type]
+    assert buffer.add(obs=11, reward=0.0, stream=torch.tensor(7)) == buffer.add(obs=12, reward=0.0, stream=7) - 1
+    assert (11, 12) in pairs(buffer)
+
+
+def test_one_stream_for_each_episode_costs_nothing_once_it_has_ended(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(1000, {"x": np.int64, "terminated": np.bool_}, seed=0)
+    for n in range(20_000):
+        buffer.add(x=n, terminated=True, stream=("episode", n))
+        buffer.writer().append(x=n)  # never ends, and leaves the table
+    table = buffer._owner.table
+    assert len(table.streams) <= 4 * 1000
+    assert len(table.last) <= 8 * 1000
+    assert buffer.stats().streams <= 1000
+    buffer.save(tmp_path)
+    assert (next(tmp_path.glob("save-*")) / "manifest.json").stat().st_size < 100_000
+
+
+def test_streams_whose_numbers_were_given_out_again_are_not_linked() -> None:
+    buffer, rng = ReplayBuffer(5000, {**OBS, **ENDS}, seed=0), np.random.default_rng(0)
+    for n in range(400):
+        names, length = [("e", n, k) for k in range(3)], int(rng.integers(1, 5))
+        for t in range(length):
+            ends = np.full(3, t == length - 1)
+            obs = 1000 * n + 100 * np.arange(3) + t
+            buffer.extend(obs=obs, reward=np.zeros(3), terminated=ends, truncated=np.zeros(3, bool), stream=names)
+    assert all(after - before in (0, 1) for before, after in pairs(buffer))
+
+
+def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(100, {**OBS, "terminated": np.bool_}, sampler=Uniform(replacement=False), seed=0)
+    with buffer, buffer.writer_handle().open(stream="far") as far:
+        named, vector = buffer.writer("left"), buffer.vector_writer(2, streams=["a", "b"], autoreset="disabled")
+        del vector
+        for t in range(4):
+            buffer.add(obs=t, reward=0.0, terminated=False)
+            named.append(obs=100 + t, reward=0.0)
+            far.append(obs=200 + t, reward=0.0)
+        far.flush()
+        buffer.save(tmp_path)
+    with ReplayBuffer.load(tmp_path) as again:
+        assert again.stats().streams == 3
+        again.end_episode(stream="left", final_obs=104)  # this is known after all
+        with again.writer_handle().open(stream="far") as far:
+            for t in range(4):
+                again.add(obs=1000 + t, reward=0.0, terminated=False)
+                again.writer("left").append(obs=1100 + t, reward=0.0)
+                far.append(obs=1200 + t, reward=0.0)
+            far.flush()
+        found = {int(o): int(n) for o, n in zip(*map(again.sample(len(again)).get, ("obs", "next_obs")), strict=True)}
+    assert all(after == before + 1 for before, after in found.items())
+    assert 103 in found
+    assert not {3, 203} & set(found)
+
+
+def test_a_refused_first_step_fixes_no_schema() -> None:
+    for refused in (
+        lambda b: b.add(obs=np.zeros(3), reward=1e300),
+        lambda b: b.add(obs=np.zeros(3), priority=1.0),
+        lambda b: b.add(obs=np.zeros(3), final_obs=np.zeros(3)),
+        lambda b: b.extend(obs=np.zeros((3, 2)), priority=np.ones(3)),
+        lambda b: b.add(obs=np.zeros(3), stream=[1]),
+    ):
+        buffer = ReplayBuffer(100)
+        with pytest.raises(AsyncLoaderError):
+            refused(buffer)
+        assert (buffer.schema, buffer.nbytes) == (None, 0)
+        buffer.add(other=1)
+
+
+def test_extend_under_a_limiter_says_how_many_rows_are_in_whatever_refuses_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    buffer = ReplayBuffer(100, {"x": np.int64}, limiter=RateLimiter(3, 1.0, 2.0))
+    writer = buffer.writer()
+    with pytest.raises(WouldDeadlock, match="5 of 20 steps are in"):
+        writer.extend(x=np.arange(20))
+    with pytest.raises(Timeout, match="0 of 20 steps are in"):
+        buffer.extend(x=np.arange(20), timeout_s=0)
+    assert (buffer.stats().inserted, writer.steps) == (5, 5)
+
+
+def test_a_vector_is_in_as_a_whole_or_not_at_all_under_a_limiter() -> None:
+    limiter = RateLimiter(3, 1.0, error_buffer=6)
+    buffer = ReplayBuffer(200, {**OBS, **ENDS}, limiter=limiter, sampler=Uniform(replacement=False), seed=0)
+    writer, no, t, refused = buffer.vector_writer(4), np.zeros(4, bool), 0, 0
+    for _ in range(60):
+        before = writer.steps
+        try:
+            obs = np.arange(4) * 100 + t
+            writer.append(obs=obs, reward=np.zeros(4), next_obs=obs + 1, terminated=no, truncated=no, timeout_s=0)
+            t += 1
+            assert writer.steps == before + 4
+        except Timeout:
+            refused += 1
+            assert writer.steps == before
+            buffer.sample(5)
+    assert refused > 5
+    buffer.limiter = None
+    assert all(after == before + 1 for before, after in pairs_once(buffer))
+    small, ends = ReplayBuffer(200, {"x": np.int64, **ENDS}, limiter=RateLimiter(1, 1.0, 2.0)), np.zeros(8, bool)
+    with pytest.raises(ConfigError, match="together or not at all"):
+        small.vector_writer(8).append(x=np.arange(8), next_obs=0, terminated=ends, truncated=ends)
+
+
+def pairs_once(buffer: ReplayBuffer) -> list[tuple[int, int]]:
+    batch = buffer.sample(len(buffer))
+    return list(zip(batch["obs"].tolist(), batch["next_obs"].tolist(), strict=True))
+
+
+def test_reset_ends_the_open_episodes_of_a_vector_without_a_link() -> None:
+    buffer = ReplayBuffer(100, {**OBS, **ENDS}, seed=0)
+    with buffer.vector_writer(2) as writer:
+        for t in range(3):
+            ends = np.array([False, t == 2])
+            obs = np.array([t, 100 + t])
+            writer.append(obs=obs, reward=np.zeros(2), next_obs=obs + 1, terminated=ends, truncated=NO)
+        writer.reset()  # the second environment is not reset by the next call any more
+        for t in range(10, 13):
+            obs = np.array([t, 100 + t])
+            assert len(writer.append(obs=obs, reward=np.zeros(2), next_obs=obs + 1, terminated=NO, truncated=NO)) == 2
+    assert pairs(buffer) == {(0, 1), (1, 2), (100, 101), (101, 102), (102, 103), (10, 11), (11, 12), (110, 111), (111, 112)}
+    with pytest.raises(Closed):
+        writer.append(obs=obs, reward=np.zeros(2), next_obs=obs, terminated=NO, truncated=NO)
+
+
+class Envs:
+    """As much of a vector of environments as a writer asks for."""
+
+    num_envs = 2
+
+    def __init__(self, mode: str | None) -> None:
+        self.metadata = {} if mode is None else {"autoreset_mode": mode}
+
+
+def test_environments_say_how_many_they_are_and_how_they_reset() -> None:
+    buffer = ReplayBuffer(100, {**OBS, **ENDS}, seed=0)
+    writer = buffer.vector_writer(Envs("SameStep"))
+    finals = np.array([None, np.int64(7)], object)
+    info = {"final_obs": finals, "_final_obs": np.array([False, True])}
+    obs = np.array([1, 6])
+    writer.append(obs=obs, reward=NO, next_obs=np.array([2, 0]), terminated=NO, truncated=~NO & [False, True], info=info)
+    assert pairs(buffer) == {(6, 7)}
+    with pytest.raises(ConfigError, match="does not say how it resets"):
+        buffer.vector_writer(Envs(None))
+    with pytest.raises(ConfigError, match="these environments say 'SameStep'"):
+        buffer.vector_writer(Envs("SameStep"), autoreset="next_step")
+    late = buffer.vector_writer(2)
+    with pytest.raises(SchemaError, match="environment 1 was reset in the step that ended its episode"):
+        late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO & [False, True], truncated=NO, info=info)
+    late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO, truncated=NO)
+    with pytest.raises(SchemaError, match="environment 0 ended twice in a row"):
+        late.append(obs=obs, reward=NO, next_obs=obs, terminated=~NO, truncated=NO)
+
+
+def test_final_observations_may_be_tensors() -> None:
+    buffer = ReplayBuffer(100, {**OBS, **ENDS}, seed=0)
+    no, obs = torch.zeros(2, dtype=torch.bool), torch.tensor([1, 11])
+    writer = buffer.vector_writer(2, autoreset="disabled")
+    writer.append(obs=obs, reward=torch.zeros(2), next_obs=obs + 1, terminated=~no, truncated=no)
+    buffer.extend(obs=obs + 20, reward=no, terminated=no, truncated=~no, final_obs=obs + 21)
+    assert pairs(buffer) == {(1, 2), (11, 12), (21, 22), (31, 32)}
+
+
+def test_a_vector_without_a_schema_stores_rewards_as_networks_take_them() -> None:
+    buffer = ReplayBuffer(100)
+    buffer.vector_writer(2).append(obs=np.zeros(2), reward=np.zeros(2), next_obs=np.zeros(2), terminated=NO, truncated=NO)
+    assert {field.name: field.dtype.name for field in buffer.schema.fields}["reward"] == "float32"  # type: ignore[union-attr]
+
+
+def test_a_late_value_reaches_a_step_that_is_an_item_no_more() -> None:
+    buffer = ReplayBuffer(10, {"x": np.int64, "reward": np.float32}, sampler=Uniform(replacement=False), seed=0)
+    buffer.extend(x=np.arange(4), reward=np.zeros(4))
+    buffer.delete([1])
+    assert buffer.update([1], reward=np.array([5.0])).applied == 1
+    batch = buffer.sample(2, view=Transitions(n=2, gamma=1.0))
+    assert batch["reward"][batch["x"] == 0].tolist() == [5.0]
+
+
+class TensorDict(dict[str, Any]):
+    """As the package of that name has it: a mapping that iterates over its rows."""
+
+    def __init__(self, fields: dict[str, Any], *batch_size: int) -> None:
+        super().__init__(fields)
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Any:
+        raise StopIteration
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.items())
+
+
+def test_a_tensordict_is_taken_as_what_it_holds() -> None:
+    buffer = ReplayBuffer(10)
+    buffer.add(TensorDict({"x": torch.tensor(1.0)}))
+    buffer.extend(TensorDict({"x": torch.arange(2.0)}, 2))
+    assert len(buffer) == 3
+    with pytest.raises(SchemaError, match="is not one step: extend"):
+        buffer.add(TensorDict({"x": torch.arange(2.0)}, 2))
+    with pytest.raises(SchemaError, match="add\\(\\) adds one step"):
+        buffer.extend(TensorDict({"x": torch.tensor(1.0)}))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b: b.update_priorities([0], torch.ones(1, 1)),
+        lambda b: b.update_priorities([[0]], [1.0]),
+        lambda b: b.update_priorities([0], torch.ones(1, dtype=torch.bfloat16)),
+        lambda b: b.delete([[0]]),
+        lambda b: b.add(x=1, priority=np.array([1.0])),
+        lambda b: b.add(x=1, priority="a"),
+        lambda b: b.add(x=1, priority=float("nan")),
+        lambda b: b.extend(x=np.array(1)),
+        lambda b: b.add(x=torch.zeros((), device="meta")),
+        lambda b: b.sample(1, view="n"),
+        lambda b: Transitions(gamma="1"),  # type: ignore[arg-type]
+        lambda b: ReplayBuffer(5, {"x": None}),
+        lambda b: ReplayBuffer(5, {"x": ((2.5,), "f4")}),
+        lambda b: ReplayBuffer(5, {"x": Field("x", next=3)}),  # type: ignore[arg-type]
+        lambda b: Field((4,), "float32"),  # type: ignore[arg-type]
+        lambda b: ReplayBuffer(5, {"x": Field("y", (), "float32")}),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_input_is_refused_by_an_error_of_the_package(call: Any) -> None:
+    from async_loader import Prioritized
+
+    buffer = ReplayBuffer(10, {"x": np.int64}, sampler=Prioritized(), seed=0)
+    buffer.add(x=0)
+    with pytest.raises((ConfigError, SchemaError)):
+        call(buffer)
+    assert buffer.stats().inserted == 1
