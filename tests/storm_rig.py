@@ -4,6 +4,8 @@
 CPython runs a signal's handler between two bytecodes, but not between any two: when a function begins, after a call, and
 when a loop jumps back. These are the points that are counted and struck, so a failure here is one that a signal can cause.
 (One kind is counted beside them: the return of a Python function into its caller, where CPython may be one point later.)
+CPython raises there as if the call had raised. A trace function raises before the next instruction; where that has another
+handler, as at the end of a `with`, the point is left out.
 Points are those of the calling thread, in files of the package and in those modules of the standard library through which
 the package acquires and releases things. Where the package holds signals back (`async_loader.interrupts`) there are none.
 """
@@ -55,13 +57,19 @@ class Struck:
 @functools.cache
 def _points_of(code: CodeType) -> frozenset[int]:
     """Offsets of the instructions before which a signal may be handled, but for the first."""
-    found, before = set(), ""
+    table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+
+    def handler(offset: int) -> int:
+        return next((entry.target for entry in table if entry.start <= offset < entry.end), -1)
+
+    found: set[int] = set()
+    before: dis.Instruction | None = None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "CACHE":
             continue
-        if before in _BEFORE_A_POINT:
+        if before is not None and before.opname in _BEFORE_A_POINT and handler(before.offset) == handler(instruction.offset):
             found.add(instruction.offset)
-        before = instruction.opname
+        before = instruction
     return frozenset(found)
 
 
