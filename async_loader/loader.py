@@ -21,6 +21,7 @@ from async_loader.pipeline.arguments import (
     context_of,
     one_of,
     refuse_start_in_child,
+    refuse_unknown,
     whole,
 )
 from async_loader.pipeline.iterator import NOTHING, OnError
@@ -116,7 +117,9 @@ class AsyncDataLoader:
         on_error: OnError = "raise",
         layout: Literal["contiguous", "packed"] = "contiguous",
         slot_bytes: int | None = None,
+        **unknown: Any,
     ) -> None:
+        refuse_unknown("AsyncDataLoader", unknown, AsyncDataLoader.__init__)
         refuse_start_in_child()
         self.batch_size = whole("batch_size", batch_size, 1)
         self.num_workers = whole("num_workers", num_workers, 0)

@@ -21,7 +21,7 @@ from async_loader.epochs.works import BEGIN, GatherWork, MapWork, StreamWork, To
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.naming import describe
-from async_loader.pipeline.arguments import callable_or_none, one_of, whole
+from async_loader.pipeline.arguments import callable_or_none, one_of, refuse_unknown, whole
 from async_loader.pipeline.device import TorchBackend, backend_for
 from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.pool import CLOSE_TIMEOUT_S, Pool
@@ -112,7 +112,9 @@ class DataLoader:
         device: Any = "cpu",
         pin_memory: bool = False,
         compiled: bool | None = None,
+        **unknown: Any,
     ) -> None:
+        refuse_unknown("DataLoader", unknown, DataLoader.__init__)
         _check_order(batch_size, shuffle, sampler, batch_sampler, last_batch)
         for name, value, allowed in (
             ("workers", workers, ("processes", "threads", "inline")),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROWS = ("memory", "chaos", "connections")
+ROWS = ("memory", "storm", "chaos", "connections")
 
 
 def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Any]) -> None:
