@@ -24,6 +24,7 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _NO_PRIORITIES: Floats = np.empty(0)
 _NAN = float("nan")
+_NO_ID = np.full(1, -1, np.int64)
 
 
 class Inserter:
@@ -67,7 +68,7 @@ class Inserter:
         stage = owner.stage
         values, ends, flags, given = self._one(stage, step, said, priority, final)
         if new is None:
-            new = np.full(1, -1, np.int64)
+            new = _NO_ID.copy()
 
         def write() -> None:
             table = owner.own()
