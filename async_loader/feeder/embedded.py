@@ -116,8 +116,9 @@ class Embedded:
     def close(self, timeout_s: float = 10.0) -> None:
         """Let it drain, and end it if it does not. May be called again."""
         limit = min(seconds("timeout_s", timeout_s), LONGEST_S)
-        if self._finalizer.detach() is not None:
+        if self._finalizer.alive:
             _end(self._process, self._folder, os.getpid(), limit)
+            self._finalizer.detach()  # last: a call that was interrupted may be made again
 
 
 def _end(process: subprocess.Popen[bytes], folder: str, pid: int, timeout_s: float) -> None:

@@ -26,6 +26,7 @@ from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_line import Phase, WriterLine
 from async_loader.feeder.keys import load_client_keys
 from async_loader.feeder.wire import MOST_AHEAD, Drain, OpenReader, Status, StatusReply
+from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import LONGEST_S, Deadline, seconds, seconds_or_none
 from async_loader.replay.arguments import positive
 from async_loader.replay.views import Transitions
@@ -92,13 +93,16 @@ def connect(
         raise ConfigError(f"on_disconnect={on_disconnect!r}: 'wait', 'raise' or seconds")
     wait_s = waits[on_disconnect] if isinstance(on_disconnect, str) else seconds("on_disconnect", on_disconnect)
     own = None if keys is None else load_client_keys(os.fspath(keys))
-    connection = Connection(address, wait_s, keys=own)
+    connection: Connection | None = None
     try:
+        with HeldBack():  # a thread whose start was cut is not known
+            connection = Connection(address, wait_s, keys=own)
         connection.wait_open(Deadline(limit))
+        return Client(connection, limit)
     except BaseException:
-        connection.stop(limit)
+        if connection is not None:
+            connection.stop(limit)
         raise
-    return Client(connection, limit)
 
 
 def _embedded(tables: Mapping[str, Any] | None, on_disconnect: OnDisconnect, timeout_s: float) -> Client:
@@ -295,10 +299,10 @@ class Client:
                 except AsyncLoaderError as error:
                     first = first or error if isinstance(one, RemoteWriter) else first
         finally:  # also after Ctrl-C
-            self._end.detach()
             self._connection.stop(max(2.0, deadline.left() or 0.0))
             if self.embedded is not None:
                 self.embedded.close()
+            self._end.detach()  # last: a call that was interrupted may be made again
         if first is not None:
             raise first
 
@@ -367,13 +371,14 @@ class TableClient:
             raise ConfigError(f"linger_ms={linger_ms}: it must be 0 or more")
         rows, size = positive("batch_rows", batch_rows), positive("buffer_bytes", buffer_bytes)
         known = None if schema is None else Schema.of(schema)
-        line = self._connection.add(
-            lambda number: WriterLine(number, self.name, known, rows, linger_ms / 1000, size, overflow == "drop_oldest")
-        )
-        line.limit(self._connection.limits.message_bytes)
-        self._client._has_written(line)
-        writer = RemoteWriter(self._connection, line, stream, self._timeout_s, self._client)
-        self._client._keep(writer)
+        with HeldBack():  # a line that is not counted among the client's is never closed
+            line = self._connection.add(
+                lambda number: WriterLine(number, self.name, known, rows, linger_ms / 1000, size, overflow == "drop_oldest")
+            )
+            line.limit(self._connection.limits.message_bytes)
+            self._client._has_written(line)
+            writer = RemoteWriter(self._connection, line, stream, self._timeout_s, self._client)
+            self._client._keep(writer)
         return writer
 
     def source(
@@ -431,7 +436,7 @@ class TableClient:
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
         self._connection.check()
-        with self._lock:
+        with self._lock, HeldBack():
             if self._updates is None:  # a reader that never asks for a batch
                 wanted = OpenReader(table=self.name, batch_size=1)
                 self._updates = self._connection.add(lambda number: ReaderLine(number, wanted, 0))

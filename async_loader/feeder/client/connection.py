@@ -166,7 +166,12 @@ class Connection:
             with self._bell_lock:
                 if not self._rung:
                     self._rung = True
-                    self._bell.ring()
+                    try:
+                        self._bell.ring()
+                    except BaseException:  # after Ctrl-C it may not have rung, and stay so
+                        self._rung = False
+                        self._bell.ring()
+                        raise
                     return True
         return False
 
@@ -213,13 +218,22 @@ class Connection:
         self, body: Control | Data, *, plane: Plane = Plane.CONTROL, number: int = 0, data: Any = None,
         ready: Callable[[], bool] | None = None,
     ) -> Call:  # fmt: skip
-        """As `call`, without waiting: either `answer` or `forget_calls` has to follow. Requests are sent in their order."""
+        """As `call`, without waiting: either `answer` or `forget_calls` has to follow.
+
+        Requests are sent in their order. A call that Ctrl-C interrupts leaves no request behind,
+        or one that is forgotten with its answer.
+        """
         self.check()
         with self.lock:
             self._sequences += 1
             call = Call(body, self._sequences, plane, number, data, ready)
-            self._calls[call.sequence] = self._unsent[call.sequence] = call
-        self.wake()
+        try:
+            with self.lock:
+                self._calls[call.sequence] = self._unsent[call.sequence] = call
+            self.wake()
+        except BaseException:
+            self.forget_calls([call])
+            raise
         return call
 
     def forget_calls(self, calls: Iterable[Call]) -> None:
@@ -414,7 +428,7 @@ class Connection:
                 self._unsent.pop(call.sequence, None)
                 self.send(call.plane, call.body, call.number, call.sequence, call.data)
             except AsyncLoaderError as error:  # what a peer would refuse; what its reader failed with
-                self._unsent.pop(call.sequence, None)
+                self.forget_calls([call])
                 call.error = error
                 self.news.ring()
 
@@ -506,4 +520,5 @@ class Connection:
             call.error = error_of(body, self.address)
         else:
             call.reply = message
+        self.forget_calls([call])  # also where the thread that asked was interrupted, and does not
         self.news.ring()

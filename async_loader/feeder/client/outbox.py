@@ -83,10 +83,10 @@ class Outbox:
         self.window_bytes = self.window_rows = 0
         self.base = 0
         self.nbytes = 0
-        self.put_total = self.done_total = 0
-        """Messages that came in; those of them that are acknowledged or dropped."""
+        self.done_total = 0
+        """Messages that came in, and are acknowledged or dropped."""
         self.counts = Counts()
-        self._entries: deque[Entry] = deque()
+        self.entries: deque[Entry] = deque()
         self._cursor = self._high = 0
         self._sent_bytes = self._sent_rows = 0
         self._rewound = -1
@@ -94,12 +94,17 @@ class Outbox:
         self._history: deque[int] = deque(maxlen=_HISTORY)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
+
+    @property
+    def put_total(self) -> int:
+        """Messages that came in."""
+        return self.done_total + len(self.entries)
 
     @property
     def end(self) -> int:
         """The sequence of the next message."""
-        return self.base + len(self._entries)
+        return self.base + len(self.entries)
 
     @property
     def under_way(self) -> int:
@@ -108,29 +113,29 @@ class Outbox:
 
     @property
     def unsent(self) -> int:
-        return len(self._entries) - self._cursor
+        return len(self.entries) - self._cursor
 
     def room(self, nbytes: int) -> bool:
         """Whether a message of this size may come."""
-        return not self._entries or self.nbytes + nbytes <= self.buffer_bytes
+        return not self.entries or self.nbytes + nbytes <= self.buffer_bytes
 
     def put(self, entry: Entry) -> None:
-        self.nbytes, self.put_total = self.nbytes + entry.nbytes, self.put_total + 1
-        self._entries += (entry,)  # no call up to the caller's next statement: Ctrl-C comes before all of it or after
+        self.nbytes += entry.nbytes
+        self.entries += (entry,)
 
     # -- sending ---------------------------------------------------------------------------------------------------------
 
     def next(self) -> tuple[int, Entry] | None:
         """The message to send now and its sequence; ``None``: none, or the window is full. One fits any window."""
-        if self._cursor == len(self._entries):
+        if self._cursor == len(self.entries):
             return None
-        entry = self._entries[self._cursor]
+        entry = self.entries[self._cursor]
         full = self._sent_bytes + entry.nbytes > self.window_bytes or self._sent_rows + entry.rows > self.window_rows
         return None if self._cursor and full else (self.base + self._cursor, entry)
 
     def sent(self) -> None:
         """What `next` gave is on its way."""
-        entry = self._entries[self._cursor]
+        entry = self.entries[self._cursor]
         entry.sent += 1
         again = self._cursor < self._high
         self._cursor += 1
@@ -146,10 +151,10 @@ class Outbox:
         if not self._cursor:
             return None
         self._rewound = -1
-        self._entries[self._cursor - 1].sent += 1
+        self.entries[self._cursor - 1].sent += 1
         self.counts.messages_sent += 1
         self.counts.messages_resent += 1
-        return self.base + self._cursor - 1, self._entries[self._cursor - 1]
+        return self.base + self._cursor - 1, self.entries[self._cursor - 1]
 
     # -- what comes back -------------------------------------------------------------------------------------------------
 
@@ -162,7 +167,7 @@ class Outbox:
         if count <= 0:
             return False
         for i in range(count):
-            entry = self._entries.popleft()
+            entry = self.entries.popleft()
             self.nbytes -= entry.nbytes
             if i < self._cursor:
                 self._sent_bytes -= entry.nbytes
@@ -208,7 +213,7 @@ class Outbox:
             self._rewind(0)
             return 0
         if not resumed:
-            for entry in self._entries:
+            for entry in self.entries:
                 entry.elsewhere = entry.elsewhere or entry.sent > 0
         lost = self._missing(self.base - applied) if resumed else self._acked_steps
         self.base, self._high = applied, 0
@@ -216,7 +221,7 @@ class Outbox:
         if not resumed:
             self._history.clear()
         elif lost and cut is not None:
-            self._entries.appendleft(cut)
+            self.entries.appendleft(cut)
             self.nbytes += cut.nbytes
             self.done_total -= 1  # whoever counts up to what was put before still gets there
         self.counts.rows_lost += lost
@@ -228,23 +233,24 @@ class Outbox:
         ``cut`` makes what stands in its place, so that no one takes what comes after for its continuation.
         """
         at = self._high
-        taken = list(islice(self._entries, at, at + 2))
+        taken = list(islice(self.entries, at, at + 2))
         if taken and not taken[0].cut:
             taken = taken[:1]
         rows = sum(entry.steps for entry in taken)
         if not rows:
             return 0
         made = cut(taken)
-        for _ in taken:
-            del self._entries[at]
-        self._entries.insert(at, made)
-        self.nbytes += made.nbytes - sum(entry.nbytes for entry in taken)
-        self.done_total += len(taken) - 1
+        added, two = made.nbytes - sum(entry.nbytes for entry in taken), len(taken) == 2
+        if two:  # no call from here on: Ctrl-C comes before all of it or after
+            del self.entries[at]
+            self.done_total += 1
+        self.entries[at] = made
+        self.nbytes += added
         self.counts.rows_dropped += rows
         return rows
 
     def _rewind(self, to: int) -> None:
-        for entry in islice(self._entries, to, self._cursor):
+        for entry in islice(self.entries, to, self._cursor):
             entry.sent += 1  # as it will be
             self._sent_bytes -= entry.nbytes
             self._sent_rows -= entry.rows

@@ -204,8 +204,8 @@ class ReaderLine:
 
     def close(self, seen: Iterable[Lease] = (), unseen: Iterable[Lease] = ()) -> None:
         """CLOSE_READER. These leases, which were taken, and those in the inbox go back; all others were used."""
-        if self.phase in (Phase.CLOSED, Phase.FAILED):
-            return
+        if self.phase in (Phase.CLOSING, Phase.CLOSED, Phase.FAILED):
+            return  # what goes back was said
         waiting = (came.lease for came in self.inbox if came.lease is not None)
         back = [[one.number for one in some if one.opening == self._opening] for some in (seen, (*unseen, *waiting))]
         self._parting = CloseReader(self._came, len(back[0]), np.array([*back[0], *back[1]], np.uint64))

@@ -20,6 +20,7 @@ from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Lease, Phase, ReaderLine, Transport
 from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.feeder.wire import OpenReader, Priorities, View
+from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Bell, Deadline, Patience
 from async_loader.replay.arguments import floats_of
 from async_loader.replay.views import Transitions
@@ -118,9 +119,10 @@ class RemoteSource:
     def _attempt(self, line: ReaderLine) -> Plan | None:
         """The next batch, or the end, or what went wrong; ``None``: not yet."""
         with line.lock:
+            first = line.inbox[0].lease if line.inbox else None
+            if first is not None:  # before it is taken: after Ctrl-C in between it still goes back
+                self._planned_leases[first] = None
             came = line.next()
-            if came is not None and came.lease is not None:
-                self._planned_leases[came.lease] = None
             over = came is None and line.ended
             if came is None and not over:
                 if self._closed:
@@ -181,21 +183,29 @@ class RemoteSource:
         line = self._line
         if line is None or not line.leased or self._closed:
             return
-        self._line, self._over = None, False
         patience_s = min(timeout_s, _GOODBYE_S) if self._connection.is_open else 0.0  # without a session it is the feeder's
-        with contextlib.suppress(AsyncLoaderError):
-            self._close(line, used=False, timeout_s=patience_s)
+        try:
+            self._connection.check()  # before the lock: in a fork nothing would ever release it
+            with HeldBack():
+                self._let_go_of(line, used=False)
+                self._line, self._over = None, False
+            self._until_closed(line, patience_s)
+        except AsyncLoaderError:
+            self._line, self._over = None, False
 
-    def _close(self, line: ReaderLine, used: bool, timeout_s: float) -> None:
-        """Close a reader; what was planned goes back, and what was handed out unless it was ``used``. Waits for the answer."""
-        self._connection.check()
-        with line.lock:
+    def _let_go_of(self, line: ReaderLine, used: bool) -> None:
+        """Close a reader. What was planned goes back; what was handed out too, if not ``used``."""
+        with line.lock, HeldBack():
             if used:
                 for lease in self._handed_out.keys() - self._planned_leases.keys():
                     del self._handed_out[lease]
             line.close(*_taken(self._planned_leases, self._handed_out))
             if line.bell is not None:
                 line.bell.ring()
+
+    def _until_closed(self, line: ReaderLine, timeout_s: float) -> None:
+        """Wait for the answer to CLOSE_READER."""
+        self._connection.check()
         self._connection.wake()
         over = (Phase.CLOSED, Phase.FAILED)
         line.news.until(lambda: line.phase in over, Deadline(timeout_s), lambda: self._connection.no_answer("CLOSE_READER"))
@@ -233,14 +243,16 @@ class RemoteSource:
         if line.phase is Phase.CLOSED or line.failure is not None:
             line.inbox.clear()
             return
-        self._close(line, used=True, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        self._connection.check_fork()
+        self._let_go_of(line, used=True)
+        self._until_closed(line, self._timeout_s if timeout_s is None else timeout_s)
 
     def _reader_line(self, batch_size: int) -> ReaderLine:
         self._connection.check()
         line = self._line
         if line is not None and line.wanted.batch_size == batch_size and not self._closed:
             return line
-        with self._lock:
+        with self._lock, HeldBack():  # a line that no source has is never closed
             if self._closed:
                 raise Closed("this source is closed")
             if self._line is None:

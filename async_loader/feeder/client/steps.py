@@ -144,16 +144,43 @@ class Part:
 
     def put(self, values: Sequence[Any], stream: int, flags: int, priority: float | None) -> None:
         """One step, checked."""
+        self._write(self.count, values, stream, flags, priority)
+        self.count += 1
+
+    def put_last(
+        self, values: Sequence[Any], stream: int, flags: int, priority: float | None,
+        which: Iterable[int], final: Iterable[Any],
+    ) -> None:  # fmt: skip
+        """An episode's last step and the observation after it; if interrupted, neither."""
+        self._write(self.count, values, stream, flags, priority)
+        self._write_final(self.count + 1, which, final, stream, FINAL)
+        self.finals += 1
+        self.count += 2
+
+    def put_final(
+        self, which: Iterable[int], values: Iterable[Any], stream: int, flags: int = FINAL, *,
+        ends: int = 0,
+    ) -> None:  # fmt: skip
+        """One row that is no step; the one before, a step, ends its episode with ``ends``."""
         at = self.count
+        self._write_final(at, which, values, stream, flags)
+        if ends:
+            self._flags[at - 1] = ends
+        self.finals += 1
+        self.count = at + 1
+
+    def ends_in(self, stream: int) -> bool:
+        """Whether the newest row is a step of this stream that has not ended its episode."""
+        at = self.count - 1
+        return at >= 0 and bool(self._streams[at] == stream) and not self._flags[at]
+
+    def _write(self, at: int, values: Sequence[Any], stream: int, flags: int, priority: float | None) -> None:
         for view, value in zip(self.views, values, strict=True):
             view[at] = value
         self._streams[at], self._flags[at], self._priority[at] = stream, flags, _NAN if priority is None else priority
         self._seen.add(stream)
-        self.count = at + 1
 
-    def put_final(self, which: Iterable[int], values: Iterable[Any], stream: int, flags: int = FINAL) -> None:
-        """One row that is no step."""
-        at = self.count
+    def _write_final(self, at: int, which: Iterable[int], values: Iterable[Any], stream: int, flags: int) -> None:
         self._raw[at] = 0
         for column in self._columns:
             column[at] = 0
@@ -161,16 +188,6 @@ class Part:
             self.views[i][at] = value
         self._streams[at], self._flags[at], self._priority[at] = stream, flags, _NAN
         self._seen.add(stream)
-        self.finals += 1
-        self.count = at + 1
-
-    def end_last(self, stream: int, flags: int) -> bool:
-        """Say that the stream's episode ended with the newest row; whether that is one of its steps."""
-        at = self.count - 1
-        if at < 0 or self._streams[at] != stream or self._flags[at]:
-            return False
-        self._flags[at] = flags
-        return True
 
     def put_rows(self, rows: Rows, first: int, count: int) -> None:
         """Some of many."""

@@ -36,8 +36,8 @@ class News:
             Saying ``why``.
         """
         gate = Gate()
-        self._gates.append(gate)
         try:
+            self._gates.append(gate)
             while True:
                 with self._lock:
                     if attempt():
@@ -46,4 +46,5 @@ class News:
                     raise Timeout(why())
                 gate.pass_through(deadline.left())
         finally:
-            self._gates.remove(gate)
+            if gate in self._gates:  # not, if Ctrl-C came before it was
+                self._gates.remove(gate)

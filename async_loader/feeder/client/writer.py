@@ -175,8 +175,8 @@ class RemoteWriter:
         room = self._make_room(self._deadline(timeout_s), refused="the end of the episode was not added")
         with line.lock:
             line.check()
-            if final is not None and line.part is not None and line.part.end_last(number, ends):
-                line.part.put_final(packer.followed, final, number)
+            if final is not None and line.part is not None and line.part.ends_in(number):
+                line.part.put_final(packer.followed, final, number, ends=ends)
             elif room:
                 shown = SHOWN if final else 0
                 self._part(1).put_final(packer.followed if final else (), final or (), number, FINAL | ends | shown)
@@ -214,12 +214,12 @@ class RemoteWriter:
                 raise line.failure()
             line.closing = True
             line.seal()
+            put = line.hurry()
             if line.phase is Phase.NAMELESS:
                 line.phase = Phase.CLOSED
         self._connection.wake()
-        if not line.outbox.put_total:
+        if not put:
             return  # the IO thread sees to the rest
-        line.hurry(1)
         line.news.until(self._is_closed, deadline, self._why_not)
         self._connection.forget(line)
         line.warn()
@@ -248,9 +248,10 @@ class RemoteWriter:
             line.check()
             if room:
                 part = self._part(rows)
-                part.put(values, stream, flags, priority)
-                if final is not None:
-                    part.put_final(packer.followed, final, stream)
+                if final is None:
+                    part.put(values, stream, flags, priority)
+                else:
+                    part.put_last(values, stream, flags, priority, packer.followed, final)
                 line.seal_full()
             else:
                 line.give_up(1, (stream,))
@@ -329,8 +330,7 @@ class RemoteWriter:
         line = self._line
         with line.lock:
             line.seal()
-            target = line.outbox.put_total
-            line.hurry(1)
+            target = line.hurry()
         self._connection.wake()
 
         def attempt() -> bool:
@@ -340,11 +340,7 @@ class RemoteWriter:
                 raise line.failure()
             return False
 
-        try:
-            line.news.until(attempt, deadline, self._why_not)
-        finally:
-            with line.lock:
-                line.hurry(-1)
+        line.news.until(attempt, deadline, self._why_not)
         line.warn()
 
     def _is_closed(self) -> bool:

@@ -97,7 +97,7 @@ class WriterLine:
         self._ask_at: float | None = None
         self._probe_at: float | None = None
         self._probe_s = PROBE_S
-        self._hurry = 0
+        self._hurried = 0  # messages up to this one are waited for
         self._streams: set[int] = set()
         self._broken_off: set[int] = set()
         self._untold_losses = 0
@@ -152,8 +152,10 @@ class WriterLine:
         spares = self._spares.get(rows)
         if not spares:
             return self.packer.part(rows)
-        part = spares.pop()
-        self._spare_bytes -= part.nbytes
+        part = spares[-1]
+        nbytes = part.nbytes
+        del spares[-1]  # no call from here on: Ctrl-C comes before both or after
+        self._spare_bytes -= nbytes
         return part
 
     def _keep(self, part: Part) -> None:
@@ -203,16 +205,17 @@ class WriterLine:
         """Say where rows are missing, before anything is taken for their continuation."""
         if self._broken_off:
             assert self.packer is not None
-            payload = self.packer.cut(self._broken_off)
-            self._broken_off = set()
-            self._put(_cut_of(payload))
+            self._put(_cut_of(self.packer.cut(self._broken_off)))
+            self._broken_off = set()  # after it: said twice it does no harm
 
     def _put(self, entry: Entry, part: Part | None = None) -> None:
         """``part``: what it was made of, which is not filled any more from the moment in which the entry is put."""
         entry.finals = entry.payload.finals
         streams, rows = self._streams | entry.payload.streams, self.rows_in + entry.steps
         filled, due = (None, None) if part is self.part else (self.part, self._part_due)
-        self.outbox.put(entry)
+        box = self.outbox
+        box.nbytes += entry.nbytes  # no call from here on: Ctrl-C comes before all of it or after
+        box.entries += (entry,)
         self.part, self._part_due, self._streams, self.rows_in = filled, due, streams, rows
 
     def steps(self) -> int:
@@ -220,9 +223,10 @@ class WriterLine:
         part = self.part
         return self.rows_in + (0 if part is None else part.count - part.finals)
 
-    def hurry(self, by: int) -> None:
-        """Somebody waits (or does no more) for what was put last to be acknowledged."""
-        self._hurry += by
+    def hurry(self) -> int:
+        """Hurry what was put so far until it is acknowledged; how many messages that were."""
+        self._hurried = self.outbox.put_total
+        return self._hurried
 
     def warn(self) -> None:
         """Tell the user's thread what the server has lost. Not under the lock."""
@@ -294,7 +298,7 @@ class WriterLine:
                 return False
             assert self.packer is not None
             sequence, entry = found
-            last = self._hurry and self.outbox.unsent == 1
+            last = self._hurried > self.outbox.done_total and self.outbox.unsent == 1
             flags = (ACK_NOW if last else 0) | (SENT_BEFORE if entry.elsewhere else 0)
             try:
                 if not port.send_insert(entry.payload.insert, self.number, sequence, self.packer.layout.schema_id, flags):

@@ -14,7 +14,7 @@ from plan import MODES, Act, Plan, plan_of
 from proxy import DOWN, UP
 from round import play_many
 
-SEEDS, GROUP, TRIES = 30, 10, 5
+SEEDS, GROUP, TRIES = 20, 10, 5
 pytestmark = pytest.mark.timeout(400)  # of a group; a round on an idle machine takes one or two seconds
 
 

@@ -131,7 +131,7 @@ class Delivery(RuleBasedStateMachine):
         self.next = keep
 
     def _opened(self, resumed):
-        kept = {row for entry in self.box._entries for row in entry.payload}
+        kept = {row for entry in self.box.entries for row in entry.payload}
         missing = [row for row in getattr(self, "lost_now", []) if row not in kept]
         self.lost_now = []
         said = self.box.reopened(self.next, resumed, Entry([], 1, 1, cut=True))
@@ -144,7 +144,7 @@ class Delivery(RuleBasedStateMachine):
     def each_row_is_once_in_order_or_gone(self):
         applied = [row for rows in self.table for row in rows]
         assert applied == sorted(set(applied))
-        kept = [row for entry in self.box._entries for row in entry.payload]
+        kept = [row for entry in self.box.entries for row in entry.payload]
         assert kept == sorted(set(kept))
         assert set(applied) | set(kept) | self.gone == set(range(self.fresh))
         assert not self.gone & (set(applied) | set(kept))
@@ -152,10 +152,10 @@ class Delivery(RuleBasedStateMachine):
     @invariant()
     def numbers_add_up(self):
         box = self.box
-        assert box.nbytes == sum(entry.nbytes for entry in box._entries)
+        assert box.nbytes == sum(entry.nbytes for entry in box.entries)
         assert len(box) == box.put_total - box.done_total
-        assert box._sent_bytes == sum(entry.nbytes for entry in list(box._entries)[: box.under_way])
-        assert box._sent_rows == sum(entry.rows for entry in list(box._entries)[: box.under_way])
+        assert box._sent_bytes == sum(entry.nbytes for entry in list(box.entries)[: box.under_way])
+        assert box._sent_rows == sum(entry.rows for entry in list(box.entries)[: box.under_way])
         assert 0 <= box.under_way <= box._high <= len(box)
         assert box.counts.rows_dropped + box.counts.rows_lost == len(self.gone)
 
