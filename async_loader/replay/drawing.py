@@ -46,10 +46,11 @@ class Drawer:
 
         Ctrl-C may come at any point: items that were counted and not delivered come with the next batch of this view.
         """
-        owner, taken = self._owner, Taken()
+        owner = self._owner
         if owner.limiter is None and not owner.max_times_sampled:
             arrays = self.arrays(sampler, batch_size, view, timeout_s)
             return assembled(self.recipe(view, sampler), arrays)
+        taken = Taken()
         try:
             arrays = self.arrays(sampler, batch_size, view, timeout_s, taken)
             return assembled(self.recipe(view, sampler), arrays)
