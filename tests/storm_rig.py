@@ -84,6 +84,7 @@ class _Tracer:
         if not (name.startswith(self._within) or name.endswith(_BESIDE)):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        frame.f_trace = self._local  # else Python 3.13 traces the opcodes of this code from its next call on
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # one that is being dropped would swallow the error
             self._pass(frame)
         return self._local
@@ -103,6 +104,11 @@ class _Tracer:
             raise self._error(f"struck at {self.where}")
 
 
+def _trace(tracer: _Tracer) -> None:
+    sys._getframe().f_trace_opcodes = True  # from Python 3.12 on, opcodes are traced only if some frame asked for it before
+    sys.settrace(tracer)
+
+
 def strike(
     call: Callable[[], Any],
     at: int,
@@ -115,7 +121,7 @@ def strike(
     """
     tracer = _Tracer(at, error, within)
     before = sys.gettrace()
-    sys.settrace(tracer)
+    _trace(tracer)
     try:
         result = call()
     except BaseException as raised:
@@ -130,7 +136,7 @@ def count_points(call: Callable[[], Any], within: tuple[str, ...] = (PACKAGE,)) 
     """How many points ``call`` passes; it is run once."""
     tracer = _Tracer(0, KeyboardInterrupt, within)
     before = sys.gettrace()
-    sys.settrace(tracer)
+    _trace(tracer)
     try:
         call()
     finally:

@@ -71,7 +71,7 @@ def test_a_dropped_loader_closes_without_a_word(recwarn):
     pids = [handle.pid for handle in loader._pipeline.crew.handles]
     next(loader)
     del loader
-    assert not recwarn.list
+    assert not [str(one.message) for one in recwarn.list if "use of fork" not in str(one.message)]  # Python's, from 3.12 on
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 

@@ -8,7 +8,11 @@ import pytest
 from fault_rig import Script
 
 PREPARE = """\
+    import warnings
+
     from async_loader.errors import Closed
+
+    warnings.filterwarnings("ignore", ".*is multi-threaded, use of fork", DeprecationWarning)  # from Python 3.12 on
 
     def forked(child):
         '''Run ``child`` in a forked process and wait for it; its exit code.'''
