@@ -15,7 +15,7 @@ from async_loader.replay import checkpoint
 from async_loader.replay.arguments import one_of, positive, size_of
 from async_loader.replay.as_source import AsSource
 from async_loader.replay.by_id import ById
-from async_loader.replay.drawing import Drawer
+from async_loader.replay.drawing import Drawer, Taken
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.limiter import RateLimiter
 from async_loader.replay.owner import Owner
@@ -59,7 +59,10 @@ class ReplayBuffer(AsSource, ById):
     limiter : RateLimiter, optional
         How far sampling and inserting may run ahead of each other.
     max_times_sampled : int
-        An item is gone after so many draws; 0 is any number.
+        An item is gone after so many draws; 0 is any number. With a limiter that holds back inserting until every item was
+        drawn as often (`Queue`, `Stack`), no item is overwritten before: writers wait for a row too. Rows beside the items
+        (``final_obs``, steps that wait for their successors, the past of stacks) take room, so give such a table more
+        capacity than the queue's size where many episodes are open at once.
     seed : int, optional
         The same seed and the same calls give the same samples.
     max_bytes : int | str, optional
@@ -320,8 +323,8 @@ class ReplayBuffer(AsSource, ById):
         Returns
         -------
         dict
-            Contiguous arrays ``[batch_size, ...]`` of your own, nested as the step was, ``index``: int64 ids, and
-            ``weight``: float32, if the sampler has weights.
+            Contiguous numpy arrays ``[batch_size, ...]`` of your own, nested as the step was (a loader gives torch
+            tensors), ``index``: int64 ids, and ``weight``: float32, if the sampler has weights.
 
         Raises
         ------
@@ -330,7 +333,16 @@ class ReplayBuffer(AsSource, ById):
         Timeout, WouldDeadlock
             When the limiter lets nothing out.
         """
-        return self._out.batch(self._owner.sampler, batch_size, view, timeout_s)
+        owner, out = self._owner, self._out
+        if owner.limiter is None and not owner.max_times_sampled:
+            return out.batch(owner.sampler, batch_size, view, timeout_s)
+        taken = Taken()
+        try:
+            batch = out.batch(owner.sampler, batch_size, view, timeout_s, taken)
+        except BaseException:
+            out.take_back(taken)
+            raise
+        return batch  # no call after the batch is there: Ctrl-C comes before, or when the caller has it
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 

@@ -41,22 +41,20 @@ class Drawer:
         self._idle: dict[int, list[ReplayReader]] = {}  # by recipe: one per thread that samples at the same time
         self._kept: dict[int, list[list[Array]]] = {}  # by recipe: rows that interrupted calls have left
 
-    def batch(self, sampler: Sampler, batch_size: int, view: Transitions | None, timeout_s: float | None) -> dict[str, Any]:
+    def batch(
+        self,
+        sampler: Sampler,
+        batch_size: int,
+        view: Transitions | None,
+        timeout_s: float | None,
+        taken: Taken | None = None,
+    ) -> dict[str, Any]:
         """A batch of arrays, nested as the step was. Waits as `ids` does.
 
-        Ctrl-C may come at any point: items that were counted and not delivered come with the next batch of this view.
+        Ctrl-C may come at any point: what was counted and not delivered is in ``taken``, see `take_back`.
         """
-        owner = self._owner
-        if owner.limiter is None and not owner.max_times_sampled:
-            arrays = self.arrays(sampler, batch_size, view, timeout_s)
-            return assembled(self.recipe(view, sampler), arrays)
-        taken = Taken()
-        try:
-            arrays = self.arrays(sampler, batch_size, view, timeout_s, taken)
-            return assembled(self.recipe(view, sampler), arrays)
-        except BaseException:
-            self.take_back(taken)
-            raise
+        arrays = self.arrays(sampler, batch_size, view, timeout_s, taken)
+        return assembled(self.recipe(view, sampler), arrays)
 
     def take_back(self, taken: Taken) -> None:
         """What a call was interrupted with: rows that were used up are kept for the next batch, others are not counted."""
@@ -219,12 +217,12 @@ class Drawer:
                 new: list[Array] = into.fields
             else:
                 new = []
+            arrays = _joined(old.arrays, new)
         except BaseException:
             drawn = table.taken_back()
             if len(drawn.ids):
                 self._kept.setdefault(taken.key, []).append(reader.take(drawn.ids, drawn.weight)[0].fields)
             raise
-        arrays = _joined(old.arrays, new)
         taken.arrays, table.undelivered, self._kept = arrays, [], old.rest  # no call between these
         if owner.waiters.anybody:
             owner.waiters.ring()
@@ -415,10 +413,10 @@ class Drawer:
     def now(self, sampler: Sampler, count: int, taken: Taken | None = None) -> Drawn:
         """As `ids`, under the lock, when nothing stands in the way."""
         owner, table = self._owner, self._owner.table
-        before = table.counted
+        taken = taken or Taken()
         drawn = table.draw(sampler, count)
-        if taken is not None:
-            taken.counted = table.counted - before
+        drawn_now = 0 if owner.max_times_sampled else len(drawn.ids)
+        table.counted, taken.counted = table.counted + drawn_now, drawn_now  # no call between: Ctrl-C finds both or none
         if owner.waiters.anybody:
             owner.waiters.ring()
         return drawn

@@ -183,7 +183,8 @@ class Owner:
         limits = self.limits
         if limits is None or self.may_insert(count, rows, streams):
             return None
-        return limits.why_not_insert(count) if self.has_room(rows, streams) else self.table.why_full()
+        full = limits.may_insert(count) and not self.has_room(rows, streams)
+        return self.table.why_full() if full else limits.why_not_insert(count)
 
     def writer_handle(self) -> WriterHandle:
         """See `ReplayBuffer.writer_handle`."""

@@ -200,9 +200,9 @@ class ReplayReader:
     def _linked(self, ids: Ids, fields: Ids, taken: Ids, into: Window) -> int:
         recipe, kernels, geometry = self.recipe, self._kernels, self._storage.geometry
         if self._scratch_rows != len(ids):
-            self._scratch_rows = len(ids)
-            self._names = np.empty((len(ids), recipe.depth + recipe.n), np.int64)
-            self._stamps = np.empty_like(self._names)
+            fresh = np.empty((len(ids), recipe.depth + recipe.n), np.int64)
+            stamps, count = np.empty_like(fresh), len(ids)
+            self._names, self._stamps, self._scratch_rows = fresh, stamps, count  # no call between: all or none
         names, stamps, depth = self._names, self._stamps, recipe.depth
         kernels.walk(geometry, ids, recipe.n, recipe.successor, depth, names, stamps, taken)
         if recipe.discounts:

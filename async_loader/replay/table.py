@@ -542,12 +542,12 @@ class Table:
     def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
         """``count`` items. There must be as many (`drawable`).
 
-        Where draws are counted, some may hit an item more often than it has draws left, and others take their places.
+        The caller counts them as sampled, but where each item counts its draws. There a draw may hit an item more often
+        than it has draws left, and others take their places.
         ``again``: in place of some that could not be read, which have been counted.
         """
         drawn = sampler.draw(count)
         if not self._most:
-            self.counted += 0 if again else len(drawn.rows)
             return Drawn(self.names(drawn.rows), drawn.weight, drawn.scale)
         draws: list[tuple[Draw, Ids]] = []
         self.undelivered = draws

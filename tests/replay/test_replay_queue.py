@@ -166,7 +166,7 @@ def test_a_queue_as_large_as_its_table_loses_nothing(length: int, stack: int) ->
 
 def test_a_full_queue_of_linked_steps_is_drawn_in_one_batch() -> None:
     buffer = ReplayBuffer(8, {"obs": OBS}, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
-    actor = Doing(lambda: [buffer.add(obs=t) for t in range(41)])
+    actor = Doing(lambda: [buffer.add(obs=t, timeout_s=60) for t in range(41)])
     got = [int(x) for _ in range(5) for x in buffer.sample(8, timeout_s=20)["obs"]]
     actor.done()
     assert got == list(range(40))
@@ -175,7 +175,7 @@ def test_a_full_queue_of_linked_steps_is_drawn_in_one_batch() -> None:
 def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
     schema = {"obs": OBS, "truncated": "bool"}
     buffer = ReplayBuffer(8, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
-    actor = Doing(lambda: [buffer.add(obs=t, truncated=True, final_obs=np.int64(0)) for t in range(9)])
+    actor = Doing(lambda: [buffer.add(obs=t, truncated=True, final_obs=np.int64(0), timeout_s=60) for t in range(9)])
     until(buffer.who_waits)
     with pytest.raises(ConfigError, match=r"8 can never be drawn at once: 10 rows are full with 5 items .* raise the capacity"):
         buffer.sample(8, timeout_s=20)
@@ -238,7 +238,7 @@ def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(worker
 
     def act() -> None:
         for t in range(160):
-            buffer.add(x=t, pixels=np.full((200, 200), t, np.float32))
+            buffer.add(x=t, pixels=np.full((200, 200), t, np.float32), timeout_s=60)
 
     def stacked(samples: list[Any]) -> dict[str, Any]:
         return {"x": np.array([one["x"] for one in samples]), "pixels": np.stack([one["pixels"] for one in samples])}
@@ -267,7 +267,7 @@ def test_writers_of_other_processes_overwrite_no_item_of_a_queue() -> None:
     def act(number: int) -> None:
         with handles[number].open() as writer:
             for t in range(150):
-                writer.append(obs=t, who=number)
+                writer.append(obs=t, who=number, timeout_s=60)
             writer.end_episode(terminated=True)
 
     actors = [Doing(lambda number=number: act(number)) for number in range(2)]
