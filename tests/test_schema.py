@@ -84,7 +84,7 @@ def test_a_step_with_anything_else_is_refused_by_name(value):
 
 
 def test_a_schema_of_a_spec():
-    spec = {"obs": {"a": ((4,), np.float32), "b": "u1"}, "r": Field("whatever", (2, 2), "f8"), "d": bool}
+    spec = {"obs": {"a": ((4,), np.float32), "b": "u1"}, "r": Field("r", (2, 2), "f8"), "d": bool}
     schema = Schema.of(spec)
     assert str(schema) == "obs.a float32[4], obs.b uint8[], r float64[2, 2], d bool[]"
     assert Schema.of(schema) is schema

@@ -14,6 +14,7 @@ from async_loader.compat.ding import default_collate, default_decollate, diff_sh
 Pair = namedtuple("Pair", "a b")
 
 
+@pytest.mark.filterwarnings("ignore:.*'np.bool_' scalars to be interpreted:DeprecationWarning")  # torch's, of numpy 1.26
 @pytest.mark.parametrize(
     ("samples", "shape", "dtype"),
     [

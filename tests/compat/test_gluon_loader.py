@@ -430,18 +430,18 @@ def test_a_timeout_leaves_the_pool_and_the_iterator_whole():
     assert lists(loader) == [[0], [1], [2], [3]]
 
 
-def test_a_killed_worker_is_named_at_once_and_replaced():
+def test_a_killed_worker_is_named_at_once_and_replaced(tmp_path):
     class Deadly:
         def __len__(self):
             return 4
 
         def __getitem__(self, i):
-            if i == 1 and not killed.value:
-                killed.value = True
+            if i == 1 and not killed.exists():
+                killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             return i
 
-    killed = multiprocessing.get_context("fork").Value("b", False)
+    killed = tmp_path / "killed"
     loader = DataLoader(Deadly(), 1, num_workers=1)
     with pytest.raises(WorkerDied, match="SIGKILL"):
         lists(loader)

@@ -254,7 +254,7 @@ def test_seeds_of_workers_are_those_of_torch():
             yield torch.initial_seed(), torch.rand(1).item(), np.random.rand()
 
     torch.manual_seed(9)
-    theirs = list(torch.utils.data.DataLoader(Draws(), batch_size=None, num_workers=2))
+    theirs = list(torch.utils.data.DataLoader(Draws(), batch_size=None, num_workers=2, multiprocessing_context="fork"))
     base = theirs[0][0]
 
     class Work:
@@ -411,20 +411,21 @@ def test_a_work_that_cannot_travel_is_refused_before_anything_starts():
         pool.start()
 
 
-def test_a_forked_child_makes_workers_of_its_own(processes):
-    iteration = processes.iterate(tasks(3))
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            with pytest.raises(Broken, match="belongs to process"):
-                next(iteration)
-            code = 0 if firsts(processes.iterate(tasks(3))) == [0, 1, 2] else 2
-            processes.close()
-        finally:
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert firsts(iteration) == [0, 1, 2]
+def test_a_forked_child_makes_workers_of_its_own():
+    with Pool(Numbers(), 2, context="fork") as pool:  # a forked child cannot ask its parent's forkserver for processes
+        iteration = pool.iterate(tasks(3))
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                with pytest.raises(Broken, match="belongs to process"):
+                    next(iteration)
+                code = 0 if firsts(pool.iterate(tasks(3))) == [0, 1, 2] else 2
+                pool.close()
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert firsts(iteration) == [0, 1, 2]
 
 
 def test_arguments_that_cannot_work_are_refused():

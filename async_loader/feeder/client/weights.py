@@ -34,7 +34,7 @@ class Published:
     version : int
     tensors : dict of arrays or torch tensors
         This caller's own. numpy has no bfloat16: such tensors are uint16 arrays, the bits of the numbers, of which
-        ``(bits.astype("u4") << 16).view("f4")`` makes float32.
+        ``(bits.astype("u4") << np.uint32(16)).view("f4")`` makes float32.
     run : str
         Which client published them: versions count within a run. A training script that is started again begins another.
     """

@@ -343,7 +343,7 @@ def test_bfloat16_goes_there_and_back_as_such_and_as_bits_for_numpy(feeder, clie
     assert found["a"].dtype == torch.uint16
     bits = client.latest("policy").tensors["w"]
     assert (bits.dtype, bits.shape) == (np.uint16, shape)
-    np.testing.assert_array_equal((bits.astype("u4") << 16).view("f4"), given.float().numpy())
+    np.testing.assert_array_equal((bits.astype("u4") << np.uint32(16)).view("f4"), given.float().numpy())
 
 
 def test_weights_that_cannot_travel_are_said(feeder, client):
