@@ -94,7 +94,8 @@ def test_a_producer_is_its_keys_alone(server, folder):
 
 
 def test_who_owns_which_producer_is_not_remembered_for_longer_than_the_producers(server, folder, monkeypatch):
-    monkeypatch.setattr(intake, "_PRODUCERS", 3)
+    monkeypatch.setattr(intake, "GONE", 3)
+    monkeypatch.setattr(intake, "CLOSED", 3)
     owners = server._front.gatekeeper._owners
     with connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S) as client:
         for i in range(10):
