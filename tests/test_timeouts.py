@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable
@@ -84,7 +85,8 @@ def test_a_writer_of_another_process_refuses_it(value: Any) -> None:
         ):
             with pytest.raises(ConfigError, match="timeout_s="):
                 call()
-        writer.append(x=1, timeout_s=0)
+        with contextlib.suppress(Timeout):  # the owner may not have answered yet
+            writer.append(x=1, timeout_s=0)
 
 
 @pytest.mark.parametrize("value", [math.nan, -0.5, "a"], ids=repr)
