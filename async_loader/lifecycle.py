@@ -94,7 +94,29 @@ def readable(fds: Iterable[int], left_s: float | None) -> set[int]:
     return {fd for fd, _ in poll.poll(timeout_ms)}
 
 
-class EndFlag:
+class _Pair:
+    """A descriptor to wait on and one to write to, which may be the same; each is closed once."""
+
+    _read: int
+    _write: int
+
+    def fileno(self) -> int:
+        return self._read
+
+    def close(self) -> None:
+        """Give the descriptors back, once no thread waits on them any more."""
+        fds = {self._read, self._write}
+        self._read = self._write = -1  # first: whatever interrupts this, no number is closed twice
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing() and hasattr(self, "_write"):
+            self.close()
+
+
+class EndFlag(_Pair):
     """Raised once, never lowered, and seen by every thread and process that polls it.
 
     The descriptor is written and never read, so it stays readable for all who wait on it; no end of a pipe is
@@ -123,23 +145,8 @@ class EndFlag:
     def is_set(self) -> bool:
         return self._raised
 
-    def fileno(self) -> int:
-        return self._read
 
-    def close(self) -> None:
-        """Give the descriptors back. Only when nobody waits on them any more."""
-        fds = {self._read, self._write}
-        self._read = self._write = -1  # first: whatever interrupts this, no number is closed twice
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
-
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing() and hasattr(self, "_write"):
-            self.close()
-
-
-class Bell:
+class Bell(_Pair):
     """Readable while rung. Clear it under the lock under which you look, then wait: no wake-up is lost."""
 
     def __init__(self) -> None:
@@ -154,20 +161,6 @@ class Bell:
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self._read, 4096)) == 4096:
                 continue
-
-    def fileno(self) -> int:
-        return self._read
-
-    def close(self) -> None:
-        fds = {self._read, self._write}
-        self._read = self._write = -1  # first: whatever interrupts this, no number is closed twice
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
-
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing() and hasattr(self, "_write"):
-            self.close()
 
 
 class Gate:
