@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +113,7 @@ class Drawer:
         drawn = self.ids(sampler, count, 0.0)
         gone = reader.fill(drawn.ids, into, drawn.weight)
         if len(gone):
-            self._draw_again(reader, sampler, drawn, gone, into)
+            self._draw_again(reader, sampler, drawn, gone, into, self._owner.lock)
 
     def _in_parts(self, reader: ReplayReader, sampler: Sampler, parts: Sequence[Target]) -> bool:
         """Whether draws one after the other are as one draw of all, which is known of one sampler only; then it is done."""
@@ -152,14 +154,25 @@ class Drawer:
         drawn = self.ids(sampler, count, timeout_s, taken)
         into, gone = reader.take(drawn.ids, drawn.weight)
         if len(gone):
-            self._draw_again(reader, sampler, drawn, gone, into)
+            self._draw_again(reader, sampler, drawn, gone, into, self._owner.lock)
         return into.fields
 
-    def _draw_again(self, reader: ReplayReader, sampler: Sampler, drawn: Drawn, gone: Ids, into: Any) -> None:
-        """Items that were overwritten between draw and read, which spare rows make rare: draw others."""
+    def _draw_again(
+        self,
+        reader: ReplayReader,
+        sampler: Sampler,
+        drawn: Drawn,
+        gone: Ids,
+        into: Any,
+        lock: AbstractContextManager[Any],
+    ) -> None:
+        """Draw others for items that were overwritten between draw and read, which spare rows make rare.
+
+        ``lock``: the table's, or a null context where the caller holds it.
+        """
         owner, first = self._owner, drawn
         for _ in range(_REDRAWS):
-            with owner.lock:
+            with lock:
                 most = owner.table.drawable(sampler)
                 if most is not None and most < len(gone):
                     break
@@ -212,8 +225,8 @@ class Drawer:
             if old.rows < count:
                 drawn = table.draw(sampler, count - old.rows)
                 into, gone = reader.take(drawn.ids, drawn.weight)
-                if len(gone):
-                    self._read_others(reader, sampler, drawn, gone, into)
+                if len(gone):  # a writer of another process overwrote them: this table does not promise to keep rows
+                    self._draw_again(reader, sampler, drawn, gone, into, contextlib.nullcontext())
                 new: list[Array] = into.fields
             else:
                 new = []
@@ -226,21 +239,6 @@ class Drawer:
         taken.arrays, table.undelivered, self._kept = arrays, [], old.rest  # no call between these
         if owner.waiters.anybody:
             owner.waiters.ring()
-
-    def _read_others(self, reader: ReplayReader, sampler: Sampler, drawn: Drawn, gone: Ids, into: Window) -> None:
-        """Rows that a writer of another process has overwritten, in a table that does not promise to keep them."""
-        for _ in range(_REDRAWS):
-            most = self._owner.table.drawable(sampler)
-            if most is not None and most < len(gone):
-                break
-            again = self._owner.table.draw(sampler, len(gone), again=True)
-            part, still = reader.take(again.ids, again.weight)
-            for array, one in zip(into.fields, part.fields, strict=True):
-                array[gone] = one
-            gone = gone[still]
-            if not len(gone):
-                return
-        reader.replace(drawn.ids, gone, into, np.random.default_rng(int(drawn.ids.sum()) & 0xFFFFFFFF))
 
     def _left(self, key: int, count: int) -> _Left:
         """Up to ``count`` rows that interrupted calls have left, and what is left without them. Changes nothing."""
@@ -340,9 +338,12 @@ class Drawer:
         held, most = len(table), table.drawable(sampler)
         if most is None or most >= count:
             return None if held >= min_size else _short(held, min_size)
-        if most == 0 and sampler.repeats and not owner.max_times_sampled:
-            return _short(held, min_size)
-        return _short(held, max(count, min_size))
+        once = not sampler.repeats or bool(owner.max_times_sampled)
+        wanted = max(count if once else 1, min_size)
+        if limits is not None and wanted > limits.needed:
+            limits.needed = wanted
+            owner.waiters.ring()  # writers that the ratio has stopped may go on
+        return _short(held, max(count, min_size) if most or once else min_size)
 
     def _check_ever(self, sampler: Sampler, count: int, min_size: int) -> None:
         """Raise ConfigError if ``count`` items can never be drawn at once."""

@@ -26,7 +26,8 @@ class RateLimiter:
     A step counts as inserted when it is written, also while it still waits for its successors (``Field(next=...)``,
     n-step returns): the end of an episode, with which several steps can be drawn at once, moves the cursor by one
     step. ``min_size_to_sample`` counts rows that can be drawn, and so does everything in a table with
-    ``max_times_sampled``.
+    ``max_times_sampled``. While the steps that wait keep a draw from the items that it needs, inserting goes on
+    beyond the bounds, by as many steps as wait.
 
     Parameters
     ----------
@@ -172,12 +173,14 @@ class Limits:
         Items since the table was new. Deletions count for its size only, not for the ratio.
     waiting : int
         Steps that were written and are no items yet. They count for the ratio, not for the size.
+    needed : int
+        Items that the largest draw so far needed and the table lacked: each of them once, where the sampler repeats none.
     """
 
-    __slots__ = ("_config", "_high", "_low", "_min_size", "_spi", "deleted", "inserted", "sampled", "waiting")
+    __slots__ = ("_config", "_high", "_low", "_min_size", "_spi", "deleted", "inserted", "needed", "sampled", "waiting")
 
     def __init__(self, config: RateLimiter) -> None:
-        self.inserted = self.sampled = self.deleted = self.waiting = 0
+        self.inserted = self.sampled = self.deleted = self.waiting = self.needed = 0
         self.config = config
 
     @property
@@ -195,7 +198,18 @@ class Limits:
         """Whether ``n`` rows may be inserted at once."""
         inserted = self.inserted + n
         written = inserted + self.waiting
-        return inserted - self.deleted <= self._min_size or written * self._spi - self.sampled <= self._high
+        if inserted - self.deleted <= self._min_size or written * self._spi - self.sampled <= self._high:
+            return True
+        return n <= self._free_of_ratio()
+
+    def _free_of_ratio(self) -> int:
+        """Steps that may be inserted whatever the ratio says, while waiting steps keep a draw from its items.
+
+        A step that waits becomes an item with the next one of its stream. So the ratio could stop the writers of several
+        streams while the items are too few for any draw, and neither side would ever go on.
+        """
+        lacking = max(self.needed, self._min_size) - self.inserted + self.deleted
+        return max(lacking, self.waiting) if self.waiting and lacking > 0 else 0
 
     def can_ever_insert(self, n: int) -> bool:
         """Whether sampling, and nothing else, leads to where ``n`` rows may be inserted at once."""
@@ -221,7 +235,7 @@ class Limits:
         by_ratio = _whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
         if by_ratio == UNLIMITED:
             return UNLIMITED
-        n = max(0, by_ratio, self._min_size - self.inserted + self.deleted)
+        n = max(0, by_ratio, self._min_size - self.inserted + self.deleted, self._free_of_ratio())
         return n + 1 if self.may_insert(n + 1) else n - 1 if n and not self.may_insert(n) else n  # division rounds
 
     def sampleable(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Callable
@@ -9,8 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from async_loader import AsyncDataLoader, Fifo, Lifo, MinSize, Queue, RateLimiter, ReplayBuffer, Stack
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    Fifo,
+    Lifo,
+    MinSize,
+    Queue,
+    RateLimiter,
+    ReplayBuffer,
+    Stack,
+    Transitions,
+    Uniform,
+)
 from async_loader.errors import AsyncLoaderError, ConfigError, Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
 from async_loader.replay.waiting import Waiters
@@ -263,3 +278,48 @@ def test_closing_wakes_who_waits_for_the_very_first_step(loader: bool) -> None:
         learner.done()
     if batches is not None:
         batches.close()
+
+
+def went(call: Callable[[], object]) -> bool:
+    """Whether a call that may not wait has been made."""
+    try:
+        call()
+    except (Timeout, WouldDeadlock):
+        return False
+    return True
+
+
+@given(
+    envs=st.integers(1, 6),
+    min_size=st.integers(1, 8),
+    per_insert=st.sampled_from([0.5, 1.0, 3.0]),
+    more=st.integers(0, 4),
+    batch=st.integers(1, 12),
+    n=st.integers(1, 4),
+    repeats=st.booleans(),
+)
+def test_inserting_or_sampling_can_go_on_however_many_steps_wait_for_their_successors(
+    envs: int, min_size: int, per_insert: float, more: int, batch: int, n: int, repeats: bool
+) -> None:
+    schema = {"obs": Field("obs", (), "int64", next="next_obs"), "reward": "float32"}
+    schema |= {"terminated": "bool", "truncated": "bool"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of bounds that need a sampler at the same time
+        limiter = RateLimiter(min_size, per_insert, math.ceil((batch + per_insert * envs) / 2) + 2 + more)
+    view, steps, no = Transitions(n=n), 0, np.zeros(envs, bool)
+    with ReplayBuffer(1000, schema, limiter=limiter, sampler=Uniform(replacement=repeats), seed=0) as buffer:
+        writer = buffer.vector_writer(envs)
+
+        def append() -> None:
+            obs = np.arange(envs) + 10 * steps
+            writer.append(obs=obs, next_obs=obs + 10, reward=no, terminated=no, truncated=no, timeout_s=0)
+
+        for _ in range(60):
+            if went(append):
+                steps += 1
+            elif not went(lambda: buffer.sample(batch, view=view, timeout_s=0)):
+                append()  # the draw has said how many items it lacks
+                steps += 1
+        buffer.limiter = None
+        drawn = buffer.sample(len(buffer))
+        assert (drawn["next_obs"] == drawn["obs"] + 10).all()
