@@ -27,6 +27,23 @@ class ConfigError(AsyncLoaderError, ValueError):
     """An argument that cannot work, found before anything started."""
 
 
+class NotEnoughData(ConfigError):
+    """Fewer items than were asked for, and no limiter to wait for. The message says both numbers.
+
+    Attributes
+    ----------
+    needed, there : int
+        Items that the call needs; items that can be drawn.
+    """
+
+    def __init__(self, message: str, needed: int = 0, there: int = 0) -> None:
+        super().__init__(message)
+        self.needed, self.there = needed, there
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.needed, self.there))
+
+
 class InsecureBindError(ConfigError):
     """A bind beyond this machine without keys. Whoever reaches the port could read and write the tables."""
 

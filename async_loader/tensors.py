@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from async_loader.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
 
@@ -108,6 +110,20 @@ def said(tensor: Any) -> str:
     """What kind of tensor this is, in words."""
     where = "" if tensor.device.type == "cpu" else f" on device {tensor.device.type!r}"
     return f"a tensor of {tensor.dtype}{where}"
+
+
+def check_device(device: object) -> None:
+    """Raise ConfigError unless ``device`` is the name of a device that torch knows, or a ``torch.device``."""
+    import torch
+
+    if isinstance(device, torch.device):
+        return
+    if not isinstance(device, str):
+        raise ConfigError(f"device={device!r}: give a name as in device='cuda:0' or 'cpu', or a torch.device")
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from None
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 # From the bottom up. What stands in one line are siblings, which do not import each other, but for those in SAME_FLOOR.
 FLOORS = [
     {"errors", "interrupts"},
-    {"tree", "naming", "schema", "lifecycle", "stats", "tensors", "source", "layout"},
+    {"tree", "naming", "schema", "lifecycle", "stats", "tensors", "source", "layout", "batch_format", "table"},
     {"shm"},
     {"sources", "replay", "pipeline"},
     {"loader", "epochs"},
@@ -29,7 +29,7 @@ FLOORS = [
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 SAME_FLOOR = FLOORS[1]
 """The nouns may build on each other, in this order: none imports one further right."""
-ORDER = ["naming", "lifecycle", "stats", "tree", "tensors", "schema", "source", "layout"]
+ORDER = ["naming", "lifecycle", "stats", "tree", "tensors", "schema", "source", "layout", "batch_format", "table"]
 
 _DELIVERY = {"pipeline.collate", "pipeline.streamer", "pipeline.device", "pipeline.arena", "pipeline.work", "epochs"}
 _START = {"pipeline.pipeline", "pipeline.pool", "pipeline.handle"}
@@ -47,6 +47,7 @@ ELSEWHERE = {
     "gymnasium": {"demo"},
     "matplotlib": {"demo"},
     "mxnet": {"compat.gluon"},
+    "tensordict": {"batch_format"},
     "accelerate": {"compat.accelerate"},
     "cloudpickle": {"pipeline.codec"},
     "numba": {"replay.compiled", "replay.kernel_cache", "replay.kernels"},
@@ -57,6 +58,8 @@ ELSEWHERE = {
 EXCEPTIONS = {
     ("pipeline.device", "testing"),  # device="fake", for users without an accelerator; late
 }
+TYPES_OF = {("table", "replay")}
+"""Protocols may name types of what is above them, where only a type checker looks."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,10 @@ def within(module: str, places: set[str]) -> bool:
     return any(module == place or module.startswith(place + ".") for place in places)
 
 
+def allowed(one: Import, root: str, target: str) -> bool:
+    return (one.module, target) in EXCEPTIONS or (one.typing and (root, target) in TYPES_OF)
+
+
 def breaches(found: Iterator[Import]) -> list[str]:
     """What the rule forbids, in words."""
     wrong = []
@@ -126,7 +133,7 @@ def breaches(found: Iterator[Import]) -> list[str]:
                 wrong.append(f"{one}: only inside functions")
         elif target in ELSEWHERE and not within(one.module, ELSEWHERE[target]):
             wrong.append(f"{one}: only {', '.join(ELSEWHERE[target])} may")
-        elif target == "async_loader" or (one.module, target) in EXCEPTIONS or root == target:
+        elif target == "async_loader" or root == target or allowed(one, root, target):
             continue
         elif target == "testing":
             wrong.append(f"{one}: the package does not import its tests' helpers")
@@ -182,6 +189,7 @@ def test_every_module_has_a_floor():
         ("replay.buffer", "import zmq", "only feeder may"),
         ("testing.fakes", "from async_loader import AsyncDataLoader, loader", "below the loader"),
         ("sources.columns", "from async_loader.testing import fakes", "helpers"),
+        ("table", "from async_loader.replay.limiter import RateLimiter", "downward only"),
     ],
 )
 def test_a_planted_breach_is_caught(module, code, text):
@@ -195,6 +203,7 @@ def test_a_planted_breach_is_caught(module, code, text):
     [
         ("tensors", "def f():\n    import torch"),
         ("shm.slots", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("table", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from async_loader.replay.limiter import RateLimiter"),
         ("layout", "from async_loader import tree\nfrom async_loader.source import Window"),
         ("pipeline.crew", "from async_loader.pipeline.handle import Handle\nfrom async_loader.errors import Closed"),
         ("pipeline.crew", "from .handle import Handle\nfrom ..errors import Closed"),

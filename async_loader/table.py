@@ -1,0 +1,296 @@
+"""What every table and every writer offers, wherever the steps are: Protocols. Holds no data and starts nothing.
+
+A table is a `async_loader.ReplayBuffer` of this process, or one of a feeder (``connect(...).table(name)``): the same
+methods, with the same names, order and defaults, so that a script changes one line when its table moves to another process.
+A table is no `Source`: `Table.source` makes one, and a loader does that by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.batch_format import BatchFormat
+from async_loader.schema import Schema
+from async_loader.source import Applied, Source
+
+if TYPE_CHECKING:
+    import torch
+
+    from async_loader.replay.checkpoint.writing import SaveReport
+    from async_loader.replay.limiter import RateLimiter
+    from async_loader.replay.samplers import Sampler
+    from async_loader.replay.stats import ReplayStats as TableStats
+    from async_loader.replay.views import Transitions
+
+__all__ = [
+    "AutoReset",
+    "Batch",
+    "BatchFormat",
+    "Ids",
+    "Streams",
+    "Table",
+    "VectorEnv",
+    "VectorWriter",
+    "Writer",
+]
+
+Ids: TypeAlias = npt.NDArray[np.int64]
+"""Ids of steps, int64 ``[rows]``: never reused, counted from 0 in each table."""
+
+Batch: TypeAlias = dict[str, Any]
+"""Arrays or tensors ``[rows, ...]``, nested as a step is, with ``index`` (ids). A TensorDict where that is asked for."""
+
+AutoReset: TypeAlias = Literal["next_step", "same_step", "disabled"] | enum.Enum
+"""When environments begin anew by themselves: a word, or a ``gymnasium.vector.AutoresetMode``."""
+
+Streams: TypeAlias = Hashable | Sequence[Hashable] | npt.NDArray[Any]
+"""The stream of all rows of a batch, or each row's own ``[rows]``."""
+
+
+class VectorEnv(Protocol):
+    """What is asked of a vector of environments: how many there are. ``metadata["autoreset_mode"]`` says how they reset."""
+
+    @property
+    def num_envs(self) -> int: ...
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Adds the steps of an actor. One Protocol for writers of this process, of another process, and of a feeder.
+
+    Threads: one at a time.
+
+    Attributes
+    ----------
+    stream : hashable
+        Of the steps that name none: steps of one stream follow each other.
+    schema : Schema | None
+        What a step is; ``None`` while that is unknown.
+    """
+
+    @property
+    def stream(self) -> Hashable: ...
+
+    @property
+    def schema(self) -> Schema | None: ...
+
+    def append(
+        self,
+        step: Mapping[str, Any] | None = None,
+        /,
+        *,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_obs: Any = None,
+        stream: Hashable | None = None,
+        priority: float | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> int | None:
+        """Add a stream's next step. Return its id; ``None`` where the table gives ids elsewhere.
+
+        Parameters
+        ----------
+        step : mapping, optional
+            What was observed, what was done, what it gave; as a (nested) dict or as keywords.
+        terminated, truncated : bool
+            Whether nothing comes after this step, or the episode was cut off after it. Stored too, where the schema (or
+            the first step, if there is no schema) has fields of these names and the step does not say it itself.
+        final_obs : array or (nested) dict of arrays, optional
+            The observation after the episode's last step.
+        stream : hashable, optional
+            By default the writer's own.
+        priority : float, optional
+        timeout_s : float, optional
+            How long to wait for room. ``None``: a table has no limit, a client that of `connect`; 0: try once.
+
+        Raises
+        ------
+        SchemaError, ConfigError, Timeout, Closed, Broken
+            The step was not added.
+        """
+
+    def extend(
+        self,
+        batch: Mapping[str, Any] | None = None,
+        /,
+        *,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_obs: Any = None,
+        stream: Streams | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> Ids | None:
+        """Add many steps: an array ``[rows, ...]`` for each field. As `append`.
+
+        Parameters
+        ----------
+        terminated, truncated : bool | bool array [rows]
+        final_obs : array [rows, ...] or (nested) dict of arrays, optional
+            Rows that end no episode are not looked at.
+        stream : hashable | sequence or array [rows], optional
+            One for all rows, or each row's own. By default the writer's.
+        priority : float array [rows], optional
+            Of any shape with as many elements.
+        """
+
+    def end_episode(
+        self,
+        *,
+        final_obs: Any = None,
+        stream: Hashable | None = None,
+        terminated: bool = False,
+        truncated: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """End a stream's episode after its last step, where that was not known when the step was added.
+
+        Neither ``terminated`` nor ``truncated`` counts as truncated.
+        """
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when everything that was added is in the table."""
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """End the writer: open episodes end as `end_episode` without arguments ends them. May be called again."""
+
+    def __enter__(self) -> Writer: ...
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+class VectorWriter(Protocol):
+    """Adds what a vector of environments returns, each environment's steps to a stream of its own.
+
+    Threads: one at a time.
+    """
+
+    @property
+    def streams(self) -> Sequence[Hashable]: ...
+
+    def append(
+        self,
+        *,
+        next_obs: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Mapping[str, Any] | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> Ids | None:
+        """Add what one call of ``envs.step`` returned: a step of each environment, or of none."""
+
+    def reset(self) -> None:
+        """Say that ``envs.reset()`` was called: what comes next belongs to new episodes."""
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when everything that was added is in the table."""
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """End the open episodes. May be called again."""
+
+    def __enter__(self) -> VectorWriter: ...
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+@runtime_checkable
+class Table(Protocol):
+    """Steps, and what draws them. A ``timeout_s`` of ``None``: a table of this process has no limit, a client that of `connect`.
+
+    Threads: any.
+
+    Attributes
+    ----------
+    capacity : int | None
+        Steps that are kept; ``None`` while that depends on a schema that is unknown.
+    schema : Schema | None
+        What a step is; ``None`` while that is unknown.
+    nbytes : int | None
+        Shared memory of the full table; ``None`` while the schema is unknown.
+    limiter : RateLimiter | None
+        How far sampling and inserting may run ahead of each other.
+    """
+
+    @property
+    def capacity(self) -> int | None: ...
+
+    @property
+    def schema(self) -> Schema | None: ...
+
+    @property
+    def nbytes(self) -> int | None: ...
+
+    @property
+    def limiter(self) -> RateLimiter | None: ...
+
+    def __len__(self) -> int:
+        """Items that can be drawn."""
+
+    def writer(self, stream: Hashable | None = None) -> Writer:
+        """What adds the steps of an actor. A table elsewhere takes more keywords, of how they travel."""
+
+    def vector_writer(
+        self,
+        envs: int | VectorEnv,
+        *,
+        autoreset: AutoReset | None = None,
+        streams: Sequence[Hashable] | None = None,
+    ) -> VectorWriter:
+        """What adds the steps of a vector of environments."""
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        view: Transitions | None = None,
+        timeout_s: float | None = None,
+        batch_format: BatchFormat = "numpy",
+        device: str | torch.device | None = None,
+    ) -> Batch:
+        """Draw ``batch_size`` items as the table's sampler chooses. Raises NotEnoughData where it cannot."""
+
+    def source(
+        self,
+        *,
+        view: Transitions | None = None,
+        sampler: Sampler | None = None,
+        min_size: int = 1,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> Source:
+        """The table as a source for a loader."""
+
+    def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
+        """Rows by id. Ids that are gone are left out; ``index`` of the batch says which ones are there."""
+
+    def update_priorities(self, index: Any, priority: Any, *, timeout_s: float | None = None) -> Applied:
+        """New priorities by id. Ids that are gone are counted."""
+
+    def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
+        """New values of some fields, by id. Ids that are gone are counted."""
+
+    def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
+        """Take items out, by id. Ids that are gone are counted."""
+
+    def clear(self, *, timeout_s: float | None = None) -> None:
+        """Take all steps out. Ids go on."""
+
+    def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> SaveReport:
+        """Write everything that the table knows into a folder."""
+
+    def load(self, path: str | os.PathLike[str], *, number: int | None = None, timeout_s: float | None = None) -> None:
+        """Put what was saved to a folder in place of what the table holds."""
+
+    def stats(self) -> TableStats:
+        """The table in numbers."""
