@@ -14,6 +14,7 @@ import numpy as np
 
 from async_loader.errors import Closed, ConfigError
 from async_loader.lifecycle import State, seconds, seconds_or_none
+from async_loader.names import explain_wrong_names
 from async_loader.pipeline import live
 from async_loader.pipeline.arguments import (
     callable_or_none,
@@ -21,7 +22,6 @@ from async_loader.pipeline.arguments import (
     context_of,
     one_of,
     refuse_start_in_child,
-    refuse_unknown,
     whole,
 )
 from async_loader.pipeline.iterator import NOTHING, OnError
@@ -99,6 +99,7 @@ class AsyncDataLoader:
     before then dangle. ``torch.save`` of one field writes the whole slot: save a ``clone()``.
     """
 
+    @explain_wrong_names
     def __init__(
         self,
         data_source: Callable[[int], Any] | Mapping[str, Any] | Source,
@@ -117,9 +118,7 @@ class AsyncDataLoader:
         on_error: OnError = "raise",
         layout: Literal["contiguous", "packed"] = "contiguous",
         slot_bytes: int | None = None,
-        **unknown: Any,
     ) -> None:
-        refuse_unknown("AsyncDataLoader", unknown, AsyncDataLoader.__init__)
         refuse_start_in_child()
         self.batch_size = whole("batch_size", batch_size, 1)
         self.num_workers = whole("num_workers", num_workers, 0)

@@ -170,7 +170,7 @@ def can_pin() -> bool:
 
     if torch.accelerator.is_available():
         return True
-    warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=4)
+    warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=5)
     return False
 
 

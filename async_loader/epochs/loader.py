@@ -20,8 +20,8 @@ from async_loader.epochs.order import Batches, LastBatch, Own, Sampled, Streams,
 from async_loader.epochs.works import BEGIN, GatherWork, MapWork, StreamWork, Told, epoch_of
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds, seconds_or_none
-from async_loader.naming import describe
-from async_loader.pipeline.arguments import callable_or_none, one_of, refuse_unknown, whole
+from async_loader.names import describe, explain_wrong_names
+from async_loader.pipeline.arguments import callable_or_none, one_of, whole
 from async_loader.pipeline.device import TorchBackend, backend_for
 from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.pool import CLOSE_TIMEOUT_S, Pool
@@ -91,6 +91,7 @@ class DataLoader:
     raised by `next` with its own type and the worker's traceback, and the next call goes on with the next batch.
     """
 
+    @explain_wrong_names
     def __init__(
         self,
         dataset: Any,
@@ -112,9 +113,7 @@ class DataLoader:
         device: Any = "cpu",
         pin_memory: bool = False,
         compiled: bool | None = None,
-        **unknown: Any,
     ) -> None:
-        refuse_unknown("DataLoader", unknown, DataLoader.__init__)
         _check_order(batch_size, shuffle, sampler, batch_sampler, last_batch)
         for name, value, allowed in (
             ("workers", workers, ("processes", "threads", "inline")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 import typing
@@ -14,6 +13,7 @@ import msgspec
 import yaml
 
 from async_loader.errors import ConfigError
+from async_loader.names import hint
 from async_loader.replay.arguments import size_of
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -149,9 +149,9 @@ def _keys(value: Mapping[str, Any], kind: type[msgspec.Struct], path: tuple[str,
     known = [field.encode_name for field in fields] + [kind.__struct_config__.tag_field] * bool(kind.__struct_config__.tag)
     for key in value:
         if key not in known:
-            near = difflib.get_close_matches(str(key), map(str, known), 1) or _below(key, kind)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(map(repr, known))}"
-            return (*path, str(key)), f"there is no such setting: {hint}"
+            near = _below(key, kind)
+            what = f"did you mean {near[0]!r}?" if near else hint(str(key), map(str, known))
+            return (*path, str(key)), f"there is no such setting: {what}"
     missing = [field.encode_name for field in fields if field.required and field.encode_name not in value]
     if not missing:
         return None
@@ -199,9 +199,7 @@ def _plain(text: str, value: Any) -> str:
 def _why_kind(given: Any, tags: list[str]) -> str:
     if given is None:
         return f"it needs a 'kind': one of {', '.join(tags)}"
-    near = difflib.get_close_matches(str(given), tags, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it is one of {', '.join(tags)}"
-    return f"there is no kind {given!r}: {hint}"
+    return f"there is no kind {given!r}: {hint(str(given), tags)}"
 
 
 def _named(value: Any) -> str:

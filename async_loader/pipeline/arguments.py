@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import multiprocessing
 import os
 from multiprocessing.context import BaseContext
@@ -39,42 +37,6 @@ def context_of(context: str | BaseContext | None) -> BaseContext:
     if context is not None and context not in multiprocessing.get_all_start_methods():
         raise ConfigError(f"context is {context!r}: give one of {', '.join(multiprocessing.get_all_start_methods())}")
     return multiprocessing.get_context(context or multiprocessing.get_start_method())
-
-
-_SAY_INSTEAD = {
-    "AsyncDataLoader": {
-        "drop_last": "every batch of a source is whole, leave it out",
-        "persistent_workers": "workers live as long as the loader, leave it out",
-        "prefetch_factor": "say prefetch, in batches over all workers",
-        "shuffle": "a source decides its order: give a table another sampler, or use async_loader.DataLoader for a dataset",
-        "sampler": "give it to the table: ReplayBuffer(sampler=...) or buffer.source(sampler=...)",
-        "pin_memory": "say device='cuda': batches then come from page-locked memory",
-        "multiprocessing_context": "say context",
-        "timeout_s": "say timeout",
-        "dataset": "say data_source",
-    },
-    "DataLoader": {
-        "drop_last": "say last_batch='drop'",
-        "persistent_workers": "workers live as long as the loader, leave it out",
-        "prefetch_factor": "say prefetch, in batches over all workers",
-        "multiprocessing_context": "say context",
-        "generator": "say seed: the order depends on it alone",
-        "pin_memory_device": "say device",
-        "chunk_size": "batches are not divided, leave it out",
-        "timeout_s": "say timeout",
-        "data_source": "say dataset",
-    },
-}
-"""Keywords of other loaders, and what to say here. One table, so that all of them are answered alike."""
-
-
-def refuse_unknown(name: str, unknown: dict[str, Any], function: Any) -> None:
-    """Raise TypeError for a keyword that there is not: with what to say instead, or with the name that comes nearest."""
-    for word in unknown:
-        known = [one for one in inspect.signature(function).parameters if one not in ("self", "unknown")]
-        near = difflib.get_close_matches(word, known, 1)
-        hint = _SAY_INSTEAD.get(name, {}).get(word) or (f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}")
-        raise TypeError(f"{name}() has no {word}=: {hint}")
 
 
 _FDS_PER_WORKER = 6

@@ -11,7 +11,7 @@ from typing import Any
 
 from async_loader import tree
 from async_loader.errors import CannotSend, OutOfMemory, SchemaError
-from async_loader.naming import describe
+from async_loader.names import describe
 from async_loader.pipeline import codec, collate
 from async_loader.pipeline.batch import Loose, Outcome, Place, Slotted
 from async_loader.pipeline.channel import Record

@@ -25,7 +25,7 @@ import numpy as np
 
 from async_loader import tensors
 from async_loader.errors import CannotSend
-from async_loader.naming import describe
+from async_loader.names import describe
 from async_loader.shm.segment import Segment, close_all
 
 _ALIGN = 64

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
 from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Deadline, EndFlag, join, readable
-from async_loader.naming import describe
+from async_loader.names import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Drained, Failure
 from async_loader.pipeline.channel import Record

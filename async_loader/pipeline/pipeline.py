@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from async_loader.errors import Broken, Closed
 from async_loader.interrupts import HeldBack, LetThrough
 from async_loader.lifecycle import Deadline, EndFlag, Life, State
-from async_loader.naming import describe
+from async_loader.names import describe
 from async_loader.pipeline.assembly import Assembly
 from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.crew import Crew

@@ -29,7 +29,7 @@ from typing import Any
 from async_loader.errors import Broken, CannotSend, Closed
 from async_loader.interrupts import HeldBack, LetThrough
 from async_loader.lifecycle import Deadline, EndFlag, Life, State
-from async_loader.naming import describe
+from async_loader.names import describe
 from async_loader.pipeline import codec, live
 from async_loader.pipeline.arguments import check_descriptors, context_of, one_of, refuse_start_in_child, whole
 from async_loader.pipeline.crew import Crew

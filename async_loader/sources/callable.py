@@ -7,7 +7,7 @@ from typing import Any
 
 from async_loader.errors import SchemaError, Unsupported
 from async_loader.lifecycle import Patience
-from async_loader.naming import describe
+from async_loader.names import describe
 from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Samples
 
 

@@ -231,7 +231,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest():
         DataLoader([1], afer_item=len)
     with pytest.raises(TypeError, match="'num_worker': did you mean 'num_workers'"):
         DataLoader([1], num_worker=2)
-    with pytest.raises(TypeError, match="callbacks are wif"):
+    with pytest.raises(TypeError, match="it takes wif"):
         DataLoader([1], xyzzy=2)
 
 

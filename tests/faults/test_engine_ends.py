@@ -127,10 +127,10 @@ def test_a_function_of_the_main_module_that_is_defined_anew_reaches_workers(tmp_
     ("make", "message"),
     [
         (lambda: AsyncDataLoader(lambda n: [], 4, drop_last=True), "every batch of a source is whole"),
-        (lambda: AsyncDataLoader(lambda n: [], 4, num_worker=2), "did you mean num_workers"),
+        (lambda: AsyncDataLoader(lambda n: [], 4, num_worker=2), "did you mean 'num_workers'"),
         (lambda: DataLoader([1], 1, drop_last=True), "say last_batch='drop'"),
         (lambda: DataLoader([1], 1, prefetch_factor=2), "say prefetch"),
-        (lambda: DataLoader([1], 1, zzz=2), "it takes dataset"),
+        (lambda: DataLoader([1], 1, zzz=2), "DataLoader\\(\\) has no zzz: it takes dataset"),
     ],
 )
 def test_a_keyword_of_another_loader_is_refused_with_what_to_say(make, message):

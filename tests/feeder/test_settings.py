@@ -229,7 +229,7 @@ def test_any_text_is_a_table_or_a_config_error(text):
 
 MISTAKES = [
     ("tables: {r: {capacity: 10, samplr: uniform}}", "tables.r.samplr: there is no such setting: did you mean 'sampler'?"),
-    ("tables: {r: {capacity: 10, zzz: 1}}", "tables.r.zzz: there is no such setting: known are 'capacity', 'max_bytes'"),
+    ("tables: {r: {capacity: 10, zzz: 1}}", "tables.r.zzz: there is no such setting: it takes capacity, max_bytes"),
     ("tables: {r: {capacity: 10, sampler: unifom}}", "tables.r.sampler: there is no kind 'unifom': did you mean 'uniform'?"),
     ("tables: {r: {capacity: 10, sampler: {kind: uniform, alpha: 1}}}", "tables.r.sampler.alpha: there is no such setting"),
     (

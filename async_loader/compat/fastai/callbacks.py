@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from types import MethodType
 from typing import Any
+
+from async_loader.names import nearest
 
 NOTHING_BY_DEFAULT = ("wif", "before_iter", "after_item", "before_batch", "after_batch", "after_iter")
 NAMES = (
@@ -32,9 +33,7 @@ def take(loader: Any, keywords: dict[str, Any], others: Iterable[str]) -> None:
     """
     for name in keywords:
         if name not in NAMES:
-            near = difflib.get_close_matches(name, [*NAMES, *others], 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"callbacks are {', '.join(NAMES)}"
-            raise TypeError(f"{type(loader).__name__} takes no argument {name!r}: {hint}")
+            raise TypeError(f"{type(loader).__name__} takes no argument {name!r}: {nearest(name, [*NAMES, *others])}")
     for name, function in keywords.items():
         if function is not None:
             setattr(loader, name, MethodType(function.__func__, loader) if isinstance(function, MethodType) else function)

@@ -25,7 +25,7 @@ from async_loader.epochs.ferry import Ferry
 from async_loader.epochs.order import Batches, Streams
 from async_loader.epochs.works import BEGIN, GatherWork, MapWork, StreamWork, Told, epoch_of
 from async_loader.errors import Timeout, WorkerDied
-from async_loader.naming import describe
+from async_loader.names import describe
 from async_loader.pipeline.iteration import NOTHING
 from async_loader.pipeline.pool import Pool
 

@@ -1,0 +1,229 @@
+"""Names in messages: a short name of a callable or object, and what to say instead of a wrong keyword.
+
+`SAY` and `LEAVE_OUT` are the only tables of old names and of the names that other libraries use. `explain_wrong_names`
+and `hint` are the only readers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SAY: tuple[tuple[str, str], ...] = (
+    ("timeout timeout_sec timeout_seconds timeout_ms rate_limiter_timeout_ms patience", "timeout_s"),
+    ("buffer_size max_size maxsize maxlen max_len max_capacity memory_size size", "capacity"),
+    ("capacity buffer_size max_size maxsize maxlen max_len n", "size"),
+    ("rate_limiter", "limiter"),
+    ("env_dict signature spec specs data_spec fields", "schema"),
+    ("observation_space action_space", "schema={'obs': observation_space, 'action': action_space, ...}"),
+    ("n_step nstep Nstep n multi_step", "n_steps"),
+    ("n_step n_steps nstep Nstep n multi_step", "view=Transitions(n_steps=...)"),
+    ("transform transforms", "view"),
+    ("discount discount_factor", "gamma"),
+    ("new default_priority max_priority_within_buffer initial_priority", "new_priority"),
+    ("alpha beta", "sampler=Prioritized(alpha=..., beta=...)"),
+    ("epsilon priority_eps", "eps"),
+    ("normalise normalization", "normalize"),
+    ("min_size learning_starts warmup min_size_to_learn", "min_size_to_sample"),
+    ("min_size_to_sample learning_starts warmup", "min_size"),
+    ("min_size_to_sample learning_starts warmup min_size", "limiter=MinSize(...)"),
+    ("samples_per_insert", "limiter=RateLimiter(samples_per_insert=...)"),
+    ("ratio replay_ratio samples_per_insert_ratio sample_to_insert_ratio", "samples_per_insert"),
+    ("max_diff min_diff max_deficit min_deficit error tolerance", "error_buffer"),
+    ("stack_num frame_stack num_stack n_stack framestack", "stack"),
+    ("pad padding_mode", "padding"),
+    ("type kind", "dtype"),
+    ("n_envs num_env num_envs env", "envs"),
+    ("autoreset_mode auto_reset", "autoreset"),
+    ("num_samples n size batch", "batch_size"),
+    ("bs", "batch_size"),
+    ("as_torch batch_type return_type output_format", "batch_format"),
+    ("indices indexes idxs idxes idx ids id keys", "index"),
+    ("priorities td_errors td_error prios p", "priority"),
+    ("final_observation last_obs terminal_observation", "final_obs"),
+    ("next_observation next_observations", "next_obs"),
+    ("final_obs next_observation", "next_obs"),
+    ("infos", "info"),
+    ("done dones", "terminated"),
+    ("stream_id episode_id env_id worker_id", "stream"),
+    ("save checkpoint step", "number"),
+    ("directory folder filename checkpoint_path", "path"),
+    ("source table buffer dataset replay_buffer", "data_source"),
+    ("data_source data source", "dataset"),
+    ("drop_last drop_remainder", "last_batch='drop'"),
+    ("prefetch_factor prefetch_batches", "prefetch, in batches over all workers"),
+    ("persistent_workers", "nothing: workers live as long as the loader"),
+    ("workers", "num_workers=N and worker_type='process' or 'thread'"),
+    ("thread_pool", "worker_type='thread'"),
+    ("method", "worker_type"),
+    ("context mp_context start_method", "multiprocessing_context"),
+    ("compiled", "bulk"),
+    ("batchify_fn collate", "collate_fn"),
+    ("wif init_fn", "worker_init_fn"),
+    ("generator rng random_state random_seed torch_rng", "seed"),
+    ("pin_memory_device", "device"),
+    ("pin", "pin_memory"),
+    ("host url server server_address endpoint", "address"),
+    ("weights params state_dict", "tensors"),
+    ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
+)
+"""Words of before the first release and of other libraries, and ours. A line counts where its word of ours is a parameter."""
+
+SAY: dict[str, tuple[str, ...]] = {}
+"""A wrong keyword, and what to say, in the order of preference."""
+for _wrong, _ours in _SAY:
+    for _word in _wrong.split():
+        SAY[_word] = (*SAY.get(_word, ()), _ours)
+
+LEAVE_OUT: dict[tuple[str, str], str] = {
+    ("AsyncDataLoader", "drop_last"): "every batch of a source is whole, leave it out",
+    ("AsyncDataLoader", "shuffle"): (
+        "a source decides its order: give a table another sampler, or use async_loader.DataLoader for a dataset"
+    ),
+    ("AsyncDataLoader", "sampler"): "give it to the table: ReplayBuffer(sampler=...) or table.source(sampler=...)",
+    ("AsyncDataLoader", "view"): "give it to the table: ReplayBuffer(view=...) or table.source(view=...)",
+    ("AsyncDataLoader", "min_size"): "give it to the source: table.source(min_size=...)",
+    ("AsyncDataLoader", "pin_memory"): "say device='cuda': batches then come from page-locked memory",
+    ("AsyncDataLoader", "bulk"): "rows of columns and tables are always gathered in bulk, leave it out",
+    ("AsyncDataLoader", "layout"): "fields of a batch are always contiguous, leave it out",
+    ("Transitions", "overlapping"): "overlapping transitions are found without it, leave it out",
+    ("DataLoader", "generator"): "say seed: the order depends on it alone",
+    ("DataLoader", "chunk_size"): "batches are not divided, leave it out",
+    ("DataLoader", "on_error"): "an error of the dataset is raised by next, and the next call goes on: leave it out",
+    ("ReplayBuffer", "batch_size"): "give it to sample(batch_size) or to AsyncDataLoader(table, batch_size)",
+    ("ReplayBuffer", "device"): "give it to sample(device=...) or to AsyncDataLoader(device=...)",
+    ("ReplayBuffer", "collate_fn"): "give it to AsyncDataLoader(collate_fn=...)",
+    ("ReplayBuffer", "prefetch"): "give it to AsyncDataLoader(prefetch=...)",
+    ("ReplayBuffer", "pin_memory"): "say AsyncDataLoader(device='cuda'): batches then come from page-locked memory",
+    ("ReplayBuffer", "storage"): "rows are always kept in shared memory, leave it out",
+    ("ReplayBuffer", "writer"): "call table.writer() for one",
+    ("ReplayBuffer", "n_envs"): "a table takes any number of streams: call table.vector_writer(envs), leave it out",
+    ("ReplayBuffer", "num_envs"): "a table takes any number of streams: call table.vector_writer(envs), leave it out",
+    (
+        "ReplayBuffer",
+        "optimize_memory_usage",
+    ): "say Field(..., next='next_obs') in the schema: next observations are not stored twice",
+    ("ReplayBuffer", "next_of"): "say Field(..., next='next_obs') in the schema",
+    ("ReplayBuffer", "stack_compress"): "say Field(..., stack=4) in the schema",
+    ("ReplayBuffer", "stack"): "say Field(..., stack=4) in the schema",
+    ("ReplayBuffer", "handle_timeout_termination"): "say truncated=True for a step that a time limit ended, leave it out",
+}
+"""Keywords of a callable of ours that have no word of ours, and the reason or the remedy."""
+
+PUBLIC: dict[str, str] = {
+    "Queue": "say ReplayBuffer.queue(size, schema)",
+    "Stack": "say ReplayBuffer.stack(size, schema)",
+    "PrioritizedReplayBuffer": "say ReplayBuffer(capacity, schema, sampler=Prioritized())",
+    "SampleToInsertRatio": "say RateLimiter(samples_per_insert=...)",
+    "NStep": "say Transitions(n_steps=...)",
+    "Client": "say connect(address)",
+    "Server": "say connect('embedded', tables=...), or start async-loader serve",
+    "VectorWriter": "call table.vector_writer(envs)",
+}
+"""Names that were or might be looked for in `async_loader`, and what to say."""
+
+
+def hint(word: str, known: Iterable[str], owner: str = "") -> str:
+    """What to say instead of ``word``, as the end of a message.
+
+    Parameters
+    ----------
+    word : str
+        What was given.
+    known : iterable of str
+        What may be given.
+    owner : str
+        The callable, "DataLoader" or "ReplayBuffer.sample", for what `LEAVE_OUT` says of it.
+
+    Returns
+    -------
+    str
+        "say timeout_s", "did you mean 'num_workers'?" or "it takes dataset, batch_size".
+    """
+    names = [str(one) for one in known]
+    if (owner, word) in LEAVE_OUT:
+        return LEAVE_OUT[owner, word]
+    for ours in SAY.get(word, ()):
+        if ours.startswith("nothing:") or _keyword(ours) in names:
+            return f"say {ours}"
+    return nearest(word, names)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Which of ``known`` is spelled most like ``word``, or all of them, as the end of a message."""
+    names = [str(one) for one in known]
+    near = difflib.get_close_matches(word, names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}"
+
+
+def _keyword(ours: str) -> str:
+    """The parameter in a remedy: "last_batch" in "last_batch='drop'"."""
+    return ours.replace(",", "=").split("=", 1)[0]
+
+
+def explain_wrong_names(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a callable without ``**fields``: a TypeError of its call names the word that we use.
+
+    A call that Python accepts costs one more frame and nothing else; do not use it where steps are appended. A warning
+    within ``function`` has to count that frame in its ``stacklevel``.
+
+    >>> @explain_wrong_names
+    ... def wait(*, timeout_s=None): ...
+    >>> wait(timeout=3)
+    Traceback (most recent call last):
+    TypeError: wait() has no timeout: say timeout_s
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            trace = error.__traceback__
+            if trace is not None and trace.tb_next is None:  # raised by the call, not within the function
+                _explain(function, args, kwargs)
+            raise
+
+    return call
+
+
+def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise TypeError with the remedy; return where Python's own message says enough (an argument is missing)."""
+    owner = function.__qualname__.rsplit("<locals>.", 1)[-1].removesuffix(".__init__")
+    parameters = [one for one in inspect.signature(function).parameters.values() if one.name not in ("self", "cls")]
+    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    for word in kwargs:
+        if word not in named:
+            raise TypeError(f"{owner}() has no {word}: {hint(word, named, owner)}") from None
+    placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    given = len(args) - (len(inspect.signature(function).parameters) - len(parameters))
+    if given > len(placed):
+        only = f"takes {', '.join(placed)} by place" if placed else "takes nothing by place"
+        names = ", ".join(f"{one}=" for one in named if one not in placed)
+        raise TypeError(f"{owner}() {only}, and {given} values were given: name the others ({names})") from None
+
+
+def describe(obj: Any) -> str:
+    """What a callable or object is and where it was written. Never a screenful, never the value of anything large."""
+    if isinstance(obj, functools.partial):
+        arguments = ", ".join(_brief(a) for a in obj.args)
+        return f"partial({describe(obj.func)}{', ' if arguments else ''}{arguments})"
+    bound = getattr(obj, "__self__", None)
+    code = getattr(getattr(obj, "__func__", obj), "__code__", None)
+    if code is not None:
+        owner = f"{type(bound).__qualname__}." if bound is not None else ""
+        return f"{owner}{obj.__name__} ({code.co_filename}:{code.co_firstlineno})"
+    if isinstance(obj, type) or (callable(obj) and hasattr(obj, "__qualname__")):  # a class, or a method written in C
+        return f"{obj.__module__ or ''}.{obj.__qualname__}".removeprefix(".").removeprefix("builtins.")
+    return _brief(obj)
+
+
+def _brief(obj: Any) -> str:
+    text = repr(obj) if isinstance(obj, str | bytes | int | float | bool | type(None)) else f"<{type(obj).__qualname__}>"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,125 @@
+"""Short names for what a user handed in, for messages."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+
+import numpy as np
+import pytest
+
+from async_loader.names import SAY, describe, explain_wrong_names, hint
+
+
+class Dataset:
+    def __getitem__(self, i):
+        return i
+
+    def __call__(self):
+        return 0
+
+    def __repr__(self):
+        raise AssertionError("a screenful")
+
+
+def function():
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("obj", "text"),
+    [
+        (function, r"^function \(.*test_names.py:\d+\)$"),
+        (lambda: 0, r"^<lambda> \(.*test_names.py:\d+\)$"),
+        (Dataset().__getitem__, r"^Dataset\.__getitem__ \(.*test_names.py:\d+\)$"),
+        (Dataset(), r"^<Dataset>$"),
+        (Dataset, r"^test_names\.Dataset$"),
+        (int, "^int$"),
+        (operator.add, "add$"),
+        ([1, 2].__getitem__, r"^list\.__getitem__$"),
+        (functools.partial(Dataset().__getitem__, 3), r"^partial\(Dataset\.__getitem__ \(.*\), 3\)$"),
+        (functools.partial(function, np.zeros(1000), "x" * 100), r"^partial\(function \(.*\), <ndarray>, 'x{56}\.\.\.\)$"),
+        (np.zeros(1000), "^<ndarray>$"),
+        ("text", "^'text'$"),
+    ],
+)
+def test_things_have_short_names(obj, text):
+    import re
+
+    assert re.search(text, describe(obj)), describe(obj)
+    assert len(describe(obj)) < 300
+
+
+# -- wrong names ---------------------------------------------------------------------------------------------------------
+
+
+class Tank:
+    @explain_wrong_names
+    def __init__(self, capacity, schema=None, *, limiter=None, seed=None):
+        """Doc."""
+        self.capacity = capacity
+
+    @explain_wrong_names
+    def sample(self, batch_size, *, timeout_s=None):
+        return _broken(batch_size)
+
+
+def _broken(n):
+    return n(1, 2, 3)
+
+
+@explain_wrong_names
+def wait(*, timeout_s=None):
+    return timeout_s
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: wait(timeout=1), "wait() has no timeout: say timeout_s"),
+        (lambda: Tank(10, buffer_size=3), "Tank() has no buffer_size: say capacity"),
+        (lambda: Tank(buffer_size=3), "Tank() has no buffer_size: say capacity"),
+        (lambda: Tank(10, rate_limiter=3), "Tank() has no rate_limiter: say limiter"),
+        (lambda: Tank(10, sed=3), "Tank() has no sed: did you mean 'seed'?"),
+        (lambda: Tank(10, zzz=3), "Tank() has no zzz: it takes capacity, schema, limiter, seed"),
+        (lambda: Tank(10).sample(8, timeout=3), "Tank.sample() has no timeout: say timeout_s"),
+        (lambda: Tank(10).sample(num_samples=8), "Tank.sample() has no num_samples: say batch_size"),
+        (
+            lambda: Tank(10, None, 3, 4),
+            "Tank() takes capacity, schema by place, and 4 values were given: name the others (limiter=, seed=)",
+        ),
+        (lambda: wait(3), "wait() takes nothing by place, and 1 values were given: name the others (timeout_s=)"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_ours(call, text):
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value) == text
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(("call", "text"), [(Tank, "missing 1 required"), (lambda: Tank(3).sample(len), "takes exactly one")])
+def test_other_type_errors_stay_as_they_are(call, text):
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
+def test_an_explained_callable_keeps_its_signature_and_docstring():
+    assert list(inspect.signature(Tank).parameters) == ["capacity", "schema", "limiter", "seed"]
+    assert Tank.__init__.__doc__ == "Doc."
+    assert wait(timeout_s=2) == 2
+
+
+def test_each_word_of_the_table_has_an_answer_other_than_itself():
+    for word, answers in SAY.items():
+        assert answers
+        assert word not in answers
+        for ours in answers:
+            assert hint(word, [ours.replace(",", "=").split("=")[0]]) == f"say {ours}"
+
+
+def test_a_reason_of_one_callable_is_given_for_that_callable_alone():
+    assert "every batch of a source is whole" in hint("drop_last", ["batch_size"], "AsyncDataLoader")
+    assert hint("drop_last", ["batch_size", "last_batch"], "DataLoader") == "say last_batch='drop'"
+    assert hint("drop_last", ["zone"], "other") == "it takes zone"
