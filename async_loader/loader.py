@@ -210,7 +210,7 @@ class AsyncDataLoader:
         from async_loader import tensors
 
         ids, values = (tensors.to_numpy(x) if tensors.is_tensor(x) else np.asarray(x) for x in (index, priority))
-        return self._source.feedback(ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False))
+        return self._source.update_priorities(ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False))
 
     def stats(self) -> LoaderStats:
         """What each stage has done, and which of them everyone waits for."""

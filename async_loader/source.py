@@ -153,7 +153,7 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """Anything that has data."""
+    """Anything that has data. These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `Leasing`."""
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """What makes the next batch. Called by the producer thread only, one call at a time, ahead of the consumer.
@@ -164,16 +164,34 @@ class Source(Protocol):
     def reader(self) -> Reader | None:
         """What does the work of ``Rows`` plans; ``None`` for sources that never plan rows."""
 
-    def feedback(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
+    def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
         """New priorities for rows of earlier batches. Any thread. Raises Unsupported where it makes no sense."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A source that says why it waits. Optional: without it a deadlock is not found, and messages say less."""
 
     def waiting_for(self) -> str | None:
         """Why `plan` is waiting, in numbers, when only adding data from this process ends it; ``None`` otherwise."""
 
 
+def waiting_for(source: Source) -> str | None:
+    """Why `plan` of this source is waiting; ``None`` where it does not wait, or does not say it."""
+    return source.waiting_for() if isinstance(source, Explaining) else None
+
+
+@runtime_checkable
+class Updating(Protocol):
+    """A source whose rows can be changed. Optional."""
+
+    def update(self, index: Any, /, **fields: Any) -> Applied:
+        """New values of some fields, for rows of earlier batches. Any thread."""
+
+
 @runtime_checkable
 class Foresighted(Protocol):
-    """A source that wants to know how far ahead of the learner it will be asked."""
+    """A source that wants to know how far ahead of the learner it will be asked. Optional."""
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """A loader will plan so many batches before the first of them is used. Called once, before `plan`; may warn."""

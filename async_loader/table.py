@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from async_loader.replay.checkpoint.writing import SaveReport
     from async_loader.replay.limiter import RateLimiter
     from async_loader.replay.samplers import Sampler
-    from async_loader.replay.stats import ReplayStats as TableStats
+    from async_loader.replay.stats import TableStats
     from async_loader.replay.views import Transitions
 
 __all__ = [

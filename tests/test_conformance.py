@@ -93,7 +93,7 @@ class Base:
     def reader(self):
         return self
 
-    def feedback(self, index, priority):
+    def update_priorities(self, index, priority):
         return Applied(len(index), 0)
 
     def waiting_for(self):
@@ -145,7 +145,7 @@ def moody(self, index, into, seed):
 
 
 BROKEN = {
-    "lacks a method": (lambda: object(), "lacks plan, reader, feedback or waiting_for"),
+    "lacks a method": (lambda: object(), "lacks plan, reader or update_priorities"),
     "too few rows": (broken(plan=lambda s, n, p: Rows(np.arange(n - 1))), r"plan\(8\) has 7 entries"),
     "too many jobs": (broken(plan=lambda s, n, p: Jobs([int] * (n + 1))), r"plan\(8\) has 9 entries"),
     "fixed size": (broken(plan=lambda s, n, p: Samples([1] * 8)), r"plan\(1\) has 8 entries"),
@@ -156,9 +156,9 @@ BROKEN = {
     "ready that is not": (broken(plan=lambda s, n, p: Ready([1])), "Ready.batch is list"),
     "a plan that is none": (broken(plan=lambda s, n, p: [1] * n), "give Rows, Jobs, Samples, Ready or END"),
     "waits with data": (broken(waiting_for=lambda s: "rain"), "still says 'rain'"),
-    "feedback loses rows": (broken(feedback=lambda s, i, p: Applied(1, 0)), "got 8 rows and accounts for 1"),
-    "feedback of another kind": (broken(feedback=lambda s, i, p: len(i)), "give Applied"),
-    "feedback raises": (broken(feedback=lambda s, i, p: 1 / 0), "raise Unsupported"),
+    "update_priorities loses rows": (broken(update_priorities=lambda s, i, p: Applied(1, 0)), "got 8 rows and accounts for 1"),
+    "update_priorities of another kind": (broken(update_priorities=lambda s, i, p: len(i)), "give Applied"),
+    "update_priorities raises": (broken(update_priorities=lambda s, i, p: 1 / 0), "raise Unsupported"),
     "no reader": (broken(reader=lambda s: None), r"reader\(\) gives None"),
     "schema is a dict": (broken(schema={"x": "f4"}), "give a Schema, or None"),
     "writes too far": (broken(read=too_far), "writes outside of them"),
@@ -257,4 +257,4 @@ def test_the_protocol_is_not_met_by_accident():
     with pytest.raises(ConfigError):
         AsyncDataLoader(SimpleNamespace(plan=1), 2)
     with pytest.raises(Unsupported):
-        ItemsSource(Items()).feedback(np.arange(2), np.ones(2))
+        ItemsSource(Items()).update_priorities(np.arange(2), np.ones(2))

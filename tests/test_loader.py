@@ -669,11 +669,8 @@ class Counting:
     def reader(self):
         return None
 
-    def feedback(self, index, priority):
+    def update_priorities(self, index, priority):
         return Applied(len(index), 0)
-
-    def waiting_for(self):
-        return None
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])

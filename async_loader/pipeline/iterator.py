@@ -15,7 +15,7 @@ from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Failure, Loose, Nudge, Slotted
 from async_loader.pipeline.delivery import Delivery
 from async_loader.pipeline.tickets import Tickets
-from async_loader.source import END, Leasing, Source
+from async_loader.source import END, Leasing, Source, waiting_for
 from async_loader.stats import Meter
 
 OnError = Literal["raise", "skip", "fatal"]
@@ -249,7 +249,7 @@ class Iterator:
         That is, the source waits for data, no other thread is there to add any, and no batch is on its way: the one ticket
         that is out is that of the plan which waits.
         """
-        reason = self._source.waiting_for()
+        reason = waiting_for(self._source)
         # In this order: a plan that has just drawn what there was has ended its wait before, and the next one takes a ticket.
         if reason is None or not self._overseer.source_waits or self._tickets.out > 1:
             return

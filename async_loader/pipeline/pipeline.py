@@ -28,7 +28,7 @@ from async_loader.pipeline.producer import Producer, Workshop
 from async_loader.pipeline.tickets import Tickets
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.worker import Orders
-from async_loader.source import Leasing, Source
+from async_loader.source import Leasing, Source, waiting_for
 from async_loader.stats import LoaderStats, StageStats, bottleneck
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Pipeline:
 
     def diagnosis(self) -> str:
         """Whom everyone waits for, in words."""
-        reason = self._source.waiting_for()
+        reason = waiting_for(self._source)
         if reason is not None:
             return f"the source: {reason}"
         since = self.producer.planning_since

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import Patience
-from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.drawing import Drawer
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.owner import Owner
@@ -15,9 +13,7 @@ from async_loader.replay.reader import ReplayReader
 from async_loader.replay.samplers import Sampler, Uniform
 from async_loader.replay.source import ReplaySource
 from async_loader.replay.views import Transitions
-from async_loader.source import Applied, Ready, Rows
-
-Ids = npt.NDArray[np.int64]
+from async_loader.source import Ready, Rows
 
 
 class AsSource:
@@ -87,10 +83,6 @@ class AsSource:
         ``plan`` has returned there is a reader: ask again then, and start worker processes with that one.
         """
         return self._as_source().reader()
-
-    def feedback(self, index: Ids, priority: npt.NDArray[np.float64]) -> Applied:
-        """As `ReplayBuffer.update_priorities`."""
-        return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
 
     def waiting_for(self) -> str | None:
         """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""

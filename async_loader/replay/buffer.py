@@ -22,12 +22,11 @@ from async_loader.replay.owner import Owner
 from async_loader.replay.remote.handle import WriterHandle
 from async_loader.replay.rows import TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Sampler, Uniform
-from async_loader.replay.stats import ReplayStats
+from async_loader.replay.stats import TableStats
 from async_loader.replay.storage import StorageLayout
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import Transitions
-from async_loader.replay.waiting import Waiting
 from async_loader.replay.writer import StreamWriter
 from async_loader.schema import Schema
 
@@ -149,12 +148,7 @@ class ReplayBuffer(AsSource, ById):
             self._owner.catch_up()
             return len(self._owner.table) if self._owner.ready else 0
 
-    def who_waits(self) -> list[Waiting]:
-        """Everyone who waits for this table, and for what, in numbers."""
-        with self._owner.lock:
-            return self._owner.waiters.now()
-
-    def stats(self) -> ReplayStats:
+    def stats(self) -> TableStats:
         """The table in numbers."""
         owner = self._owner
         with owner.lock:
@@ -166,7 +160,7 @@ class ReplayBuffer(AsSource, ById):
             streams = 0 if table is None else len(table.streams)
             size, waiting = 0 if table is None else len(table), tuple(owner.waiters.now())
             interrupted = self._out.interrupted()
-            return ReplayStats(size, self.capacity, *counts, self.nbytes, streams, waiting, interrupted)
+            return TableStats(size, self.capacity, *counts, self.nbytes, streams, waiting, interrupted)
 
     # -- adding ----------------------------------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ class ReplaySource:
             return None
         return ReplayReader(self._owner.table.storage, self._out.recipe(self._view, self._sampler)).warm()
 
-    def feedback(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
+    def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
         return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
 

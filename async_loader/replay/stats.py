@@ -8,7 +8,7 @@ from async_loader.replay.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayStats:
+class TableStats:
     """A table in numbers, at one moment.
 
     Attributes

@@ -55,11 +55,8 @@ class CallableSource:
     def reader(self) -> Reader | None:
         return None
 
-    def feedback(self, index: Any, priority: Any) -> Applied:
+    def update_priorities(self, index: Any, priority: Any) -> Applied:
         raise Unsupported("a callable data_source has no priorities: use a ReplayBuffer with a prioritized sampler")
-
-    def waiting_for(self) -> str | None:
-        return None
 
 
 _EXPECTED = "return batch_size sample dicts, batch_size zero-argument callables, one dict of arrays, or async_loader.END"

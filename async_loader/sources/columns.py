@@ -51,11 +51,8 @@ class ColumnsSource:
     def reader(self) -> Reader:
         return self._reader
 
-    def feedback(self, index: Any, priority: Any) -> Applied:
+    def update_priorities(self, index: Any, priority: Any) -> Applied:
         raise Unsupported("a dict of columns has no priorities: use a ReplayBuffer with a prioritized sampler")
-
-    def waiting_for(self) -> str | None:
-        return None
 
 
 class ColumnsReader:

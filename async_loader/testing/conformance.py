@@ -28,7 +28,7 @@ from async_loader.layout import BatchLayout
 from async_loader.lifecycle import Deadline, EndFlag, Patience
 from async_loader.pipeline import codec
 from async_loader.schema import Schema
-from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Source
+from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Source, waiting_for
 
 SEED: Seed = (1, 2, 3)
 _PATIENCE_S = 30.0
@@ -57,7 +57,7 @@ def check_source(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
         Whether the source is meant for worker processes too; then readers and jobs must be able to travel.
     """
     check_plan(make_source, batch_size)
-    check_feedback(make_source, batch_size)
+    check_update_priorities(make_source, batch_size)
     check_reader(make_source, batch_size, seeded=seeded)
     if workers:
         check_travel(make_source, batch_size)
@@ -66,11 +66,11 @@ def check_source(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
 def check_plan(make_source: MakeSource, batch_size: int = 8) -> None:
     """`plan` gives legal plans of batch_size entries, time and again, and is not waiting afterwards."""
     source = make_source()
-    _demand(isinstance(source, Source), f"{source!r} lacks plan, reader, feedback or waiting_for")
+    _demand(isinstance(source, Source), f"{source!r} lacks plan, reader or update_priorities")
     for size in (batch_size, batch_size, 1):
         plan = source.plan(size, _patience())
         _check_plan(plan, size)
-        waiting = source.waiting_for()
+        waiting = waiting_for(source)
         _demand(plan is END or waiting is None, f"plan has returned, and waiting_for still says {waiting!r}")
 
 
@@ -90,21 +90,21 @@ def _check_plan(plan: Plan, batch_size: int) -> None:
         _demand(all(map(callable, plan.calls)), "Jobs.calls holds something that cannot be called")
 
 
-def check_feedback(make_source: MakeSource, batch_size: int = 8) -> None:
-    """`feedback` accounts for every row it gets, from any thread, or raises Unsupported."""
+def check_update_priorities(make_source: MakeSource, batch_size: int = 8) -> None:
+    """`update_priorities` accounts for every row it gets, from any thread, or raises Unsupported."""
     source = make_source()
     plan = source.plan(batch_size, _patience())
     index = plan.index if isinstance(plan, Rows) else np.arange(batch_size, dtype=np.int64)
     index = index if index.ndim == 1 else index[:, 0]
     for ids in (index, index[:0]):
-        outcome = _in_thread(functools.partial(source.feedback, ids, np.ones(len(ids))))
+        outcome = _in_thread(functools.partial(source.update_priorities, ids, np.ones(len(ids))))
         if isinstance(outcome, Unsupported):
             return
         if isinstance(outcome, BaseException):
-            raise NotConforming(f"feedback raised {outcome!r}: apply, count as stale, or raise Unsupported") from outcome
-        _demand(isinstance(outcome, Applied), f"feedback returned {outcome!r}: give Applied(applied, stale)")
+            raise NotConforming(f"update_priorities raised {outcome!r}: apply, count as stale, or raise Unsupported") from outcome
+        _demand(isinstance(outcome, Applied), f"update_priorities returned {outcome!r}: give Applied(applied, stale)")
         total = outcome.applied + outcome.stale
-        _demand(total == len(ids), f"feedback got {len(ids)} rows and accounts for {total} as applied or stale")
+        _demand(total == len(ids), f"update_priorities got {len(ids)} rows and accounts for {total} as applied or stale")
 
 
 def check_reader(make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False) -> None:
@@ -177,7 +177,7 @@ def _check_ends_with_the_flag(source: Source, batch_size: int, local: bool) -> N
     try:
         _demand(turned.wait(_BLOCKED_S), "plan blocks by other means than patience.wait")
         _demand(not outcome, f"plan should have waited, it gave {outcome}: the source must have nothing to give")
-        reason = source.waiting_for()
+        reason = waiting_for(source)
         _demand(reason is None or (isinstance(reason, str) and reason != ""), f"waiting_for gave {reason!r}: a text, or None")
         _demand(not local or reason is not None, "plan waits for data from this process, and waiting_for says None")
     finally:

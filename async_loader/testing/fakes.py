@@ -42,11 +42,8 @@ class ItemsSource:
     def reader(self) -> Reader:
         return ItemsReader(self._dataset)
 
-    def feedback(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
+    def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
         raise Unsupported("items have no priorities")
-
-    def waiting_for(self) -> str | None:
-        return None
 
 
 class ItemsReader:

@@ -67,7 +67,7 @@ def test_ctrl_c_in_the_constructor_with_half_of_the_workers_born(tmp_path, metho
             def plan(self, batch_size, patience):
                 return END
 
-            def feedback(self, index, priority):
+            def update_priorities(self, index, priority):
                 pass
 
             def waiting_for(self):

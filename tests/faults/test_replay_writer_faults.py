@@ -369,6 +369,6 @@ def test_a_limiter_keeps_its_word_across_a_kill():
         until(lambda: sum(counts) == 21)
         with pytest.raises(Timeout, match="ahead of sampling"):
             buffer.add(row(0), timeout_s=0.05)
-        assert any("writer 1" in one.reason for one in buffer.who_waits())
+        assert any("writer 1" in one.reason for one in buffer.stats().waiting)
         buffer.sample(5, timeout_s=SLACK_S)
         until(lambda: sum(counts) == 26)

@@ -199,7 +199,7 @@ class Thirsty:
     def reader(self):
         return None
 
-    def feedback(self, index, priority):
+    def update_priorities(self, index, priority):
         raise NotImplementedError
 
     def waiting_for(self):

@@ -58,7 +58,7 @@ def test_a_prioritized_sampler_beside_a_uniform_one_gets_priorities():
     buffer = ReplayBuffer(10, STEP, seed=0)
     ids = buffer.extend(obs=np.arange(10), reward=np.zeros(10))
     source = buffer.source(sampler=Prioritized(alpha=1.0, eps=0.0))
-    assert source.feedback(ids, np.where(ids == 4, 1.0, 0.0)) == Applied(10, 0)
+    assert source.update_priorities(ids, np.where(ids == 4, 1.0, 0.0)) == Applied(10, 0)
     drawn = source.plan(32, None)  # type: ignore[arg-type]  # it need not wait
     assert set(drawn.index.reshape(32, -1)[:, 0].tolist()) == {4}
     assert len(set(buffer.sample(100)["index"].tolist())) == 10

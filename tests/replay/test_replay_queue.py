@@ -176,7 +176,7 @@ def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
     schema = {"obs": OBS, "truncated": "bool"}
     buffer = ReplayBuffer(8, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
     actor = Doing(lambda: [buffer.add(obs=t, truncated=True, final_obs=np.int64(0), timeout_s=60) for t in range(9)])
-    until(buffer.who_waits)
+    until(lambda: buffer.stats().waiting)
     with pytest.raises(ConfigError, match=r"8 can never be drawn at once: 10 rows are full with 5 items .* raise the capacity"):
         buffer.sample(8, timeout_s=20)
     for _ in range(3):

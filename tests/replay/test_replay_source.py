@@ -117,12 +117,12 @@ def test_plan_waits_for_the_first_step_and_says_for_what() -> None:
     planned: list[Rows] = []
     thread = threading.Thread(target=lambda: planned.append(buffer.plan(4, Patience(deadline=Deadline(20)))))
     thread.start()
-    until(lambda: buffer.who_waits())
+    until(lambda: buffer.stats().waiting)
     buffer.add(x=1)
     thread.join(20)
     assert [plan.index.tolist() for plan in planned] == [[0, 0, 0, 0]]
     assert buffer.waiting_for() is None
-    assert not buffer.who_waits()
+    assert not buffer.stats().waiting
 
 
 def test_plan_waits_for_min_size_however_it_is_reached() -> None:
@@ -135,7 +135,7 @@ def test_plan_waits_for_min_size_however_it_is_reached() -> None:
     ]
     for thread in threads:
         thread.start()
-    until(lambda: len(buffer.who_waits()) == 2)
+    until(lambda: len(buffer.stats().waiting) == 2)
     buffer.add(x=1)
     assert "holds 1 of the 5" in str(sources[0].waiting_for())
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_a_deadline_ends_the_wait_with_the_reason() -> None:
     buffer = ReplayBuffer(8)
     with pytest.raises(Timeout, match="waiting for steps: the replay buffer holds 0 of the 1"):
         buffer.plan(4, Patience(deadline=Deadline(0.01)))
-    assert not buffer.who_waits()
+    assert not buffer.stats().waiting
 
 
 def test_the_end_flag_ends_the_wait() -> None:
@@ -167,7 +167,7 @@ def test_the_end_flag_ends_the_wait() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: buffer.who_waits())
+    until(lambda: buffer.stats().waiting)
     end.set()
     thread.join(20)
     assert len(ended) == 1
@@ -177,7 +177,7 @@ def test_the_end_flag_ends_the_wait() -> None:
 def test_uniform_sampling_takes_no_priorities() -> None:
     buffer = ReplayBuffer(8)
     with pytest.raises(Unsupported, match="no priorities"):
-        buffer.feedback(np.zeros(1, np.int64), np.ones(1))
+        buffer.update_priorities(np.zeros(1, np.int64), np.ones(1))
 
 
 @pytest.mark.parametrize("min_size", [0, -1, 9])

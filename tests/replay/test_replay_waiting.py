@@ -72,13 +72,13 @@ def filled(limiter: RateLimiter | None, count: int, **options: Any) -> ReplayBuf
 def test_sampling_waits_for_the_least_size_and_says_so() -> None:
     buffer = filled(MinSize(10), 4)
     learner = Doing(lambda: buffer.sample(3))
-    until(buffer.who_waits)
-    (waiting,) = buffer.who_waits()
+    until(lambda: buffer.stats().waiting)
+    (waiting,) = buffer.stats().waiting
     assert (waiting.what, waiting.who) == ("sample", "actor")
     assert waiting.reason == "sampling 3 needs the table to hold 10 items, it holds 4: add 6 more"
     buffer.extend(x=np.arange(6))
     assert learner.done()["x"].shape == (3,)
-    assert not buffer.who_waits()
+    assert not buffer.stats().waiting
 
 
 def test_inserting_waits_for_samples_in_reverbs_proportion() -> None:
@@ -86,10 +86,10 @@ def test_inserting_waits_for_samples_in_reverbs_proportion() -> None:
     for n in range(5):
         buffer.add(x=n)
     actor = Doing(lambda: buffer.add(x=5))
-    until(buffer.who_waits)
-    assert "sample at least 4 more" in buffer.who_waits()[0].reason
+    until(lambda: buffer.stats().waiting)
+    assert "sample at least 4 more" in buffer.stats().waiting[0].reason
     buffer.sample(3)
-    until(lambda: buffer.who_waits() and "sample at least 1 more" in buffer.who_waits()[0].reason)
+    until(lambda: buffer.stats().waiting and "sample at least 1 more" in buffer.stats().waiting[0].reason)
     buffer.sample(1)
     assert actor.done() == 105
     assert buffer.stats().inserted == 106
@@ -110,7 +110,7 @@ def test_a_deadline_ends_a_wait_and_nothing_is_lost(call: str) -> None:
         buffer.sample(2)
         with pytest.raises(Timeout, match="2 of 5 steps are in"):
             buffer.extend(x=np.arange(5), timeout_s=0.01)
-    assert not buffer.who_waits()
+    assert not buffer.stats().waiting
     assert len(buffer) == (6 if call == "extend" else 4)
 
 
@@ -131,7 +131,7 @@ def test_without_a_limit_an_empty_table_raises_or_waits_as_it_is_told() -> None:
         # another thread, so that waiting is not pointless
         Doing(lambda: Doing(lambda: buffer.sample(1, timeout_s=0.01)).done()).done()
     learner = Doing(lambda: buffer.sample(2, timeout_s=20))
-    until(buffer.who_waits)
+    until(lambda: buffer.stats().waiting)
     buffer.add(x=7)
     assert learner.done()["x"].tolist() == [7, 7]
 
@@ -145,7 +145,7 @@ def test_a_batch_that_the_window_never_holds_is_refused_not_waited_for() -> None
 def test_the_limiter_changes_while_others_wait() -> None:
     buffer = filled(RateLimiter(2, 1.0, (0.0, 4.0)), 4)
     actor = Doing(lambda: [buffer.add(x=n) for n in range(10)])
-    until(buffer.who_waits)
+    until(lambda: buffer.stats().waiting)
     buffer.limiter = RateLimiter(2, 1.0, (0.0, 8.0))
     until(lambda: len(buffer) == 8)
     buffer.limiter = None
@@ -177,7 +177,7 @@ def test_a_warning_comes_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> 
             return batch
 
     learner = Doing(listening)
-    until(buffer.who_waits)
+    until(lambda: buffer.stats().waiting)
     learner.thread.join(0.2)
     buffer.extend(x=np.arange(6))
     learner.done()
@@ -231,7 +231,7 @@ def test_a_loader_waits_for_the_limiter_too() -> None:
     with AsyncDataLoader(buffer, 4, prefetch=1, timeout=20) as loader:
         assert next(loader)["x"].shape == (4,)
         learner = Doing(lambda: next(loader))
-        until(lambda: any("samples further ahead" in one.reason for one in buffer.who_waits()))
+        until(lambda: any("samples further ahead" in one.reason for one in buffer.stats().waiting))
         buffer.extend(x=np.arange(40))
         learner.done()
 
@@ -272,7 +272,7 @@ def test_closing_wakes_who_waits_for_the_very_first_step(loader: bool) -> None:
     buffer = ReplayBuffer(10, limiter=MinSize(1))
     batches = AsyncDataLoader(buffer, 2) if loader else None
     learner = Doing((lambda: next(batches)) if batches is not None else (lambda: buffer.sample(2)))
-    until(buffer.who_waits)
+    until(lambda: buffer.stats().waiting)
     buffer.close()
     with pytest.raises(AsyncLoaderError, match="was closed"):
         learner.done()

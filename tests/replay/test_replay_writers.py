@@ -326,7 +326,7 @@ def test_a_limiter_holds_a_writer_back_and_says_why() -> None:
             into.append(plain(10), timeout_s=0.05)
         assert buffer.stats().inserted == 10
         deadline = Deadline(PATIENCE_S)
-        while buffer.who_waits():  # the owner hears of it a moment later
+        while buffer.stats().waiting:  # the owner hears of it a moment later
             assert not deadline.expired
             threading.Event().wait(0.001)
         with pytest.raises(Timeout, match="0 of 3 steps are in"):
@@ -369,7 +369,7 @@ def test_whoever_waits_for_rows_is_woken_by_a_writer() -> None:
         drawn: list[Any] = []
         waiting = threading.Thread(target=lambda: drawn.append(buffer.sample(1, timeout_s=PATIENCE_S)))
         waiting.start()
-        while not buffer.who_waits():
+        while not buffer.stats().waiting:
             continue
         into.append(plain(5))
         waiting.join(PATIENCE_S)

@@ -5,7 +5,8 @@
     RemoteWriter ──rows──▶ Part ──sealed──▶ Outbox (go-back-N) ─┐                    ┌─▶ control
                                                  WriterLine     ├─▶ Connection ◀─────┼─▶ insert
     AsyncDataLoader ◀── RemoteSource ◀── inbox ◀─ ReaderLine ◀──┤   one IO thread    └─▶ pull
-    Client.status, publish, latest, feedback ───── Call ────────┘   Session, Planes
+    Client.status, publish, latest, ────────── Call ────────────┘   Session, Planes
+    TableClient.update_priorities
 
 `session` and `outbox` are arithmetic; `planes` alone knows ZeroMQ; `connection` is the only thread. A user's thread waits at
 `News` (any number of them) or, in a source's plan, at a Bell.

@@ -57,7 +57,7 @@ class RemoteSource:
         Batches that the feeder may send ahead; see `TableClient.source`.
     transport : "auto" | "shm" | "tcp"
     timeout_s : float
-        For `feedback` and `close`.
+        For `update_priorities` and `close`.
     owner : object
         Lives as long as this does.
     """
@@ -217,7 +217,7 @@ class RemoteSource:
         """No rows are planned."""
         return
 
-    def feedback(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
+    def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
         """New priorities for rows of earlier batches; waits for what became of them.
 
         Raises
@@ -227,7 +227,7 @@ class RemoteSource:
         if self._closed:
             raise Closed("this source is closed")
         if self._line is None:
-            raise ConfigError("feedback before the first batch: there is nothing to give new priorities to")
+            raise ConfigError("update_priorities before the first batch: there is nothing to give new priorities to")
         return update(self._connection, self._line, index, priority, Deadline(self._timeout_s))
 
     def waiting_for(self) -> str | None:

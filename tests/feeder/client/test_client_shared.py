@@ -340,7 +340,7 @@ def test_a_learner_draws_from_a_feeder_what_it_would_draw_from_a_table_of_its_ow
                 np.testing.assert_array_equal(batch[name], array)
             if prioritized:
                 priority = rng.random(32)
-                assert source.feedback(batch["index"], priority) == own.update_priorities(wanted["index"], priority)
+                assert source.update_priorities(batch["index"], priority) == own.update_priorities(wanted["index"], priority)
         assert source.transport == transport
         source.close()
 

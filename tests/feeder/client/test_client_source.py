@@ -112,15 +112,15 @@ def test_an_unknown_table_is_said(feeder, client):
 def test_feedback_says_what_became_of_it(feeder, client):
     source = client.table("replay").source()
     with pytest.raises(ConfigError, match="before the first batch"):
-        source.feedback(np.arange(3), np.ones(3))
+        source.update_priorities(np.arange(3), np.ones(3))
     with pytest.raises(Timeout):
         source.plan(4, patience(0.0))
-    assert source.feedback(np.arange(3), np.ones(3)) == Applied(2, 1)
-    assert source.feedback(np.arange(10_000), np.ones(10_000)).applied == 9_999  # in one message
+    assert source.update_priorities(np.arange(3), np.ones(3)) == Applied(2, 1)
+    assert source.update_priorities(np.arange(10_000), np.ones(10_000)).applied == 9_999  # in one message
     assert client.table("replay").update_priorities(np.arange(4), np.ones(4, np.float32)) == Applied(3, 1)
     for bad in (np.array([np.nan]), np.array([-1.0]), np.array([np.inf])):
         with pytest.raises(ConfigError, match="finite"):
-            source.feedback(np.arange(1), bad)
+            source.update_priorities(np.arange(1), bad)
 
 
 def test_a_lost_session_opens_the_reader_again(feeder, client):
@@ -256,7 +256,7 @@ def test_priorities_after_the_end_of_a_source_are_refused_at_once(feeder, client
     feeder.until(lambda: feeder.granted[1])
     source.close()
     with pytest.raises(Closed):
-        source.feedback(np.arange(1), np.ones(1))
+        source.update_priorities(np.arange(1), np.ones(1))
 
 
 def test_rows_of_a_feeder_that_is_no_more_are_stale_whatever_the_next_one_calls_by_their_ids(feeder, client):
@@ -275,15 +275,15 @@ def test_rows_of_a_feeder_that_is_no_more_are_stale_whatever_the_next_one_calls_
     feeder.until(lambda: feeder.granted[1] == 1)
     feeder.do(lambda feeder: feeder.batch(1, 0))
     first = plan(source).batch["index"]
-    assert source.feedback(first, np.full(4, 1.0)) == Applied(4, 0)
+    assert source.update_priorities(first, np.full(4, 1.0)) == Applied(4, 0)
     feeder.do(lambda feeder: (setattr(feeder, "incarnation", b"another" + bytes(9)), feeder.sessions.clear()))
     feeder.until(lambda: feeder.seen[Type.OPEN_READER] == 2 and feeder.granted[1] == 1)
     feeder.do(lambda feeder: feeder.batch(1, 0, 2))
     second = plan(source).batch["index"]
     assert not set(first) & set(second)
     both = np.concatenate([first, second])
-    assert source.feedback(both, np.arange(8.0)) == Applied(4, 4)
-    assert source.feedback(first, np.ones(4)) == Applied(0, 4)
+    assert source.update_priorities(both, np.arange(8.0)) == Applied(4, 4)
+    assert source.update_priorities(first, np.ones(4)) == Applied(0, 4)
     assert sent == [([0, 1, 2, 3], [1.0] * 4), ([2, 3, 4, 5], [4.0, 5.0, 6.0, 7.0])]
 
 
@@ -299,7 +299,7 @@ def test_priorities_under_way_to_a_feeder_that_dies_are_not_sent_to_the_next(fee
         return True
 
     feeder.hooks[Type.PRIORITIES] = dies
-    assert source.feedback(np.arange(4), np.ones(4)) == Applied(0, 4)
+    assert source.update_priorities(np.arange(4), np.ones(4)) == Applied(0, 4)
     assert feeder.seen[Type.PRIORITIES] == 1
 
 

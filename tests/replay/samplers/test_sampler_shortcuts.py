@@ -182,7 +182,7 @@ def test_ids_of_any_layout_are_handed_on_in_one() -> None:
     buffer.update_priorities(plain, np.ones(4))
     compiled = len(prioritized_kernels.update.signatures)  # type: ignore[attr-defined]
     for n, index in enumerate((plain, fixed, np.arange(8)[::2] // 2, plain.astype(np.int32), plain.tolist())):
-        for update in (buffer.update_priorities, source.feedback):
+        for update in (buffer.update_priorities, source.update_priorities):
             for priority in (np.full(4, n + 2.0), np.broadcast_to(np.float32(n + 2.0), 4)):
                 buffer.update_priorities(plain, np.ones(4))
                 assert update(index, priority).applied == 4
