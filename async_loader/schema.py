@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeAlias, Union, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from async_loader import tree
+from async_loader import spaces, tree
 from async_loader.errors import SchemaError
 
 RESERVED = ("index", "weight", "stream", "redelivered")
@@ -21,60 +23,93 @@ def supported(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.isnative and dtype.char not in "gG"
 
 
-@dataclass(frozen=True, slots=True)
+Padding = Literal["repeat", "zero"]
+P = ParamSpec("P")
+
+
+def _shape_first(init: Callable[P, None]) -> Callable[P, None]:
+    """Refuse a name in the place of the shape with the form to write, however many arguments follow it."""
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        if len(args) > 1 and isinstance(args[1], str):
+            raise SchemaError(
+                f"Field({args[1]!r}, ...): the shape comes first, and a field's name is its key, as in "
+                f"{{'obs': Field((4,), 'float32')}}; in a list Field((4,), 'float32', name='obs'); "
+                f"one number of a dtype is Field(dtype='float32')"
+            )
+        init(*args, **kwargs)
+
+    return checked
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Field:
-    """One array of a step.
+    """One array of a step: ``{"obs": Field((84, 84), "uint8", stack=4, next="next_obs")}``.
 
     Parameters
     ----------
-    name : str
-        Dotted path within the step, as in ``obs.pixels``.
-    shape : tuple of int
-        Of one step, without the batch dimension.
+    shape : int | sequence of int
+        Of one step, without the batch dimension; ``()`` is one number.
     dtype : dtype-like
         bool, integer, float or complex in native byte order.
     stack : int
-        A replay table stores one value a step and delivers the last ``stack`` of them, ``[stack, *shape]``, newest last.
+        A replay table stores one value a step and delivers the last ``stack`` of them,
+        ``[stack, *shape]``, newest last.
     next : str, optional
-        A replay table delivers the value of the following step too, under this top-level name (nested as this one is).
+        A replay table delivers the value of the following step too, under this top-level name
+        (nested as this one is).
     padding : "repeat" | "zero"
         What fills a stack before the episode's first step: that step's value, or zeros.
+    name : str
+        Only for a field in a list. In a mapping its key is its name, and another name is refused;
+        once it is part of a schema, ``name`` is the dotted path within the step, as in
+        ``obs.pixels``.
 
     Raises
     ------
     SchemaError
-        For a dtype that cannot live in shared memory (object, string, datetime, long double, foreign byte order).
+        For a dtype that cannot live in shared memory (object, string, datetime, long double,
+        foreign byte order), and for a name in the place of the shape.
     """
 
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    stack: int
+    next: str | None
+    padding: Padding
     name: str
-    shape: tuple[int, ...] = ()
-    dtype: np.dtype[Any] = np.dtype(np.float32)  # noqa: RUF009 - dtypes are immutable
-    stack: int = 1
-    next: str | None = None
-    padding: str = "repeat"
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise SchemaError(
-                f"Field({self.name!r}, ...): a field's first argument is its name, as in Field('obs', (4,), 'float32')"
-            )
-        object.__setattr__(self, "shape", _shape(self.name, self.shape))
-        if self.dtype is None:  # which numpy takes for float64
-            raise SchemaError(f"field {self.name!r} has dtype None: give one, as in 'float32'")
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
-        if not supported(self.dtype):
-            raise SchemaError(
-                f"field {self.name!r} has dtype {self.dtype}, which shared memory cannot hold: "
-                "use bool, an integer, float or complex dtype in native byte order"
-            )
-        if any(n < 0 for n in self.shape):
-            raise SchemaError(f"field {self.name!r} has shape {self.shape}: dimensions are at least 0")
-        if isinstance(self.stack, bool) or not isinstance(self.stack, int) or self.stack < 1:
-            raise SchemaError(f"field {self.name!r} has stack={self.stack!r}: it is the number of values, 1 or more")
-        if self.next is not None and (not isinstance(self.next, str) or not self.next):
-            raise SchemaError(f"field {self.name!r} has next={self.next!r}: it is the name of the following step's value")
-        if self.padding not in ("repeat", "zero"):
-            raise SchemaError(f"field {self.name!r} has padding={self.padding!r}: it is 'repeat' or 'zero'")
+    @_shape_first
+    def __init__(
+        self,
+        shape: int | Sequence[int] = (),
+        dtype: npt.DTypeLike = "float32",
+        *,
+        stack: int = 1,
+        next: str | None = None,
+        padding: Padding = "repeat",
+        name: str = "",
+    ) -> None:
+        if not isinstance(name, str):
+            raise SchemaError(f"Field(name={name!r}): a name is text, as in name='obs'")
+        what = f"field {name!r}" if name else "a Field"
+        values = {
+            "shape": _shape(what, shape),
+            "dtype": _dtype(what, dtype),
+            "stack": stack,
+            "next": next,
+            "padding": padding,
+            "name": name,
+        }
+        if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
+            raise SchemaError(f"{what} has stack={stack!r}: it is the number of values, 1 or more")
+        if next is not None and (not isinstance(next, str) or not next):
+            raise SchemaError(f"{what} has next={next!r}: it is the name of the following step's value")
+        if padding not in get_args(Padding):
+            raise SchemaError(f"{what} has padding={padding!r}: it is 'repeat' or 'zero'")
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +123,11 @@ class Field:
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype.name}{list(self.shape)}"
+
+    def __repr__(self) -> str:
+        plain = {"stack": 1, "next": None, "padding": "repeat", "name": ""}
+        given = [f"{key}={getattr(self, key)!r}" for key, usual in plain.items() if getattr(self, key) != usual]
+        return f"Field({', '.join([repr(self.shape), repr(self.dtype.name), *given])})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +150,37 @@ class Schema:
             raise SchemaError("a schema has at least one field, this one has none")
 
     @classmethod
-    def of(cls, spec: Any) -> Schema:
-        """From a schema, a list of fields, or a (nested) dict of ``name: Field | (shape, dtype) | dtype``."""
+    def of(cls, spec: SchemaLike) -> Schema:
+        """What a schema can be said by, as a schema.
+
+        Parameters
+        ----------
+        spec : Schema | Gymnasium space | sequence of Field | (nested) mapping
+            The values of a mapping: `Field`, ``(shape, dtype)``, a dtype, a Gymnasium space (Box,
+            Discrete, MultiDiscrete, MultiBinary, Dict, Tuple), or an example: an array or a tensor
+            of one step.
+
+        Raises
+        ------
+        SchemaError
+            Names the value that is none of these.
+        """
         if isinstance(spec, Schema):
             return spec
-        if isinstance(spec, Mapping):
+        if isinstance(spec, Mapping) or spaces.is_space(spec):
             structure = _spec_structure(spec)
-            values = list(_spec_leaves(spec))
-            names = list(tree.names(structure))
+            values, names = list(_spec_leaves(spec)), list(tree.names(structure))
             return cls(structure, tuple(_field(n, v) for n, v in zip(names, values, strict=True)))
-        fields = tuple(spec)
+        fields = tuple(spec) if isinstance(spec, Iterable) else ()
         if not fields or not all(isinstance(f, Field) for f in fields):
             raise SchemaError(f"a schema is a dict or a list of Field, not {spec!r}")
-        twice = sorted({f.name for f in fields if [g.name for g in fields].count(f.name) > 1})
-        if twice:
+        for i, field in enumerate(fields):
+            if not field.name:
+                raise SchemaError(f"field {i} of the list, {field!r}, has no name: give name=, or a dict by names")
+        names = [field.name for field in fields]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
             raise SchemaError(f"field {twice[0]!r} is there more than once: give every field a name of its own")
-        return cls(tree.Node(dict, tuple(f.name for f in fields), (None,) * len(fields)), fields)
+        return cls(tree.Node(dict, tuple(names), (None,) * len(fields)), fields)
 
     @classmethod
     def of_step(cls, step: Any) -> Schema:
@@ -157,13 +212,13 @@ class Schema:
     def rebuild(self, values: Iterable[Any]) -> Any:
         return tree.rebuild(self.structure, values)
 
-    def with_field(self, name: str, dtype: Any, shape: tuple[int, ...] = ()) -> Schema:
+    def with_field(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...] = ()) -> Schema:
         """This schema with one more top-level field at the end."""
         root = self.structure
         if root is None or root.kind is not dict or name in root.keys:
             raise SchemaError(f"cannot add {name!r} to ({self}): steps are dicts, and {name!r} is a reserved name")
         node = tree.Node(dict, (*root.keys, name), (*root.children, None))
-        return Schema(node, (*self.fields, Field(name, shape, np.dtype(dtype))))
+        return Schema(node, (*self.fields, Field(shape, dtype, name=name)))
 
     @property
     def nbytes(self) -> int:
@@ -172,6 +227,10 @@ class Schema:
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.fields))
+
+
+SchemaLike: TypeAlias = Union[Schema, spaces.Space, Sequence[Field], Mapping[str, Any]]  # noqa: UP007 - of names above
+"""What `Schema.of` takes. Values of a mapping are Any: a dict of a Field and a dtype is dict[str, object] to type checkers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,50 +265,101 @@ class PackedRow:
         return cls(tuple(offsets), max(unit, _align(end, unit)))
 
 
-def _shape(name: str, shape: Any) -> tuple[int, ...]:
+def _shape(what: str, shape: Any) -> tuple[int, ...]:
     try:
-        return (int(shape),) if isinstance(shape, int | np.integer) else tuple(operator.index(n) for n in shape)
+        if isinstance(shape, bool):
+            raise TypeError("a bool is no size")
+        sizes = (shape,) if isinstance(shape, int | np.integer) else shape
+        listed = tuple(operator.index(n) for n in sizes)
     except TypeError:
-        raise SchemaError(f"field {name!r} has shape {shape!r}: a shape is a tuple of whole numbers, () for one number") from None
+        raise SchemaError(f"{what} has shape {shape!r}: a shape is a tuple of whole numbers, () for one number") from None
+    if any(n < 0 for n in listed):
+        raise SchemaError(f"{what} has shape {listed}: dimensions are at least 0")
+    return listed
+
+
+def _dtype(what: str, dtype: Any) -> np.dtype[Any]:
+    """See NOTE [dtypes]."""
+    if dtype is None:  # which numpy takes for float64
+        raise SchemaError(f"{what} has dtype None: give one, as in 'float32'")
+    if not _says_dtype(dtype):
+        raise SchemaError(f"{what} has dtype {dtype!r}, which is a {type(dtype).__name__}: give one of numpy's, as in 'float32'")
+    try:
+        made: np.dtype[Any] = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):
+        raise SchemaError(
+            f"dtype {dtype!r} of {what} is unknown: use bool, int64, uint8, float32 or another of numpy's"
+        ) from None
+    if not supported(made):
+        raise SchemaError(
+            f"{what} has dtype {made}, which shared memory cannot hold: "
+            "use bool, an integer, float or complex dtype in native byte order"
+        )
+    return made
+
+
+# NOTE [dtypes]: np.dtype() takes any object with an attribute dtype, an environment's space or an array too, and forgets
+# its shape. So only what is a dtype and nothing more is handed to it.
+def _says_dtype(value: Any) -> bool:
+    if isinstance(value, type):
+        return issubclass(value, np.generic | bool | int | float | complex) or not hasattr(value, "dtype")
+    return isinstance(value, str | np.dtype | list | tuple)
 
 
 def _align(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def _spec_structure(spec: Mapping[str, Any]) -> tree.Structure:
-    children = (_spec_structure(v) if isinstance(v, Mapping) else None for v in spec.values())
-    return tree.Node(dict, tuple(spec), tuple(children))
+def _within(spec: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
+    """Container, keys and values of what nests others; ``None`` for one field."""
+    if isinstance(spec, Mapping):
+        return dict, tuple(spec), tuple(spec.values())
+    return spaces.within(spec) if spaces.is_space(spec) else None
 
 
-def _spec_leaves(spec: Mapping[str, Any]) -> Iterator[Any]:
-    for value in spec.values():
-        if isinstance(value, Mapping):
+def _spec_structure(spec: Any) -> tree.Structure:
+    found = _within(spec)
+    if found is None:
+        return None
+    kind, keys, values = found
+    return tree.Node(kind, keys, tuple(map(_spec_structure, values)))
+
+
+def _spec_leaves(spec: Any) -> Iterator[Any]:
+    found = _within(spec)
+    if found is None:
+        yield spec
+    else:
+        for value in found[2]:
             yield from _spec_leaves(value)
-        else:
-            yield value
 
 
 def _field(name: str, value: Any) -> Field:
     if isinstance(value, Field):
         if value.name not in ("", name, name.rpartition(".")[2]):
-            raise SchemaError(f"the field under {name!r} is named {value.name!r}: give it one name, as in Field({name!r}, ...)")
+            raise SchemaError(
+                f"the field under {name!r} is named {value.name!r}: its key is its name, leave out name={value.name!r}"
+            )
         return replace(value, name=name)
-    if value is None:
-        raise SchemaError(f"field {name!r}: None is not a Field, a (shape, dtype) or a dtype")
-    try:
-        if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], str):
-            return Field(name, value[0], np.dtype(value[1]))
-        return Field(name, (), np.dtype(value))
-    except TypeError as error:
-        raise SchemaError(f"field {name!r}: {value!r} is not a Field, a (shape, dtype) or a dtype") from error
+    if spaces.is_space(value):
+        return Field(*spaces.kind_of(name, value), name=name)
+    if isinstance(value, tuple | list) and len(value) == 2 and not isinstance(value[0], str):
+        return Field(value[0], value[1], name=name)
+    if _says_dtype(value) and not isinstance(value, list | tuple):
+        return Field((), value, name=name)
+    known = None if isinstance(value, bool | int | float) else kind_of(value)
+    if known is None:
+        raise SchemaError(
+            f"field {name!r}: {value!r} is not a Field, a (shape, dtype), a dtype, a Gymnasium space, an array or a tensor"
+        )
+    return Field(*known, name=name)
 
 
 def _step_field(name: str, value: Any) -> Field:
     known = kind_of(value)
     if known is None:
         raise SchemaError(f"field {name!r} is {type(value).__name__}, not a number, a numpy array or a tensor")
-    return Field(name, *known)
+    return Field(*known, name=name)
 
 
 _PYTHON_NUMBERS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float32)}

@@ -46,7 +46,7 @@ def make_envs(count: int) -> gymnasium.vector.VectorEnv:
 
 
 def make_table(capacity: int, warmup: int, envs: int, seed: int) -> ReplayBuffer:
-    frame = Field("obs", (84, 84), "uint8", stack=STACK, next="next_obs")  # stored once, delivered up to 8 times
+    frame = Field((84, 84), "uint8", stack=STACK, next="next_obs")  # stored once, delivered up to 8 times
     # The error buffer holds the batches that the loader makes ahead, and a step of all environments.
     limiter = RateLimiter(warmup, SAMPLES_PER_INSERT, error_buffer=4 * BATCH + 2 * SAMPLES_PER_INSERT * envs)
     sampler = Prioritized(alpha=0.5, beta=Linear(0.4, 1.0, draws=1_000_000))

@@ -23,7 +23,7 @@ from async_loader import AsyncDataLoader, Field
 from async_loader.feeder import connect
 
 SAMPLES_PER_INSERT, BATCH, WARMUP = 32.0, 128, 500
-STEP = {"obs": Field("obs", (4,), "float32", next="next_obs"), "action": "int64", "reward": "float32", "terminated": "bool",
+STEP = {"obs": Field((4,), "float32", next="next_obs"), "action": "int64", "reward": "float32", "terminated": "bool",
         "truncated": "bool", "policy_version": "int64"}  # fmt: skip
 LIMIT = {"kind": "samples_per_insert", "min_size_to_sample": WARMUP, "samples_per_insert": SAMPLES_PER_INSERT,
          "error_buffer": 8.0 * BATCH}  # fmt: skip

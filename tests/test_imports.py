@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 # From the bottom up. What stands in one line are siblings, which do not import each other, but for those in SAME_FLOOR.
 FLOORS = [
     {"errors", "interrupts"},
-    {"tree", "names", "schema", "lifecycle", "stats", "tensors", "source", "layout", "batch_format", "table"},
+    {"tree", "names", "spaces", "schema", "lifecycle", "stats", "tensors", "source", "layout", "batch_format", "table"},
     {"shm"},
     {"sources", "replay", "pipeline"},
     {"loader", "epochs"},
@@ -29,7 +29,7 @@ FLOORS = [
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 SAME_FLOOR = FLOORS[1]
 """The nouns may build on each other, in this order: none imports one further right."""
-ORDER = ["names", "lifecycle", "stats", "tree", "tensors", "schema", "source", "layout", "batch_format", "table"]
+ORDER = ["names", "lifecycle", "stats", "tree", "tensors", "spaces", "schema", "source", "layout", "batch_format", "table"]
 
 _DELIVERY = {"pipeline.collate", "pipeline.streamer", "pipeline.device", "pipeline.arena", "pipeline.work", "epochs"}
 _START = {"pipeline.pipeline", "pipeline.pool", "pipeline.handle"}

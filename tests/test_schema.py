@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,25 +22,25 @@ DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8",
 REFUSED = ["O", "U3", "S3", "V8", "M8[ns]", "m8[s]", np.longdouble, np.clongdouble, ">f4", ">i8", ">c16", [("a", "f4")]]
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
-fields = st.lists(st.builds(Field, st.just("f"), shapes, st.sampled_from(DTYPES)), min_size=1, max_size=6)
+fields = st.lists(st.builds(Field, shapes, st.sampled_from(DTYPES)), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numeric_dtypes_of_native_order_are_supported(dtype):
     assert supported(np.dtype(dtype))
-    assert Field("x", (2,), dtype).dtype == np.dtype(dtype)
+    assert Field((2,), dtype).dtype == np.dtype(dtype)
 
 
 @pytest.mark.parametrize("dtype", REFUSED, ids=str)
 def test_dtypes_that_shared_memory_cannot_hold_are_refused_by_name(dtype):
     assert not supported(np.dtype(dtype))
     with pytest.raises(SchemaError, match=r"field 'obs' has dtype .*, which shared memory cannot hold: use bool"):
-        Field("obs", (2,), dtype)
+        Field((2,), dtype, name="obs")
 
 
 def test_negative_dimensions_are_refused():
     with pytest.raises(SchemaError, match=r"shape \(-1,\)"):
-        Field("obs", (-1,), "f4")
+        Field((-1,), "f4")
 
 
 @given(fields)
@@ -84,13 +88,13 @@ def test_a_step_with_anything_else_is_refused_by_name(value):
 
 
 def test_a_schema_of_a_spec():
-    spec = {"obs": {"a": ((4,), np.float32), "b": "u1"}, "r": Field("r", (2, 2), "f8"), "d": bool}
+    spec = {"obs": {"a": ((4,), np.float32), "b": "u1"}, "r": Field((2, 2), "f8"), "d": bool}
     schema = Schema.of(spec)
     assert str(schema) == "obs.a float32[4], obs.b uint8[], r float64[2, 2], d bool[]"
     assert Schema.of(schema) is schema
     assert schema.rebuild([1, 2, 3, 4]) == {"obs": {"a": 1, "b": 2}, "r": 3, "d": 4}
     assert schema.leaves({"d": 4, "r": 3, "obs": {"b": 2, "a": 1}}) == [1, 2, 3, 4]
-    listed = Schema.of([Field("x", (), "f4"), Field("y", 3, "i8")])
+    listed = Schema.of([Field((), "f4", name="x"), Field(3, "i8", name="y")])
     assert listed.rebuild([1, 2]) == {"x": 1, "y": 2}
     assert listed.fields[1].shape == (3,)
 
@@ -99,6 +103,114 @@ def test_a_schema_of_a_spec():
 def test_a_bad_spec_is_refused(spec):
     with pytest.raises(SchemaError):
         Schema.of(spec)
+
+
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    stack=st.integers(1, 5),
+    after=st.none() | st.text(min_size=1, max_size=5),
+    padding=st.sampled_from(["repeat", "zero"]),
+    name=st.text(max_size=5),
+)
+def test_a_field_says_in_its_repr_what_makes_it_again(shape, dtype, stack, after, padding, name):
+    field = Field(shape, dtype, stack=stack, next=after, padding=padding, name=name)
+    assert eval(repr(field), {"Field": Field}) == field
+    assert pickle.loads(pickle.dumps(field)) == field
+    assert field.shape == tuple(shape)
+    named = Schema.of({"obs": {"x": Field(shape, dtype, stack=stack, next=after, padding=padding)}}).fields[0]
+    assert named == Field(shape, dtype, stack=stack, next=after, padding=padding, name="obs.x")
+
+
+@pytest.mark.parametrize("old", [("obs", (4,), "float32"), ("obs",), ("float32",)])
+def test_a_name_or_a_dtype_in_the_place_of_the_shape_is_refused_with_the_form_to_write(old):
+    with pytest.raises(
+        SchemaError, match=r"the shape comes first.*\{'obs': Field\(\(4,\), 'float32'\)\}.*Field\(dtype='float32'\)"
+    ):
+        Field(*old)
+
+
+@pytest.mark.parametrize("shape", [True, 2.5, (2, None), object()])
+def test_a_shape_of_anything_but_whole_numbers_is_refused(shape):
+    with pytest.raises(SchemaError, match="a shape is a tuple of whole numbers"):
+        Field(shape)
+
+
+def test_a_field_takes_one_size_or_any_sequence_of_them():
+    assert (
+        Field(3).shape == Field((3,)).shape == Field([3]).shape == Field(np.int64(3)).shape == Field(np.array([3])).shape == (3,)
+    )
+    assert (Field().shape, Field().dtype) == ((), np.float32)
+
+
+def test_a_name_that_is_not_the_key_of_a_field_is_refused():
+    with pytest.raises(SchemaError, match="under 'obs' is named 'x': its key is its name, leave out name='x'"):
+        Schema.of({"obs": Field(name="x")})
+    assert Schema.of({"a": {"obs": Field(name="obs")}}) == Schema.of({"a": {"obs": Field(name="a.obs")}})
+
+
+def test_a_field_in_a_list_needs_a_name():
+    with pytest.raises(SchemaError, match=r"field 1 of the list, .* has no name: give name="):
+        Schema.of([Field(name="x"), Field((2,))])
+
+
+SPACES = {
+    "box": (spaces.Box(0, 255, (4, 84, 84), np.uint8), (4, 84, 84), "uint8"),
+    "float": (spaces.Box(-np.inf, np.inf, (3,)), (3,), "float32"),
+    "discrete": (spaces.Discrete(5), (), "int64"),
+    "several": (spaces.MultiDiscrete([2, 3]), (2,), "int64"),
+    "grid": (spaces.MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32), (2, 2), "int32"),
+    "binary": (spaces.MultiBinary((2, 3)), (2, 3), "int8"),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_space_is_stored_in_its_shape_and_dtype(name):
+    space, shape, dtype = SPACES[name]
+    (field,) = Schema.of({"obs": space}).fields
+    assert (field.shape, field.dtype.name) == (shape, dtype)
+    sample = np.asarray(space.sample())
+    assert (sample.shape, sample.dtype) == (field.shape, field.dtype)
+
+
+def test_spaces_nest_as_their_samples_do():
+    space = spaces.Dict({"camera": spaces.Box(0, 1, (2, 2)), "arms": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))})
+    schema = Schema.of({"obs": space, "reward": "float32"})
+    assert sorted(f.name for f in schema.fields) == ["obs.arms.0", "obs.arms.1", "obs.camera", "reward"]
+    step = {"obs": space.sample(), "reward": 0.5}
+    assert schema.structure == Schema.of_step(step).structure
+    assert schema.rebuild(schema.leaves(step)) == step
+    assert [f.name for f in Schema.of(space).fields] == [f.name.removeprefix("obs.") for f in schema.fields[:-1]]
+    assert Schema.of(spaces.Box(0, 1, (2,))).fields[0].shape == (2,)
+
+
+@pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Discrete(2), None)])
+def test_a_space_without_one_shape_is_refused_by_name(space):
+    with pytest.raises(SchemaError, match=rf"field 'obs.inner' is a {type(space).__name__} space.*use Box, Discrete"):
+        Schema.of({"obs": spaces.Dict({"inner": space})})
+
+
+def test_examples_say_shape_and_dtype():
+    schema = Schema.of({"a": np.zeros((2, 3), np.uint8), "b": torch.zeros(4, dtype=torch.float64), "c": np.float16(1)})
+    assert str(schema) == "a uint8[2, 3], b float64[4], c float16[]"
+
+
+class Looks:
+    dtype = np.dtype(np.float32)
+    shape = (4,)
+
+
+@pytest.mark.parametrize("value", [Looks(), Looks, 1.0, 3, True, [2, 3, 4], "nonsense", None, torch.float32], ids=repr)
+def test_an_object_that_only_has_a_dtype_is_refused(value):
+    with pytest.raises(SchemaError, match="obs"):
+        Schema.of({"obs": value})
+    with pytest.raises(SchemaError):
+        Field((), value)
+
+
+def test_spaces_are_understood_without_importing_gymnasium():
+    code = "import sys; from async_loader import Schema; Schema.of({'x': 'f4'}); assert 'gymnasium' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_an_empty_spec_is_refused():
@@ -110,7 +222,7 @@ def test_an_empty_spec_is_refused():
 
 def test_a_name_given_twice_is_refused():
     with pytest.raises(SchemaError, match="'x' is there more than once"):
-        Schema.of([Field("x"), Field("y"), Field("x")])
+        Schema.of([Field(name="x"), Field(name="y"), Field(name="x")])
 
 
 def test_a_step_that_does_not_fit_says_what_does_not():
@@ -128,7 +240,7 @@ def test_adding_a_field_refuses_a_name_that_is_taken():
 
 @given(fields)
 def test_nbytes_counts_every_item(listed):
-    assert Schema.of([Field(f"f{i}", f.shape, f.dtype) for i, f in enumerate(listed)]).nbytes == sum(
+    assert Schema.of([Field(f.shape, f.dtype, name=f"f{i}") for i, f in enumerate(listed)]).nbytes == sum(
         math.prod(f.shape) * f.dtype.itemsize for f in listed
     )
 

@@ -7,7 +7,6 @@ import warnings
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from async_loader.errors import ConfigError, SchemaError
@@ -163,11 +162,7 @@ class FieldSettings(Settings, frozen=True, kw_only=True):
 
     def make(self, name: str) -> Field:
         """The field, under its dotted name."""
-        try:
-            dtype = np.dtype(self.dtype)
-        except (TypeError, SyntaxError, ValueError):
-            raise SchemaError(f"dtype {self.dtype!r} is unknown: use bool, int64, uint8, float32 or another of numpy's") from None
-        return Field(name, self.shape, dtype, self.stack, self.next, self.padding)
+        return Field(self.shape, self.dtype, stack=self.stack, next=self.next, padding=self.padding, name=name)
 
 
 class TableSettings(Settings, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ def schema_of(sample: Any) -> Schema | None:
         if known is None or not supported(known[1]):
             return None
         shape, dtype = known
-        fields.append(Field(name, () if shape == (1,) else shape, dtype))
+        fields.append(Field(() if shape == (1,) else shape, dtype, name=name))
     return Schema(structure, tuple(fields)) if fields else None
 
 

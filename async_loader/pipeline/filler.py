@@ -59,7 +59,7 @@ class Filler:
         found = [a for a in arrays if a is not None and supported(a.dtype)]
         if not found or len(found) != len(arrays):
             return Loose(tree.rebuild(structure, map(_own, values)))
-        fields = tuple(Field(n, a.shape, a.dtype) for n, a in zip(tree.names(structure), found, strict=True))
+        fields = tuple(Field(a.shape, a.dtype, name=n) for n, a in zip(tree.names(structure), found, strict=True))
         layout = BatchLayout.of_arrays(Schema(structure, fields), [a.shape for a in found])
         return self.arrays(layout, found)
 

@@ -111,7 +111,7 @@ def schema_of_columns(batch: Mapping[str, Any]) -> Schema:
                 f"field {name!r} is {type(value).__name__}, not an array or tensor [rows, ...]: "
                 "np.asarray for lists, add() for one step"
             )
-        fields.append(Field(name, kind[0][1:], kind[1]))
+        fields.append(Field(kind[0][1:], kind[1], name=name))
     schema = Schema(structure, tuple(fields))
     length_of(schema, columns)
     return schema

@@ -297,7 +297,7 @@ def warm() -> None:
     global _warm
     if _warm:
         return
-    schema = {"x": Field("x", (), np.dtype(np.float32), next="y"), "big": ((1 << 10,), np.float32), "reward": np.float32}
+    schema = {"x": Field((), np.dtype(np.float32), next="y"), "big": ((1 << 10,), np.float32), "reward": np.float32}
     for made, sampler in (({"x": np.float32}, Uniform()), (schema, Prioritized(0.5)), ({"x": np.float32}, Fifo())):
         table = ServedTable(ReplayBuffer(16, made, sampler=sampler, seed=0))
         columns = [np.zeros((4, *field.shape), field.dtype) for field in table.schema.fields] if table.schema else []

@@ -277,7 +277,7 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
     reward = tensors.as_array(batch.get("reward"))
     if reward is None or reward.dtype != np.float64 or reward.ndim != 1:
         return batch
-    return {**batch, "reward": Fit(Field("reward", (), np.dtype(np.float32))).column(reward)}
+    return {**batch, "reward": Fit(Field((), np.dtype(np.float32), name="reward")).column(reward)}
 
 
 def _rows(value: Any) -> npt.NDArray[Any]:

@@ -173,9 +173,8 @@ def _output(i: int, stored: Field, view: Transitions | None) -> Output:
     top = stored.name.split(".")[0]
     ends = view is not None and (top.startswith("next_") or top in ("terminated", "truncated", "done"))
     shape = (stored.stack, *stored.shape) if stored.stack > 1 else stored.shape
-    return Output(
-        stored.name, i, stored.stack, LAST if ends else STEP, Field(stored.name, shape, stored.dtype, padding=stored.padding)
-    )
+    delivered = Field(shape, stored.dtype, padding=stored.padding, name=stored.name)
+    return Output(stored.name, i, stored.stack, LAST if ends else STEP, delivered)
 
 
 def _followers(stored: Schema, structure: tree.Structure, name: str) -> tuple[tree.Structure, list[Output]]:
@@ -200,7 +199,8 @@ def _followers(stored: Schema, structure: tree.Structure, name: str) -> tuple[tr
                 return False, None
             new = name + old[len(top) :]
             shape = (one.stack, *one.shape) if one.stack > 1 else one.shape
-            kept.append(Output(new, places[old], one.stack, AFTER, Field(new, shape, one.dtype, padding=one.padding)))
+            delivered = Field(shape, one.dtype, padding=one.padding, name=new)
+            kept.append(Output(new, places[old], one.stack, AFTER, delivered))
             return True, None
         found = [(key, *linked(below)) for key, below in zip(node.keys, node.children, strict=True)]
         there = [(key, below) for key, is_there, below in found if is_there]
@@ -246,7 +246,7 @@ def _overlap(structure: tree.Structure, outputs: Sequence[Output]) -> tuple[list
         if one.source in after:
             frames = one.frames + 1
             inner = one.field.shape[1:] if one.frames > 1 else one.field.shape
-            whole = Field(one.name, (frames, *inner), one.field.dtype, padding=one.field.padding)
+            whole = Field((frames, *inner), one.field.dtype, padding=one.field.padding, name=one.name)
             first: Any = slice(0, one.frames) if one.frames > 1 else 0
             second: Any = slice(1, frames) if one.frames > 1 else 1
             cuts[i], cuts[after[one.source]] = (len(merged), (slice(None), first)), (len(merged), (slice(None), second))

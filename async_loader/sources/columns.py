@@ -41,7 +41,7 @@ class ColumnsSource:
         reserved = [name for name in RESERVED if name in columns]
         if reserved:
             raise ConfigError(f"column {reserved[0]!r} has a reserved name ({', '.join(RESERVED)}): rename it")
-        fields = tuple(Field(n, a.shape[1:], a.dtype) for n, a in zip(names, arrays, strict=True))
+        fields = tuple(Field(a.shape[1:], a.dtype, name=n) for n, a in zip(names, arrays, strict=True))
         self._reader = ColumnsReader(Schema(structure, fields).with_field("index", np.int64), arrays)
         self._rng = np.random.default_rng(seed)
 

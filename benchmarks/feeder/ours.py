@@ -32,9 +32,7 @@ def table(work: Work) -> Any:
     if work.linked:
         del fields["next_obs"]
         atari = work.kind == "atari"
-        fields["obs"] = (
-            Field("obs", FRAME, "uint8", stack=STACK, next="next_obs") if atari else Field("obs", *fields["obs"], next="next_obs")
-        )
+        fields["obs"] = Field(FRAME, "uint8", stack=STACK, next="next_obs") if atari else Field(*fields["obs"], next="next_obs")
     return ReplayBuffer(stored.rows, fields, seed=0)
 
 

@@ -26,9 +26,9 @@ def ours_linked(work: Workload, **options: Any) -> Any:
     from async_loader import Field, ReplayBuffer
 
     if isinstance(work, Atari):
-        obs, chunks = Field("obs", FRAME, "uint8", stack=STACK, next="next_obs"), work.frames()
+        obs, chunks = Field(FRAME, "uint8", stack=STACK, next="next_obs"), work.frames()
     else:
-        obs, chunks = Field("obs", *work.fields["obs"], next="next_obs"), _without(work.chunks(), "next_obs")
+        obs, chunks = Field(*work.fields["obs"], next="next_obs"), _without(work.chunks(), "next_obs")
     fields = {**work.fields, "obs": obs}
     del fields["next_obs"]
     buffer = ReplayBuffer(work.rows, fields, seed=0, **options)

@@ -223,7 +223,7 @@ def careless_copy(real):
 
 @pytest.mark.parametrize("careless", [False, True])
 def test_a_row_that_is_overwritten_half_way_while_it_is_read_is_found_out(monkeypatch, careless):
-    linked = {"number": Field("number", (), np.int64, next="after"), "words": Field("words", (WORDS,), np.int64)}
+    linked = {"number": Field((), np.int64, next="after"), "words": Field((WORDS,), np.int64)}
     with ReplayBuffer(CAPACITY, linked, seed=0) as buffer, buffer.writer_handle().open() as into:
         first = [into.append(row(n)) for n in range(64)]
         into.flush()

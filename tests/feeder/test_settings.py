@@ -247,7 +247,7 @@ MISTAKES = [
     ("tables: {r: many}", "'many': a size is a number and a unit, as in '8GiB'"),
     ("tables: {r: {capacity: 0}}", "tables.r.capacity: expected int >= 1, got 0"),
     ("tables: {r: {capacity: 10, seed: true}}", "tables.r.seed: expected int, got True"),
-    ("tables: {r: {capacity: 10, schema: {obs: {dtype: floot32}}}}", "tables.r.schema.obs: dtype 'floot32' is unknown"),
+    ("tables: {r: {capacity: 10, schema: {obs: {dtype: floot32}}}}", "schema.obs: dtype 'floot32' of a Field is unknown"),
     ("tables: {r: {capacity: 10, schema: {obs: object}}}", "tables.r.schema.obs: "),
     ("tables: {r: {capacity: 10, schema: {obs: {dtype: int8, shape: [2, x]}}}}", "schema.obs.shape.1: expected int, got 'x'"),
     ("tables: {r: {capacity: 10, schema: {obs: {dtype: int8, stak: 2}}}}", "schema.obs.stak: there is no such setting"),

@@ -13,7 +13,7 @@ from async_loader.replay.checkpoint.disk import Disk
 
 PLAIN = {"obs": ((3,), "float32"), "reward": "float32", "done": "bool"}
 LINKED = {
-    "obs": Field("obs", (4, 300), np.uint8, stack=3, next="next_obs"),
+    "obs": Field((4, 300), np.uint8, stack=3, next="next_obs"),
     "reward": "float32",
     "terminated": "bool",
     "truncated": "bool",

@@ -23,7 +23,7 @@ from async_loader.replay.storage import Storage, StorageLayout
 from async_loader.replay.table import Table
 
 WRITERS, STREAMS, MOST = 3, 2, 6
-LINKED = Schema.of({"obs": Field("obs", (2,), np.float32, stack=3, next="next_obs"), "reward": np.float32})
+LINKED = Schema.of({"obs": Field((2,), np.float32, stack=3, next="next_obs"), "reward": np.float32})
 STEPS = [(0,), (0,), (0,), (TERMINATED,), (TRUNCATED,), (TRUNCATED | AWAITS, FINAL), (FINAL | TRUNCATED,)]
 NOTES = [words.ENDED | TRUNCATED, words.ENDED | TERMINATED, words.SKIPPED]
 

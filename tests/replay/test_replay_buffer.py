@@ -196,7 +196,7 @@ def test_the_schema_is_that_of_the_first_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [{"x": np.int16}, [Field("x", (), np.int16)], {"x": ((), "int16")}, {"x": Field("x", (), np.int16)}]
+    "schema", [{"x": np.int16}, [Field((), np.int16, name="x")], {"x": ((), "int16")}, {"x": Field((), np.int16)}]
 )
 def test_a_schema_may_be_given_in_any_form(schema: Any) -> None:
     buffer = ReplayBuffer(10, schema)
@@ -225,10 +225,10 @@ def test_reserved_names_are_refused(name: str) -> None:
         ({"x": ">f4"}, "native byte order"),
         ({"x": "M8[s]"}, "datetime"),
         ({"x": ((-1,), np.int8)}, "dimensions"),
-        ({"x": "no such type"}, "is not a Field"),
+        ({"x": "no such type"}, "'no such type' of field 'x' is unknown"),
         ({1: np.int8}, "named by strings"),
-        ([Field("x"), Field("x")], "more than once"),
-        (Schema(None, (Field("x"),)), "a dict of fields"),
+        ([Field(name="x"), Field(name="x")], "more than once"),
+        (Schema(None, (Field(name="x"),)), "a dict of fields"),
     ],
 )
 def test_a_bad_schema_is_refused_by_name(schema: Any, said: str) -> None:

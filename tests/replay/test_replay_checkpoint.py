@@ -456,7 +456,7 @@ def test_nested_schemas_come_back(tmp_path):
 
 
 def test_large_fields_and_complex_ones_come_back(tmp_path):
-    schema = {"image": Field("image", (40, 40), np.uint8), "wave": ((3,), "complex128"), "none": ((0,), "float32")}
+    schema = {"image": Field((40, 40), np.uint8), "wave": ((3,), "complex128"), "none": ((0,), "float32")}
     buffer = ReplayBuffer(50, schema, seed=0)
     rng = np.random.default_rng(0)
     for _ in range(80):
@@ -504,7 +504,7 @@ def test_a_state_that_is_no_json_is_refused():
 
 
 def test_a_writer_of_a_loaded_table_does_not_go_on_with_the_episode_of_one_before(tmp_path: Path) -> None:
-    schema = {"x": Field("x", (), np.int64, stack=2)}
+    schema = {"x": Field((), np.int64, stack=2)}
     with ReplayBuffer(100, schema, seed=0) as buffer, buffer.writer_handle().open() as writer:
         writer.extend(x=np.arange(3))
         writer.flush()

@@ -12,7 +12,7 @@ from async_loader import Field, MinHeap, Prioritized, ReplayBuffer, Transitions,
 
 MOST = 40
 LINKED = {
-    "obs": Field("obs", (), np.int64, next="next_obs"),
+    "obs": Field((), np.int64, next="next_obs"),
     "reward": np.float32,
     "terminated": np.bool_,
     "truncated": np.bool_,

@@ -12,7 +12,7 @@ from storm_rig import count_points, some_points, strike
 
 from async_loader import Field, Fifo, Lifo, Prioritized, Queue, RateLimiter, ReplayBuffer, Uniform
 
-SCHEMA = {"obs": Field("obs", (), "int64", next="next_obs"), "reward": "float32"}
+SCHEMA = {"obs": Field((), "int64", next="next_obs"), "reward": "float32"}
 MOST = 120
 
 

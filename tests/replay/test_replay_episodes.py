@@ -13,7 +13,7 @@ import torch
 from async_loader import Field, RateLimiter, ReplayBuffer, Transitions, Uniform
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError, SchemaError, Timeout, WouldDeadlock
 
-OBS = {"obs": Field("obs", (), np.int64, next="next_obs"), "reward": np.float32}
+OBS = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32}
 ENDS = {"terminated": np.bool_, "truncated": np.bool_}
 NO = np.zeros(2, np.bool_)
 
@@ -294,9 +294,9 @@ def test_a_tensordict_is_taken_as_what_it_holds() -> None:
         lambda b: Transitions(gamma="1"),  # type: ignore[arg-type]
         lambda b: ReplayBuffer(5, {"x": None}),
         lambda b: ReplayBuffer(5, {"x": ((2.5,), "f4")}),
-        lambda b: ReplayBuffer(5, {"x": Field("x", next=3)}),  # type: ignore[arg-type]
-        lambda b: Field((4,), "float32"),  # type: ignore[arg-type]
-        lambda b: ReplayBuffer(5, {"x": Field("y", (), "float32")}),  # type: ignore[arg-type]
+        lambda b: ReplayBuffer(5, {"x": Field(next=3)}),  # type: ignore[arg-type]
+        lambda b: Field(*("obs", (4,))),  # type: ignore[arg-type]
+        lambda b: ReplayBuffer(5, {"x": Field((), "float32", name="y")}),
     ],
 )
 def test_wrong_input_is_refused_by_an_error_of_the_package(call: Any) -> None:

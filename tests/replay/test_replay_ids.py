@@ -74,7 +74,7 @@ def test_deleted_items_are_drawn_no_more() -> None:
 
 
 def test_a_deleted_step_that_was_no_item_yet_never_becomes_one() -> None:
-    buffer = ReplayBuffer(10, {"x": Field("x", dtype=np.int64, next="y")})
+    buffer = ReplayBuffer(10, {"x": Field(dtype=np.int64, next="y")})
     for n in range(3):
         buffer.add(x=n)
     assert buffer.delete([2]) == Applied(1, 0)
@@ -84,7 +84,7 @@ def test_a_deleted_step_that_was_no_item_yet_never_becomes_one() -> None:
 
 
 def test_a_priority_for_a_step_that_is_no_item_yet_waits_for_it() -> None:
-    buffer = ReplayBuffer(10, {"x": Field("x", dtype=np.int64, next="y")}, sampler=Prioritized(alpha=1.0, eps=0.0))
+    buffer = ReplayBuffer(10, {"x": Field(dtype=np.int64, next="y")}, sampler=Prioritized(alpha=1.0, eps=0.0))
     buffer.add(x=0, priority=1.0)
     buffer.add(x=1, priority=1.0)
     assert buffer.update_priorities([1], [0.0]) == Applied(1, 0)

@@ -11,7 +11,7 @@ import torch
 from async_loader import AsyncDataLoader, Field, Prioritized, ReplayBuffer, Transitions
 
 SCHEMA = {
-    "obs": Field("obs", (20, 60), np.uint8, stack=3, next="next_obs"),
+    "obs": Field((20, 60), np.uint8, stack=3, next="next_obs"),
     "reward": np.float32,
     "n": np.int64,
     "terminated": np.bool_,

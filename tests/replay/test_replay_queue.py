@@ -33,14 +33,14 @@ from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
 from async_loader.feeder.settings import ServerSettings
 from tests.replay.test_replay_waiting import Doing, until
 
-OBS = Field("obs", (), "int64", next="next_obs")
+OBS = Field((), "int64", next="next_obs")
 
 
 class Program:
     """A queue table and what was written to it, as lists; every call that would wait draws instead."""
 
     def __init__(self, capacity: int, size: int, stack: int, linked: bool, n: int, sampler: Any, batch: int) -> None:
-        obs = Field("obs", (), "int64", stack=stack, next="next_obs" if linked else None)
+        obs = Field((), "int64", stack=stack, next="next_obs" if linked else None)
         schema = {"obs": obs, "reward": "float64", "terminated": "bool", "truncated": "bool"}
         self.settings = {"limiter": Queue(size), "max_times_sampled": 1}
         self.buffer = ReplayBuffer(capacity, schema, sampler=sampler, **self.settings)
@@ -148,7 +148,7 @@ def test_every_item_of_a_queue_is_drawn_exactly_once(size, more, stack, linked, 
 @pytest.mark.parametrize("length", [1, 2, 3, 1000])
 @pytest.mark.parametrize("stack", [1, 3])
 def test_a_queue_as_large_as_its_table_loses_nothing(length: int, stack: int) -> None:
-    schema = {"obs": Field("obs", (), "int64", stack=stack, next="next_obs"), "truncated": "bool"}
+    schema = {"obs": Field((), "int64", stack=stack, next="next_obs"), "truncated": "bool"}
     capacity = 8 if stack == 1 else 12
     buffer = ReplayBuffer(capacity, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
     got: list[int] = []
@@ -293,7 +293,7 @@ REFUSED = {
         "50 steps, of which 49 can be drawn while an episode is open.* use 49 or less, or raise the capacity by 1",
     ),
     "a stack of frames beyond the capacity": (
-        lambda: ReplayBuffer(3, {"x": Field("x", (), "int64", stack=4)}),
+        lambda: ReplayBuffer(3, {"x": Field((), "int64", stack=4)}),
         "3 before it, and the table keeps 3 steps: raise the capacity to 4",
     ),
     "min_size of a source": (lambda: ReplayBuffer(50, {"obs": OBS}).source(min_size=50), "min_size=50.*49 can be drawn"),
@@ -357,7 +357,7 @@ def test_a_batch_without_replacement_that_the_limiter_stops_short_of_is_refused(
 )
 def test_ends_of_episodes_leave_the_cursor_within_its_bounds(n, spi, buffer_size, linked, operations):
     limiter = RateLimiter(5, spi, (0.0, 5 * spi + buffer_size))
-    obs = OBS if linked else Field("obs", (), "int64")
+    obs = OBS if linked else Field((), "int64")
     buffer = ReplayBuffer(500, {"obs": obs, "reward": "float32", "terminated": "bool"}, limiter=limiter, seed=0)
     view = Transitions(n=n)
     buffer.source(view=view)

@@ -18,7 +18,7 @@ from async_loader.source import Window
 
 CHECKED = {"check": ((400,), np.int64), "number": np.int64, "byte": np.uint8}
 SMALL = {"check": ((16,), np.int64), "number": np.int64, "byte": np.uint8}
-LINKED = {"check": Field("check", (16,), np.int64, stack=3, next="after"), "number": np.int64, "byte": np.uint8}
+LINKED = {"check": Field((16,), np.int64, stack=3, next="after"), "number": np.int64, "byte": np.uint8}
 
 
 def checked(first: int, count: int, width: int) -> dict[str, Any]:

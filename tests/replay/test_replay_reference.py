@@ -126,7 +126,7 @@ class Both:
     """The same calls to a table and to the reference."""
 
     def __init__(self, capacity: int, stack: int, padding: str, linked: bool, n: int) -> None:
-        obs = Field("obs", (2,), np.int32, stack=stack, next="next_obs" if linked else None, padding=padding)
+        obs = Field((2,), np.int32, stack=stack, next="next_obs" if linked else None, padding=padding)
         schema = {"obs": obs, "reward": "float64", "terminated": "bool", "truncated": "bool"}
         self.buffer = ReplayBuffer(capacity, schema, seed=0)
         self.reference = Reference(capacity, stack, padding, linked, n, 0.5)

@@ -18,13 +18,13 @@ from async_loader.replay.samplers import Fifo, Prioritized, Uniform
 from async_loader.replay.served import SHOWN, Incoming, ServedTable
 
 LINKED = {
-    "obs": Field("obs", (2,), np.dtype(np.int32), stack=2, next="next_obs"),
+    "obs": Field((2,), np.dtype(np.int32), stack=2, next="next_obs"),
     "reward": "float64",
     "terminated": "bool",
     "truncated": "bool",
 }
-FLAT = {"obs": Field("obs", (2,), np.dtype(np.int32)), "reward": "float64", "terminated": "bool", "truncated": "bool"}
-LARGE = {**FLAT, "frame": Field("frame", (600,), np.dtype(np.int32), next="next_frame")}
+FLAT = {"obs": Field((2,), np.dtype(np.int32)), "reward": "float64", "terminated": "bool", "truncated": "bool"}
+LARGE = {**FLAT, "frame": Field((600,), np.dtype(np.int32), next="next_frame")}
 
 step = st.tuples(st.just("step"), st.integers(0, 3), st.sampled_from(["", "", "", "", "T", "T+", "X", "X+"]), st.integers(0, 5))
 end = st.tuples(st.just("end"), st.integers(0, 3), st.sampled_from(["T", "X", "T+", "X+"]), st.just(0))

@@ -13,7 +13,7 @@ from async_loader import Field, MinHeap, ReplayBuffer, Transitions
 from async_loader.errors import ConfigError, SchemaError
 
 LINKED = {
-    "obs": Field("obs", (2,), np.float32, next="next_obs"),
+    "obs": Field((2,), np.float32, next="next_obs"),
     "action": np.int64,
     "reward": np.float32,
     "terminated": np.bool_,
@@ -156,7 +156,7 @@ def test_ends_count_where_the_schema_does_not_store_them() -> None:
 
 
 def linked(stack: int = 1, **options: Any) -> ReplayBuffer:
-    obs = Field("obs", (), np.int64, stack=stack, next="next_obs")
+    obs = Field((), np.int64, stack=stack, next="next_obs")
     return ReplayBuffer(100, {"obs": obs, "terminated": np.bool_, "truncated": np.bool_}, **options)
 
 
@@ -237,7 +237,7 @@ def test_same_step_autoreset_needs_the_final_observations() -> None:
 
 def test_nested_observations_are_followed_under_the_same_names() -> None:
     schema = {
-        "obs": {"image": Field("image", (2,), np.uint8, stack=2, next="after"), "goal": ((3,), np.float32)},
+        "obs": {"image": Field((2,), np.uint8, stack=2, next="after"), "goal": ((3,), np.float32)},
         "reward": np.float32,
         "terminated": np.bool_,
     }
@@ -256,7 +256,7 @@ def test_nested_observations_are_followed_under_the_same_names() -> None:
 
 def test_overlapping_stacks_share_memory_and_equal_the_others() -> None:
     buffer = ReplayBuffer(
-        100, {"obs": Field("obs", (2,), np.int64, stack=3, next="next_obs"), "reward": np.float32, "terminated": np.bool_}, seed=0
+        100, {"obs": Field((2,), np.int64, stack=3, next="next_obs"), "reward": np.float32, "terminated": np.bool_}, seed=0
     )
     for n in range(30):
         ends = n % 10 == 9
@@ -281,10 +281,10 @@ def test_overlapping_stacks_share_memory_and_equal_the_others() -> None:
         (lambda: ReplayBuffer(9, {"reward": np.int64}).source(view=Transitions(n=2)), "over float32 or float64"),
         (lambda: ReplayBuffer(9, {"reward": np.float16}).source(view=Transitions(n=2)), "over float32 or float64"),
         (lambda: ReplayBuffer(9, {"reward": np.float32, "discount": np.float32}).source(view=Transitions()), "'discount'"),
-        (lambda: ReplayBuffer(9, {"x": Field("x", next="x")}), "this name is taken"),
-        (lambda: ReplayBuffer(9, {"x": Field("x", next="index")}), "this name is taken"),
-        (lambda: ReplayBuffer(9, {"x": Field("x", next="y"), "z": Field("z", next="y")}), "x, z: give each"),
-        (lambda: ReplayBuffer(9, {"x": Field("x", stack=2)}, remover=MinHeap()), "use the Fifo remover"),
+        (lambda: ReplayBuffer(9, {"x": Field(next="x")}), "this name is taken"),
+        (lambda: ReplayBuffer(9, {"x": Field(next="index")}), "this name is taken"),
+        (lambda: ReplayBuffer(9, {"x": Field(next="y"), "z": Field(next="y")}), "x, z: give each"),
+        (lambda: ReplayBuffer(9, {"x": Field(stack=2)}, remover=MinHeap()), "use the Fifo remover"),
         (lambda: ReplayBuffer(9, {"reward": "f4"}, remover=MinHeap()).source(view=Transitions(n=2)), "out of order"),
     ],
 )
@@ -295,9 +295,9 @@ def test_what_cannot_work_is_refused_in_words(make: Any, said: str) -> None:
 
 def test_fields_with_impossible_links_are_refused() -> None:
     with pytest.raises(SchemaError, match="stack=0"):
-        Field("x", stack=0)
+        Field(stack=0, name="x")
     with pytest.raises(SchemaError, match="padding='none'"):
-        Field("x", padding="none")
+        Field(padding="none", name="x")
 
 
 @pytest.mark.parametrize("end", ["done", "terminated"])
@@ -318,7 +318,7 @@ def test_what_the_step_of_a_writer_says_of_its_end_ends_the_episode(end: str, re
 
 @pytest.mark.parametrize("ends", [{}, {"terminated": np.bool_}, {"truncated": np.bool_}])
 def test_a_vector_writer_ends_episodes_also_where_the_schema_has_no_field_for_that(ends: dict[str, Any]) -> None:
-    buffer = ReplayBuffer(100, {"obs": Field("obs", (), np.int64, stack=2), "reward": np.float32, **ends}, seed=0)
+    buffer = ReplayBuffer(100, {"obs": Field((), np.int64, stack=2), "reward": np.float32, **ends}, seed=0)
     writer = buffer.vector_writer(1, autoreset="disabled")
     for t in range(6):
         said = {name: np.array([t == when]) for name, when in (("terminated", 1), ("truncated", 3))}

@@ -301,7 +301,7 @@ def went(call: Callable[[], object]) -> bool:
 def test_inserting_or_sampling_can_go_on_however_many_steps_wait_for_their_successors(
     envs: int, min_size: int, per_insert: float, more: int, batch: int, n: int, repeats: bool
 ) -> None:
-    schema = {"obs": Field("obs", (), "int64", next="next_obs"), "reward": "float32"}
+    schema = {"obs": Field((), "int64", next="next_obs"), "reward": "float32"}
     schema |= {"terminated": "bool", "truncated": "bool"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bounds that need a sampler at the same time

@@ -21,7 +21,7 @@ from async_loader.replay.samplers import Lifo
 
 PATIENCE_S = 60.0
 LINKED = {
-    "obs": Field("obs", (2,), np.float32, stack=3, next="next_obs"),
+    "obs": Field((2,), np.float32, stack=3, next="next_obs"),
     "reward": np.float32,
     "terminated": np.bool_,
     "truncated": np.bool_,

@@ -17,10 +17,10 @@ from async_loader import tree
 from async_loader.errors import Malformed, SchemaError
 from async_loader.feeder.wire import bounds, codes
 from async_loader.feeder.wire.codes import ErrorCode
-from async_loader.schema import Field, Schema
+from async_loader.schema import Field, Padding, Schema
 
 _KINDS: tuple[type, ...] = (dict, list, tuple)
-_PADDINGS = ("repeat", "zero")
+_PADDINGS: tuple[Padding, ...] = ("repeat", "zero")
 
 
 class Nest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -83,7 +83,10 @@ def spec_of(schema: Schema) -> SchemaSpec:
 
 
 def schema_of(spec: SchemaSpec) -> Schema:
-    fields = (Field(f.name, f.shape, codes.DTYPES[f.dtype], f.stack, f.next, _PADDINGS[f.padding]) for f in spec.fields)
+    fields = (
+        Field(f.shape, codes.DTYPES[f.dtype], stack=f.stack, next=f.next, padding=_PADDINGS[f.padding], name=f.name)
+        for f in spec.fields
+    )
     return Schema(_structure(spec.structure), tuple(fields))
 
 

@@ -64,7 +64,7 @@ def _node(node: tree.Structure) -> Any:
 def schema_of(saved: dict[str, Any]) -> Schema:
     """The inverse of `schema_json`. A namedtuple comes back as one of the same name and fields."""
     fields = [
-        Field(name, tuple(shape), np.dtype(dtype), stack, after, padding)
+        Field(tuple(shape), np.dtype(dtype), stack=stack, next=after, padding=padding, name=name)
         for name, shape, dtype, stack, after, padding in saved["fields"]
     ]
     return Schema(_node_of(saved["structure"]), tuple(fields))

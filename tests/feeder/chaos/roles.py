@@ -49,7 +49,7 @@ WAIT_S, CLOSE_S = 0.3, 10.0
 LAST_S = 60.0
 WELL_S, PREFETCH = 20.0, 2
 """Until everything works again; batches that may have been here already when all became well."""
-OBS = {"small": Field("small", (3,), next="next_obs"), "wide": Field("wide", (WIDE,), next="next_obs")}
+OBS = {"small": Field((3,), next="next_obs"), "wide": Field((WIDE,), next="next_obs")}
 SCHEMA = {"actor": np.int64, "value": np.int64, "obs": OBS}
 TERMINATES, TRUNCATES = 17, 29
 """Values of which these are divisors end an episode."""

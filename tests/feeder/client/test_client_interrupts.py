@@ -19,7 +19,7 @@ from async_loader.lifecycle import Deadline, Patience
 from async_loader.schema import Field, Schema
 
 MOST_POINTS = 3000
-LINKED = Schema.of({"obs": Field("obs", (2,), np.float32, next="next_obs"), "reward": np.float32})
+LINKED = Schema.of({"obs": Field((2,), np.float32, next="next_obs"), "reward": np.float32})
 WEIGHTS = {"w": np.arange(5000, dtype=np.uint8)}
 
 

@@ -9,7 +9,7 @@ from async_loader.feeder.wire import TERMINATED, TRUNCATED
 from async_loader.schema import Field, Schema
 
 X = {"x": np.int64}
-LINKED = {"x": Field("x", (), np.dtype(np.int64), next="after")}
+LINKED = {"x": Field((), np.dtype(np.int64), next="after")}
 T, U = np.bool_, np.bool_
 
 

@@ -307,7 +307,7 @@ def test_a_table_without_a_schema_takes_the_first_steps(address):
 
 
 def test_final_observations_follow_their_steps(address):
-    schema = Schema.of({"obs": Field("obs", (2,), np.float32, next="next_obs"), "reward": np.float32})
+    schema = Schema.of({"obs": Field((2,), np.float32, next="next_obs"), "reward": np.float32})
     with FakeFeeder(address, schema=schema) as feeder, connect(address) as client:
         with client.table("replay").writer(batch_rows=2, linger_ms=LATE) as writer:
             with pytest.raises(SchemaError, match="final_obs"):
@@ -335,7 +335,7 @@ def test_final_observations_follow_their_steps(address):
 def test_extend_adds_columns_with_their_final_observations(address):
     schema = Schema.of(
         {
-            "obs": Field("obs", (2,), np.float32, next="next_obs"),
+            "obs": Field((2,), np.float32, next="next_obs"),
             "reward": np.float32,
             "terminated": np.bool_,
             "truncated": np.bool_,

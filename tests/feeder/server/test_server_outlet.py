@@ -273,7 +273,7 @@ def test_a_batch_that_can_never_be_is_refused_when_the_reader_opens():
 
 
 def test_batches_that_fit_into_no_message_are_refused():
-    schema = Schema.of([Field("x", (1 << 20,), np.dtype(np.float32))])
+    schema = Schema.of([Field((1 << 20,), np.dtype(np.float32), name="x")])
     with Rig({"t": ReplayBuffer(10, schema)}) as rig:
         peer = rig.peer()
         assert peer.open_reader(batch_size=17).body.code == ErrorCode.TOO_LARGE

@@ -109,11 +109,11 @@ def nested(depth: int) -> tree.Structure:
 
 
 def test_a_schema_is_nested_32_deep_at_most():
-    deepest = Schema(nested(32), (Field("x"),))
+    deepest = Schema(nested(32), (Field(name="x"),))
     message = wire.Message(wire.Reader(schema=wire.spec_of(deepest), leased=False, transport="tcp"))
     assert wire.schema_of(wire.decode(wire.encode(message)).body.schema) == deepest
     with pytest.raises(SchemaError, match="more than 32 deep"):
-        wire.spec_of(Schema(nested(33), (Field("x"),)))
+        wire.spec_of(Schema(nested(33), (Field(name="x"),)))
     plain: object = None
     for _ in range(33):
         plain = [2, [], [plain]]
@@ -125,10 +125,10 @@ def test_a_schema_is_nested_32_deep_at_most():
     ("schema", "text"),
     [
         (Schema.of_step(namedtuple("Point", "x y")(1.0, 2.0)), "Point cannot travel"),
-        (Schema(tree.Node(dict, (1,), (None,)), (Field("1"),)), "a key is text"),
-        (Schema(None, (Field("x", (1,) * 17),)), "17 dimensions"),
-        (Schema(None, (Field("x" * 300),)), "1 to 256 characters"),
-        (Schema(None, (Field("x", (2**31, 0)),)), "no dimension reaches"),
+        (Schema(tree.Node(dict, (1,), (None,)), (Field(name="1"),)), "a key is text"),
+        (Schema(None, (Field((1,) * 17, name="x"),)), "17 dimensions"),
+        (Schema(None, (Field(name="x" * 300),)), "1 to 256 characters"),
+        (Schema(None, (Field((2**31, 0), name="x"),)), "no dimension reaches"),
         (Schema.of({"a.b": "f4", "a": {"b": "f4"}}), "a name of its own"),
     ],
     ids=["namedtuple", "key", "dimensions", "name", "size", "names"],

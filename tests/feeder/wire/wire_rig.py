@@ -9,8 +9,8 @@ from async_loader import Field, Schema, tree
 from async_loader.feeder import wire
 from async_loader.feeder.wire import codes
 
-SMALL = Schema.of({"obs": Field("", (2,), "f4", next="next_obs"), "action": "i8", "reward": "f4"})
-PIXELS = Schema.of({"obs": {"pixels": Field("", (32, 32), "u1", stack=4, next="next_obs"), "hit": "?"}, "reward": "f4"})
+SMALL = Schema.of({"obs": Field((2,), "f4", next="next_obs"), "action": "i8", "reward": "f4"})
+PIXELS = Schema.of({"obs": {"pixels": Field((32, 32), "u1", stack=4, next="next_obs"), "hit": "?"}, "reward": "f4"})
 HELLO = wire.Hello(client=b"0123456789abcdef", pid=4711, host="a-host", oldest=2, newest=2, user_agent="example/1")
 
 
@@ -133,8 +133,8 @@ def schemas(draw: st.DrawFn) -> Schema:
         structure,
         tuple(
             Field(
-                f"{name}#{i}", draw(shapes), draw(dtypes), draw(st.integers(1, 4)),
-                draw(st.none() | st.text(min_size=1, max_size=9)), draw(st.sampled_from(["repeat", "zero"])),
+                draw(shapes), draw(dtypes), stack=draw(st.integers(1, 4)), name=f"{name}#{i}",
+                next=draw(st.none() | st.text(min_size=1, max_size=9)), padding=draw(st.sampled_from(["repeat", "zero"])),
             )
             for i, name in enumerate(tree.names(structure))
         ),
