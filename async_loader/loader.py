@@ -68,14 +68,14 @@ class AsyncDataLoader:
         Batches made ahead. Default 2 * max(1, num_workers).
     in_order : bool
         Deliver in the order of the jobs. False trades that for latency.
-    timeout : float | None
+    timeout_s : float | None
         Seconds after which ``next`` raises Timeout (and may be called again). None never raises, but warns once after
         10 s with the stage that everyone waits for.
     seed : int | None
         Same seed, same batches, also with workers: generators in workers are seeded per batch and chunk.
     worker_init_fn : callable | None
         Called with the worker's number in each worker before it takes jobs.
-    context : str | multiprocessing context | None
+    multiprocessing_context : str | multiprocessing context | None
         "fork", "spawn", "forkserver"; default as in torch, that is, of this Python.
     on_error : {"raise", "skip", "fatal"}
         What a failed batch does: this ``next`` raises and the following ones go on; it is counted and passed over; or
@@ -111,10 +111,10 @@ class AsyncDataLoader:
         *,
         prefetch: int | None = None,
         in_order: bool = True,
-        timeout: float | None = None,
+        timeout_s: float | None = None,
         seed: int | None = None,
         worker_init_fn: Callable[[int], Any] | None = None,
-        context: str | BaseContext | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
         on_error: OnError = "raise",
         layout: Literal["contiguous", "packed"] = "contiguous",
         slot_bytes: int | None = None,
@@ -133,14 +133,14 @@ class AsyncDataLoader:
             num_workers=self.num_workers,
             prefetch=2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1),
             in_order=in_order,
-            timeout_s=seconds_or_none("timeout", timeout),
+            timeout_s=seconds_or_none("timeout_s", timeout_s),
             seed=secrets.randbits(63) if seed is None else whole("seed", seed, 0),
             on_error=on_error,
             packed=layout == "packed",
             slot_bytes=None if slot_bytes is None else whole("slot_bytes", slot_bytes, 1),
             collate_fn=callable_or_none("collate_fn", collate_fn),
             worker_init_fn=callable_or_none("worker_init_fn", worker_init_fn),
-            context=context_of(context),
+            context=context_of(multiprocessing_context),
         )
         check_descriptors(self.num_workers)
         self._source = as_source(data_source, seed)
@@ -168,7 +168,7 @@ class AsyncDataLoader:
         StopIteration
             The source has ended, or the loader is closed.
         Timeout
-            Nothing came within ``timeout``.
+            Nothing came within ``timeout_s``.
         WouldDeadlock
             The buffer is empty and the only thread that could fill it is this one.
         WorkerDied
@@ -216,14 +216,14 @@ class AsyncDataLoader:
         """What each stage has done, and which of them everyone waits for."""
         return self._pipeline.stats()
 
-    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """End everything: idempotent, from any thread, and back within ``timeout`` seconds.
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """End everything: idempotent, from any thread, and back within ``timeout_s`` seconds.
 
         Batches that were not taken are dropped; those of a feeder's queue table go back to it at once. Workers get half a
         second to finish a job, then they are killed. Only a data source that blocks for ever is left behind, in a daemon
         thread, with a warning that names it.
         """
-        limit = seconds("timeout", timeout)
+        limit = seconds("timeout_s", timeout_s)
         self._dropped.detach()
         self._pipeline.close(limit)
 

@@ -263,9 +263,9 @@ from async_loader import AsyncDataLoader
 
 def main():
     jobs = lambda n: [lambda: {{"torch": "torch" in sys.modules, "x": np.arange(3), "f": 0.5}}] * n
-    with AsyncDataLoader(jobs, 4, num_workers=2, context={method!r}, timeout=60) as loader:
+    with AsyncDataLoader(jobs, 4, num_workers=2, multiprocessing_context={method!r}, timeout_s=60) as loader:
         seen = [next(loader)["torch"].any().item() for _ in range(4)]
-    with AsyncDataLoader({{"x": np.arange(100)}}, 4, num_workers=2, context={method!r}, timeout=60) as loader:
+    with AsyncDataLoader({{"x": np.arange(100)}}, 4, num_workers=2, multiprocessing_context={method!r}, timeout_s=60) as loader:
         assert "torch" in sys.modules
         next(loader)
         for handle in loader._pipeline.crew.handles:

@@ -90,7 +90,7 @@ def slow_first(i: int, gate: str) -> int:
 def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
     gate = tmp_path / "gate"
     source = jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate)))
-    with AsyncDataLoader(source, 2, chunk_size=1, num_workers=2, prefetch=4, timeout=20) as loader:
+    with AsyncDataLoader(source, 2, chunk_size=1, num_workers=2, prefetch=4, timeout_s=20) as loader:
         threading.Timer(0.2, gate.touch).start()
         assert [b.tolist() for b in take(loader, 4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
@@ -98,7 +98,7 @@ def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
 def test_without_in_order_what_is_finished_first_comes_first(tmp_path):
     gate = tmp_path / "gate"
     source = ended(jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate))), 5)
-    with AsyncDataLoader(source, 2, num_workers=2, chunk_size=2, prefetch=4, in_order=False, timeout=20) as loader:
+    with AsyncDataLoader(source, 2, num_workers=2, chunk_size=2, prefetch=4, in_order=False, timeout_s=20) as loader:
         first = take(loader, 3)
         assert all(0 not in b.tolist() for b in first)
         gate.touch()
@@ -217,7 +217,7 @@ def test_columns_give_rows_that_belong_together_and_their_index(workers, batch_s
 
 
 def test_columns_under_every_start_method_travel_in_one_segment(start_method):
-    with AsyncDataLoader(columns(), 512, num_workers=2, context=start_method, timeout=60) as loader:
+    with AsyncDataLoader(columns(), 512, num_workers=2, multiprocessing_context=start_method, timeout_s=60) as loader:
         for batch in take(loader, 4):
             check_columns(batch, 512)
         if start_method != "fork":
@@ -337,8 +337,8 @@ def test_lambdas_and_closures_work_as_source_job_and_collate_fn(method):
         4,
         collate_fn=lambda samples: np.stack([s["v"] for s in samples]) - offset,
         num_workers=2,
-        context=method,
-        timeout=60,
+        multiprocessing_context=method,
+        timeout_s=60,
     ) as loader:
         assert next(loader).tolist() == [0, 1, 2, 3]
 
@@ -399,7 +399,7 @@ def test_a_result_that_fails_to_load_fails_its_batch_only():
 def test_a_collate_fn_that_cannot_be_sent_is_refused_by_name():
     lock = threading.Lock()
     with pytest.raises(CannotSend, match="lock"):
-        AsyncDataLoader(lambda n: [int] * n, 2, collate_fn=lambda s: lock, num_workers=2, context="spawn")
+        AsyncDataLoader(lambda n: [int] * n, 2, collate_fn=lambda s: lock, num_workers=2, multiprocessing_context="spawn")
 
 
 # -- the general path -------------------------------------------------------------------------------------------------------
@@ -555,7 +555,7 @@ def test_random_numbers_in_jobs_are_reproducible_whatever_worker_draws_them(meth
 
     def run(seed, workers):
         with AsyncDataLoader(
-            lambda n: [draw] * n, 8, chunk_size=2, seed=seed, num_workers=workers, context=method, timeout=60
+            lambda n: [draw] * n, 8, chunk_size=2, seed=seed, num_workers=workers, multiprocessing_context=method, timeout_s=60
         ) as loader:
             return [values(b) for b in take(loader, 5)]
 
@@ -573,7 +573,9 @@ def test_torch_is_seeded_also_when_a_job_is_the_first_to_import_it():
 
         return torch.rand(()).item()
 
-    with AsyncDataLoader(lambda n: [draw] * n, 2, chunk_size=1, seed=7, num_workers=2, context="spawn", timeout=60) as loader:
+    with AsyncDataLoader(
+        lambda n: [draw] * n, 2, chunk_size=1, seed=7, num_workers=2, multiprocessing_context="spawn", timeout_s=60
+    ) as loader:
         for seq, batch in enumerate(take(loader, 2)):
             for part, value in enumerate(batch.tolist()):
                 state = int(np.random.SeedSequence((7, seq, part)).generate_state(2)[0])
@@ -601,7 +603,9 @@ def test_jobs_under_every_start_method(start_method):
     def local(i):  # travels by value, so that no worker imports this module and torch with it
         return {"i": i}
 
-    with AsyncDataLoader(jobs_in_order(8, of=local), 8, chunk_size=2, num_workers=2, context=start_method, timeout=60) as loader:
+    with AsyncDataLoader(
+        jobs_in_order(8, of=local), 8, chunk_size=2, num_workers=2, multiprocessing_context=start_method, timeout_s=60
+    ) as loader:
         for n, batch in enumerate(take(loader, 5)):
             assert batch["i"].tolist() == list(range(8 * n, 8 * n + 8))
 
@@ -610,7 +614,9 @@ def test_a_context_object_will_do():
     import multiprocessing
 
     for context in (multiprocessing.get_context("fork"), torch.multiprocessing.get_context("fork")):
-        with AsyncDataLoader(lambda n: [os.getpid] * n, 2, chunk_size=1, num_workers=2, context=context) as loader:
+        with AsyncDataLoader(
+            lambda n: [os.getpid] * n, 2, chunk_size=1, num_workers=2, multiprocessing_context=context
+        ) as loader:
             assert os.getpid() not in next(loader).tolist()
 
 
@@ -619,7 +625,7 @@ def test_extra_processes_are_used_from_two_workers_on(workers, processes):
     import psutil
 
     before = {p.pid for p in psutil.Process().children()}
-    with AsyncDataLoader(lambda n: [os.getpid] * n, 6, num_workers=workers, context="fork") as loader:
+    with AsyncDataLoader(lambda n: [os.getpid] * n, 6, num_workers=workers, multiprocessing_context="fork") as loader:
         mine = {p.pid for p in psutil.Process().children()} - before
         assert len(mine) == processes
         pids = set(itertools.chain.from_iterable(b.tolist() for b in take(loader, 3)))
@@ -641,7 +647,7 @@ def test_a_worker_init_fn_that_fails_breaks_the_loader_with_its_reason():
     def init(number):
         raise ZeroDivisionError("no licence")
 
-    with AsyncDataLoader(lambda n: [int] * n, 4, num_workers=2, worker_init_fn=init, timeout=30) as loader:
+    with AsyncDataLoader(lambda n: [int] * n, 4, num_workers=2, worker_init_fn=init, timeout_s=30) as loader:
         with pytest.raises(Broken) as caught:
             next(loader)
     assert "no licence" in f"{caught.value} {caught.value.__cause__}"
@@ -816,7 +822,7 @@ def test_what_would_end_the_loop_silently_does_not(workers, kind):
         raise getattr(errors, kind, None) or getattr(builtins, kind)("from the job")
 
     jobs = iter([[fail, fail]])
-    with AsyncDataLoader(lambda n: next(jobs, [int] * n), 2, num_workers=workers, timeout=30) as loader:
+    with AsyncDataLoader(lambda n: next(jobs, [int] * n), 2, num_workers=workers, timeout_s=30) as loader:
         with pytest.raises((JobFailed, async_loader.errors.AsyncLoaderError), match=kind):
             next(loader)
         assert next(loader).tolist() == [0, 0]
@@ -840,15 +846,15 @@ BAD = {
     "prefetch 0": ({"prefetch": 0}, "prefetch is 0: give an integer of at least 1"),
     "seed negative": ({"seed": -1}, "seed is -1"),
     "seed float": ({"seed": 1.5}, "seed is 1.5"),
-    "timeout negative": ({"timeout": -1.0}, "timeout=-1.0: give seconds, 0 "),
-    "timeout str": ({"timeout": "5"}, "timeout='5': give seconds, 0 "),
-    "timeout nan": ({"timeout": float("nan")}, "timeout=nan: give seconds, 0 "),
-    "timeout bool": ({"timeout": True}, "timeout=True: give seconds, 0 "),
+    "timeout negative": ({"timeout_s": -1.0}, "timeout_s=-1.0: give seconds, 0 "),
+    "timeout str": ({"timeout_s": "5"}, "timeout_s='5': give seconds, 0 "),
+    "timeout nan": ({"timeout_s": float("nan")}, "timeout_s=nan: give seconds, 0 "),
+    "timeout bool": ({"timeout_s": True}, "timeout_s=True: give seconds, 0 "),
     "in_order str": ({"in_order": "no"}, "in_order is 'no'"),
     "on_error": ({"on_error": "ignore"}, "on_error is 'ignore': give one of 'raise', 'skip', 'fatal'"),
     "layout": ({"layout": "rows"}, "layout is 'rows': give one of 'contiguous', 'packed'"),
-    "context": ({"context": "thread"}, "context is 'thread': give one of"),
-    "context type": ({"context": 3}, "context is 3: give one of"),
+    "context": ({"multiprocessing_context": "thread"}, "multiprocessing_context is 'thread': give one of"),
+    "context type": ({"multiprocessing_context": 3}, "multiprocessing_context is 3: give one of"),
     "slot_bytes": ({"slot_bytes": 0}, "slot_bytes is 0"),
     "collate_fn": ({"collate_fn": "default"}, "collate_fn is str: give a callable or None"),
     "worker_init_fn": ({"worker_init_fn": 3}, "worker_init_fn is int: give a callable or None"),

@@ -122,12 +122,12 @@ def test_calls_of_a_feeders_client_refuse_it(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, -0.5, "a"], ids=repr)
 def test_loaders_refuse_it_when_they_are_made_and_closed(value: Any) -> None:
-    for make in (lambda t: AsyncDataLoader({"x": np.arange(4)}, 2, timeout=t), lambda t: DataLoader([1, 2], timeout=t)):
-        with pytest.raises(ConfigError, match="timeout="):
+    for make in (lambda t: AsyncDataLoader({"x": np.arange(4)}, 2, timeout_s=t), lambda t: DataLoader([1, 2], timeout_s=t)):
+        with pytest.raises(ConfigError, match="timeout_s="):
             make(value)
         loader = make(math.inf)
-        with pytest.raises(ConfigError, match="timeout="):
-            loader.close(timeout=value)
+        with pytest.raises(ConfigError, match="timeout_s="):
+            loader.close(timeout_s=value)
         loader.close()
 
 
@@ -150,7 +150,7 @@ def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
         f"{kind.__name__}.{name}"
         for kind in (ReplayBuffer, StreamWriter, VectorWriter, Writer, client.Client, client.TableClient, writer.RemoteWriter)
         for name, method in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_") and {"timeout_s", "timeout"} & set(inspect.signature(method).parameters)
+        if not name.startswith("_") and {"timeout_s"} & set(inspect.signature(method).parameters)
     }
     assert found == {
         "Client.close", "Client.drain", "Client.latest", "Client.publish", "Client.status",

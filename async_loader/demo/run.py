@@ -177,8 +177,8 @@ class Run:
     def _loader(self) -> AsyncDataLoader:
         settings = self._settings
         source = self._client.table(TABLE).source(seed=settings.seed, prefetch=2)
-        timeout = min(_LOOK_S, settings.max_seconds)
-        return AsyncDataLoader(source, batch_size=settings.dqn.batch_size, device="cpu", timeout=timeout)
+        timeout_s = min(_LOOK_S, settings.max_seconds)
+        return AsyncDataLoader(source, batch_size=settings.dqn.batch_size, device="cpu", timeout_s=timeout_s)
 
     def _seconds(self) -> float:
         """Of learning."""

@@ -25,7 +25,7 @@ from async_loader.pipeline.arguments import callable_or_none, one_of, whole
 from async_loader.pipeline.device import TorchBackend, backend_for
 from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.pool import CLOSE_TIMEOUT_S, Pool
-from async_loader.pipeline.work import Kind
+from async_loader.pipeline.work import Kind, WorkerType
 
 _AHEAD_FROM = 1 << 20
 """Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
@@ -55,19 +55,19 @@ class DataLoader:
         What is done with fewer than ``batch_size`` items at the end: "roll_over" begins the next epoch with them.
     num_workers : int
         0: the work is done by `next`.
-    workers : {"processes", "threads", "inline"}
-        What they are.
+    worker_type : {"process", "thread"}
+        What they are. Threads share the dataset.
     prefetch : int | None
         Batches under way at most, over all workers. Default 2 * num_workers.
     in_order : bool
         Deliver in the order of the batches; otherwise what is finished first.
-    timeout : float | None
+    timeout_s : float | None
         Seconds after which `next` raises Timeout; it may be called again. None: never.
     collate_fn : callable | None
         A list of items to a batch. Default: as ``torch.utils.data.default_collate``.
     worker_init_fn : callable | None
         Called with its number in each worker before its first batch.
-    context : str | multiprocessing context | None
+    multiprocessing_context : str | multiprocessing context | None
         "fork", "spawn", "forkserver"; default as in torch, that is, of this Python.
     seed : int | None
         Same seed, same order; and the same values of the global random generators in worker processes, which are seeded
@@ -76,7 +76,7 @@ class DataLoader:
         An accelerator: batches then arrive there. With a list, each shard of a batch goes to its own.
     pin_memory : bool
         Page-locked tensors.
-    compiled : bool | None
+    bulk : bool | None
         Whether batches are gathered in bulk, without Python for each item; possible for arrays with the default collation.
         None: where it can be had. True: or ConfigError, with the reason for each part. False: never.
 
@@ -102,24 +102,24 @@ class DataLoader:
         batch_sampler: Iterable[Any] | None = None,
         last_batch: LastBatch = "keep",
         num_workers: int = 0,
-        workers: Kind = "processes",
+        worker_type: WorkerType = "process",
         prefetch: int | None = None,
         in_order: bool = True,
-        timeout: float | None = None,
+        timeout_s: float | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         worker_init_fn: Callable[[int], Any] | None = None,
-        context: str | BaseContext | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
         seed: int | None = None,
         device: Any = "cpu",
         pin_memory: bool = False,
-        compiled: bool | None = None,
+        bulk: bool | None = None,
     ) -> None:
         _check_order(batch_size, shuffle, sampler, batch_sampler, last_batch)
         for name, value, allowed in (
-            ("workers", workers, ("processes", "threads", "inline")),
+            ("worker_type", worker_type, ("process", "thread")),
             ("in_order", in_order, (True, False)),
             ("pin_memory", pin_memory, (True, False)),
-            ("compiled", compiled, (None, True, False)),
+            ("bulk", bulk, (None, True, False)),
         ):
             one_of(name, value, allowed)
         self.dataset = dataset
@@ -131,7 +131,7 @@ class DataLoader:
         self._pages = Pages()
         self._backend, self._finish = _delivery(device, pin_memory, ahead=self.num_workers > 0)
         self.batch_sampler = batch_sampler
-        self._timeout_s = seconds_or_none("timeout", timeout)
+        self._timeout_s = seconds_or_none("timeout_s", timeout_s)
         self._drop = last_batch == "drop"
         self._batched = self.batch_size is not None or batch_sampler is not None
         self._dataset_epoch: int | None = None
@@ -141,27 +141,28 @@ class DataLoader:
         items = Items(dataset) if is_columns(dataset) else dataset
         if not hasattr(items, "__getitem__") and not hasattr(items, "__iter__"):
             raise ConfigError(f"the dataset is a {type(dataset).__name__}: give an object with __getitem__ or __iter__")
-        self.iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
+        self._iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
         self._collate = callable_or_none("collate_fn", collate_fn)
-        self.batches = self._batches(items, shuffle, sampler, batch_sampler, last_batch)
-        self._columns = self._find_columns(compiled)
+        self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
+        self._columns = self._find_columns(bulk)
         collate = self._collate or (collation.default_collate if self._batched else _converted)
         init = callable_or_none("worker_init_fn", worker_init_fn)
         work: Any = MapWork(items, collate, init, batched=self._batched)
-        if self.iterable:
+        if self._iterable:
             work = StreamWork(items, collate, self.batch_size, init, drop=self._drop)
-        count, kind = self.num_workers, workers
+        kind: Kind = worker_type
+        count = self.num_workers
         if self._columns is not None:
-            work = GatherWork(self._columns, work, checked=self.batches.in_range)
+            work = GatherWork(self._columns, work, checked=self._batches.in_range)
             nbytes = self._columns.item_bytes * (self.batch_size or 1)
-            count, kind = (1, "threads") if self.num_workers and nbytes >= _AHEAD_FROM else (0, "inline")
+            count, kind = (1, "thread") if self.num_workers and nbytes >= _AHEAD_FROM else (0, "inline")
         ahead = prefetch if prefetch is None else whole("prefetch", prefetch, 1)
-        self._pool = Pool(work, count, kind=kind, context=context, prefetch=ahead, seed=self.seed, seeding="task")
+        self._pool = Pool(work, count, kind=kind, context=multiprocessing_context, prefetch=ahead, seed=self.seed, seeding="task")
 
     # -- what the arguments mean -------------------------------------------------------------------------------------
 
-    def _batches(self, items: Any, shuffle: bool, sampler: Any, batch_sampler: Any, last: LastBatch) -> Batches:
-        if self.iterable:
+    def _order(self, items: Any, shuffle: bool, sampler: Any, batch_sampler: Any, last: LastBatch) -> Batches:
+        if self._iterable:
             _check_iterable(shuffle, sampler, batch_sampler, last)
             return Streams(items, self.batch_size, drop=self._drop)
         if batch_sampler is not None:
@@ -171,9 +172,9 @@ class DataLoader:
         n = _length(items)
         return Own(n, self.batch_size, last, self.seed, shuffle=shuffle)
 
-    def _find_columns(self, compiled: bool | None) -> Columns | None:
+    def _find_columns(self, bulk: bool | None) -> Columns | None:
         """What to gather in bulk; ``None``: item by item."""
-        if compiled is False:
+        if bulk is False:
             return None
         reasons, columns = [], None
         try:
@@ -184,8 +185,8 @@ class DataLoader:
             reasons.append("collate_fn: it is not the default one")
         if not self._batched:
             reasons.append("batch_size: it is None, there is nothing to gather")
-        if reasons and compiled:
-            raise ConfigError(f"compiled is True and cannot be had ({'; '.join(reasons)}): leave it out, or change these")
+        if reasons and bulk:
+            raise ConfigError(f"bulk is True and cannot be had ({'; '.join(reasons)}): leave it out, or change these")
         return None if reasons else columns
 
     # -- epochs ------------------------------------------------------------------------------------------------------
@@ -198,14 +199,14 @@ class DataLoader:
         TypeError
             When the dataset or the sampler has no length.
         """
-        return len(self.batches)
+        return len(self._batches)
 
     def __iter__(self) -> Epoch:
         """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
         start = dict(self._start or {})
         number, anew = self._epoch, bool(start.get("finished"))
         if "batches" in start:
-            self.batches.load(start["batches"])
+            self._batches.load(start["batches"])
         course = Course(start)
         told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
         state = Told(told, dict(course.marks), anew)
@@ -215,15 +216,15 @@ class DataLoader:
         limit = self._timeout_s if self._backend is None else None
         seed = _mixed(self.seed, number)
         how: Any = {"state": state, "seed": seed, "in_order": self.in_order, "timeout_s": limit}
-        if self.iterable:
+        if self._iterable:
             iteration = self._pool.streams(turn=course.turn, opening=BEGIN, **how)
         else:
-            tasks, first = course.left(self.batches.epoch(number, course.upto)), course.upto
+            tasks, first = course.left(self._batches.epoch(number, course.upto)), course.upto
             iteration = self._pool.iterate(tasks, first=first, **how)
         batches: Any = iteration
         if self._backend is not None:
             batches = Ferry(iteration, _own_backend(self._backend, self.device), self._timeout_s, self._pages)
-        epoch = Epoch(batches, self.batches, number, course, self._finish)
+        epoch = Epoch(batches, self._batches, number, course, self._finish)
         # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next call.
         self._latest, self._start, self._epoch = epoch, None, number + 1
         return epoch
@@ -235,7 +236,7 @@ class DataLoader:
         instead is followed as well, if it keeps the number under ``epoch`` or ``_epoch``.
         """
         self._epoch = whole("epoch", epoch, 0)
-        self.batches.set_epoch(self._epoch)
+        self._batches.set_epoch(self._epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._epoch)
             self._dataset_epoch = self._epoch
@@ -255,12 +256,12 @@ class DataLoader:
         if self._start is not None:
             state.update(self._start)
         elif self._latest is None:
-            state["batches"] = self.batches.state(finished=True)
+            state["batches"] = self._batches.state(finished=True)
         else:
             state.update(self._latest.state())
             if self._latest.finished:
                 state["epoch"] = self._epoch
-        if self.iterable:
+        if self._iterable:
             state["workers"] = max(1, self._pool.workers)
         return state
 
@@ -275,7 +276,7 @@ class DataLoader:
         if not isinstance(state, dict) or state.get("version") not in _STATE_VERSIONS:
             raise ConfigError(f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: {_brief(state)}")
         workers = max(1, self._pool.workers)
-        if self.iterable != ("workers" in state):
+        if self._iterable != ("workers" in state):
             raise ConfigError("the state is of a loader of another kind: one has an iterable dataset, the other has not")
         if state.get("workers", workers) != workers:
             raise ConfigError(
@@ -283,15 +284,15 @@ class DataLoader:
                 "streams cannot be dealt out anew, use the same num_workers"
             )
         self.seed = state["seed"]
-        self.batches.seed(self.seed)
+        self._batches.seed(self.seed)
         self._epoch = state["epoch"]
         self._start = dict(state)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the workers; idempotent. A loader that is dropped does so by itself."""
-        self._pool.close(seconds("timeout", timeout))
+        self._pool.close(seconds("timeout_s", timeout_s))
 
     def __enter__(self) -> DataLoader:
         return self

@@ -57,7 +57,7 @@ def _settle_in(dataset: Any, init: Callable[[int], Any] | None, here: Here) -> T
     told = here.state if isinstance(here.state, Told) else Told()
     if init is not None and here.first and here.kind != "inline":
         init(here.worker)
-    if told.epoch is not None and here.kind == "processes" and epoch_of(dataset) != told.epoch:
+    if told.epoch is not None and here.kind == "process" and epoch_of(dataset) != told.epoch:
         dataset.set_epoch(told.epoch)
     return told
 
@@ -203,7 +203,7 @@ class Streamed(NamedTuple):
 
 def _kept(mark: Bookmark, here: Here) -> Bookmark:
     """What does not change with the dataset any more. From a process it is copied by being sent."""
-    return mark if here.kind == "processes" else copy.deepcopy(mark)
+    return mark if here.kind == "process" else copy.deepcopy(mark)
 
 
 class StreamWork:

@@ -35,7 +35,9 @@ def context_of(context: str | BaseContext | None) -> BaseContext:
         # The module-level default has no method of its own until it is asked.
         return multiprocessing.get_context(context.get_start_method())
     if context is not None and context not in multiprocessing.get_all_start_methods():
-        raise ConfigError(f"context is {context!r}: give one of {', '.join(multiprocessing.get_all_start_methods())}")
+        raise ConfigError(
+            f"multiprocessing_context is {context!r}: give one of {', '.join(multiprocessing.get_all_start_methods())}"
+        )
     return multiprocessing.get_context(context or multiprocessing.get_start_method())
 
 

@@ -240,7 +240,7 @@ class Iterator:
             raise Timeout(f"no batch within {self._timeout_s:g} s: {self._overseer.diagnosis()}")
         self._warned = True
         text = f"no batch for {_WARN_AFTER_S:g} s: {self._overseer.diagnosis()}. next() goes on waiting; "
-        text += "a loader with timeout= raises Timeout instead"
+        text += "a loader with timeout_s= raises Timeout instead"
         warnings.warn(text, RuntimeWarning, stacklevel=7)
 
     def _refuse_deadlock(self) -> None:

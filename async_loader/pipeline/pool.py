@@ -67,7 +67,7 @@ class Pool:
         What they do. Forked workers inherit it, others are sent it once.
     workers : int
         0: the consumer does the work itself.
-    kind : {"processes", "threads", "inline"}
+    kind : {"process", "thread", "inline"}
         Threads share the work, and so the dataset in it.
     context : str | multiprocessing context | None
         Start method of processes; default as in torch, that is, of this Python.
@@ -96,13 +96,13 @@ class Pool:
         work: Any,
         workers: int = 0,
         *,
-        kind: Kind = "processes",
+        kind: Kind = "process",
         context: str | BaseContext | None = None,
         prefetch: int | None = None,
         seed: int | None = None,
         seeding: Seeding = "task",
     ) -> None:
-        one_of("kind", kind, ("processes", "threads", "inline"))
+        one_of("kind", kind, ("process", "thread", "inline"))
         one_of("seeding", seeding, ("task", "iteration", "birth", None))
         self.workers = 0 if kind == "inline" else whole("workers", workers, 0)
         self.kind: Kind = kind if self.workers else "inline"
@@ -166,7 +166,7 @@ class Pool:
             self._core.close(CLOSE_TIMEOUT_S)
         if self._dropped is not None:
             self._dropped.detach()
-        if self.kind == "processes":
+        if self.kind == "process":
             refuse_start_in_child()
             check_descriptors(self.workers)
         core = self._core = _Core(self._orders, self.workers, self.kind, self._context, max(1, self.prefetch))
@@ -221,7 +221,7 @@ class Pool:
         if self.kind == "inline":
             return self._inline(shift, iter(tasks), opening)
         addressed: Any = unaddressed(tasks)
-        if static and self.kind == "processes":
+        if static and self.kind == "process":
             addressed = dealt(tasks, self.workers, first)
         return self._team(shift, addressed, prefetch, in_order, timeout_s, _nobody, (opening, self.workers))
 
@@ -250,7 +250,7 @@ class Pool:
         shift = self._shift(state, seed, stream=True, first=0)
         if self.kind == "inline":
             return self._inline(shift, itertools.repeat(None), opening)
-        streams = self.workers if self.kind == "processes" else 1
+        streams = self.workers if self.kind == "process" else 1
         rota = Rota(streams, turn)
         return self._team(shift, rota, prefetch, in_order, timeout_s, rota.drained, (opening, streams))
 
@@ -260,7 +260,7 @@ class Pool:
         number = next(self._numbers)
         base = (self._seed + number * 0x9E3779B97F4A7C15) % (1 << 62) if seed is None else seed
         shift = Shift(number, base, state, self._core.live, stream, first)
-        if self.kind == "processes":
+        if self.kind == "process":
             shift.payload = codec.encode(state)
         self._core.live.add(number)
         return shift
@@ -352,7 +352,7 @@ class _Core:
         self._end = None if kind == "inline" else EndFlag()
         if self._end is None:
             self.shifts = Shifts(orders, 0, "inline")
-        elif kind == "processes":
+        elif kind == "process":
             known = weakref.ref(orders)
             self.team = Crew(workers, context, self._end, Packing(self.places), lambda n: Orders(n, 0, work=known()), self.break_)
         else:
@@ -384,7 +384,7 @@ class _Core:
             team.hire()
         except CannotSend as error:
             text = f"{self._what} cannot be sent to worker processes that are not forked: {error.__cause__ or error}"
-            raise CannotSend(f'{text}: make what it holds picklable, or use context="fork"') from error
+            raise CannotSend(f'{text}: make what it holds picklable, or use multiprocessing_context="fork"') from error
 
     # -- what iterations ask -----------------------------------------------------------------------------------------
 

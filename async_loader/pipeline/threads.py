@@ -17,7 +17,7 @@ class Desks(list[Shifts]):
     """What each thread remembers of its work; held by the pool alone."""
 
     def __init__(self, size: int, orders: WorkOrders) -> None:
-        super().__init__(Shifts(orders, n, "threads") for n in range(size))
+        super().__init__(Shifts(orders, n, "thread") for n in range(size))
 
 
 class Threads:

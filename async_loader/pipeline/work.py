@@ -18,10 +18,11 @@ import numpy as np
 from async_loader.pipeline import seeding
 from async_loader.source import END
 
-Kind = Literal["processes", "threads", "inline"]
+WorkerType = Literal["process", "thread"]
+Kind = WorkerType | Literal["inline"]
 Seeding = Literal["task", "iteration", "birth"] | None
 
-__all__ = ["END", "Here", "Kind", "Seeding", "Shifts", "Work", "WorkOrders"]
+__all__ = ["END", "Here", "Kind", "Seeding", "Shifts", "Work", "WorkOrders", "WorkerType"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Here:
         0 to workers - 1; 0 when the consumer does the work itself.
     workers : int
         How many share the tasks of this iteration; 0 when the consumer does the work itself.
-    kind : {"processes", "threads", "inline"}
+    kind : {"process", "thread", "inline"}
     iteration : int
         Counts the iterations of the pool.
     seed : int
@@ -99,7 +100,7 @@ class Shifts:
     orders : WorkOrders
     number : int
         Of the worker.
-    kind : {"processes", "threads", "inline"}
+    kind : {"process", "thread", "inline"}
         Global random generators are seeded, and torch is told who we are, in processes only: elsewhere both are the
         learner's.
     """
@@ -139,7 +140,7 @@ class Shifts:
             return END
         if shift.do is None:
             self._begin(iteration, shift, stream)
-        seeds = self._kind == "processes" and self._orders.seeding == "task"
+        seeds = self._kind == "process" and self._orders.seeding == "task"
         if stream:
             return self._next(shift, seeds=seeds)
         if seeds:
@@ -161,7 +162,7 @@ class Shifts:
         first, self._first = self._first, False
         here = Here(self._number, self._orders.workers, self._kind, iteration, shift.seed + self._number, shift.state(), first)
         try:
-            if self._kind == "processes":
+            if self._kind == "process":
                 self._settle_in(here, shift.seed)
             begun = self._orders.work.begin(here)
             shift.do = iter(begun) if stream else begun

@@ -183,7 +183,7 @@ class Worker:
             self._orders = codec.decode(record.payload, fds=record.fds)
         self._reader = self._orders.reader
         if self._orders.work is not None:
-            self._shifts = Shifts(self._orders.work, self._orders.number, "processes")
+            self._shifts = Shifts(self._orders.work, self._orders.number, "process")
 
     def _initialise(self) -> None:
         assert self._orders is not None

@@ -16,7 +16,7 @@ Make = Callable[[], Any]
 def ours() -> Any:
     from async_loader import AsyncDataLoader
 
-    return AsyncDataLoader(workloads.job_source(workloads.load), BATCH, "cpu", num_workers=2, context="fork")
+    return AsyncDataLoader(workloads.job_source(workloads.load), BATCH, "cpu", num_workers=2, multiprocessing_context="fork")
 
 
 def torch_loader() -> Any:

@@ -272,7 +272,7 @@ def test_the_bulk_loader_gives_exactly_what_the_python_loader_gives(kinds, lengt
 def test_a_large_batch_is_gathered_ahead_by_one_thread_and_a_small_one_when_it_is_asked_for():
     rows = np.zeros((64, 1 << 16), np.uint8)
     kinds = [DataLoader(rows, size, num_workers=2)._pool.kind for size in (1, 32)]
-    assert kinds == ["inline", "threads"]
+    assert kinds == ["inline", "thread"]
     assert [len(batch) for batch in DataLoader(rows, 32, num_workers=2)] == [32, 32]
 
 

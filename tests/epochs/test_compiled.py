@@ -62,53 +62,53 @@ def test_it_gives_what_item_by_item_gives(dataset, batch_size, shuffle, last, da
     if not shuffle and data.draw(st.booleans()):
         n = len(columns_of(dataset))
         options["sampler"] = data.draw(st.lists(st.integers(-n, n - 1), max_size=9))
-    compiled, plain = (DataLoader(dataset, compiled=choice, **options) for choice in (True, False))
+    bulk, plain = (DataLoader(dataset, bulk=choice, **options) for choice in (True, False))
     for _ in range(2):
-        assert len(compiled) == len(plain)
+        assert len(bulk) == len(plain)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, of tensors on read-only arrays
-            same(list(compiled), list(plain))
+            same(list(bulk), list(plain))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensors_that_are_strided_are_gathered_whatever_their_dtype(dtype):
     data = torch.from_numpy(np.arange(12).astype(dtype))[::2]
-    same(list(DataLoader(data, 4, compiled=True)), [data[:4], data[4:]])
+    same(list(DataLoader(data, 4, bulk=True)), [data[:4], data[4:]])
 
 
 def test_conjugated_tensors_are_gathered_as_they_read():
     data = torch.tensor([1 + 2j, 3 - 1j]).conj()
-    same(list(DataLoader(data, 2, compiled=True)), [torch.tensor([1 - 2j, 3 + 1j])])
+    same(list(DataLoader(data, 2, bulk=True)), [torch.tensor([1 - 2j, 3 + 1j])])
 
 
 def test_tensors_of_dtypes_that_numpy_lacks_are_gathered_too():
     data = torch.arange(12).to(torch.bfloat16).reshape(6, 2)
-    same(list(DataLoader(data, 4, compiled=True)), [data[:4], data[4:]])
+    same(list(DataLoader(data, 4, bulk=True)), [data[:4], data[4:]])
 
 
 def test_memory_is_used_again_and_never_while_a_batch_is_held():
     data = np.repeat(np.arange(40, dtype=np.uint8), 100_000).reshape(40, 100_000)
-    kept = list(DataLoader(data, 8, compiled=True))
+    kept = list(DataLoader(data, 8, bulk=True))
     assert all((batch == torch.arange(i * 8, i * 8 + 8).reshape(8, 1)).all() for i, batch in enumerate(kept))
 
 
 def test_large_batches_are_gathered_ahead_by_a_thread():
     data = np.zeros((64, 100_000), np.uint8)
-    with DataLoader(data, 16, num_workers=2, compiled=True) as loader:
-        assert loader._pool.kind == "threads"
+    with DataLoader(data, 16, num_workers=2, bulk=True) as loader:
+        assert loader._pool.kind == "thread"
         assert [b.shape[0] for b in loader] == [16] * 4
     assert DataLoader(data[:, :10], 16, num_workers=2)._pool.kind == "inline"
 
 
 def test_shards_are_gathered_one_by_one():
     data = np.arange(10)
-    loader = DataLoader(data, batch_sampler=[[[0, 1], [2]], [[3], [4, 5]]], compiled=True)
+    loader = DataLoader(data, batch_sampler=[[[0, 1], [2]], [[3], [4, 5]]], bulk=True)
     same(list(loader), [[torch.tensor([0, 1]), torch.tensor([2])], [torch.tensor([3]), torch.tensor([4, 5])]])
 
 
 @pytest.mark.parametrize("index", [[0, 10], [-11], [3, -12, 2]])
 def test_an_index_out_of_bounds_is_an_error_and_the_next_batch_comes(index):
-    loader = iter(DataLoader(np.arange(10), batch_sampler=[index, [1]], compiled=True))
+    loader = iter(DataLoader(np.arange(10), batch_sampler=[index, [1]], bulk=True))
     with pytest.raises(IndexError, match="out of bounds for a dataset of 10 items"):
         next(loader)
     assert next(loader).tolist() == [1]
@@ -141,8 +141,8 @@ class Own:
     ],
 )
 def test_true_says_why_it_cannot_be_had(dataset, options, reason):
-    with pytest.raises(ConfigError, match=f"compiled is True and cannot be had .*{reason}"):
-        DataLoader(dataset, compiled=True, **options)
+    with pytest.raises(ConfigError, match=f"bulk is True and cannot be had .*{reason}"):
+        DataLoader(dataset, bulk=True, **options)
     DataLoader(dataset, **options)  # it finds out by itself
 
 

@@ -16,7 +16,7 @@ from async_loader import DataLoader
 from async_loader.errors import ConfigError, Timeout
 from async_loader.testing.fake_device import FakeBackend
 
-KINDS = [(0, "processes"), (2, "threads"), (2, "processes")]
+KINDS = [(0, "process"), (2, "thread"), (2, "process")]
 
 
 class Squares:
@@ -127,10 +127,10 @@ def drawn(loader):
     return [batch["y"].tolist() if isinstance(batch, dict) else batch.tolist() for batch in loader]
 
 
-@pytest.fixture(params=KINDS, ids=["inline", "threads", "processes"])
+@pytest.fixture(params=KINDS, ids=["inline", "thread", "process"])
 def workers(request):
     count, kind = request.param
-    return {"num_workers": count, "workers": kind}
+    return {"num_workers": count, "worker_type": kind}
 
 
 @pytest.mark.parametrize("dataset", [Squares(), Bulk(), [Squares()[i] for i in range(10)]], ids=["items", "bulk", "list"])
@@ -210,7 +210,7 @@ def test_an_iterable_dataset_is_shared_among_processes(workers):
     with DataLoader(Range(11), 2, **workers) as loader:
         for _ in range(2):
             batches = drawn(loader)
-            if workers == {"num_workers": 2, "workers": "processes"}:
+            if workers == {"num_workers": 2, "worker_type": "process"}:
                 assert batches == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9]]
             else:
                 assert batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
@@ -314,7 +314,7 @@ def test_a_time_limit_names_who_is_at_work():
             event.wait(60)
             return i
 
-    with DataLoader(Slow(2), 2, num_workers=1, workers="threads", timeout=0.05) as loader:
+    with DataLoader(Slow(2), 2, num_workers=1, worker_type="thread", timeout_s=0.05) as loader:
         epoch = iter(loader)
         with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
             next(epoch)
@@ -330,7 +330,7 @@ def test_a_time_limit_names_who_is_at_work():
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": range(10)}, {"shuffle": True, "last_batch": "roll_over"}])
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_loader_goes_on_where_another_was(at, options, count):
-    make = {"dataset": Squares(), "batch_size": 2, **options, "num_workers": count, "workers": "threads"}
+    make = {"dataset": Squares(), "batch_size": 2, **options, "num_workers": count, "worker_type": "thread"}
     with DataLoader(**make) as one, DataLoader(**make) as two:
         list(one)
         epoch = iter(one)
@@ -355,7 +355,7 @@ def test_random_augmentation_goes_on_too():
 @pytest.mark.parametrize("finished", [False, True])
 def test_samplers_of_torch_and_with_a_state_go_on(finished):
     for make in (lambda: RandomSampler(range(10), generator=torch.Generator().manual_seed(3)), Remembering):
-        one, two = (DataLoader(Squares(), 3, sampler=make(), num_workers=1, workers="threads") for _ in range(2))
+        one, two = (DataLoader(Squares(), 3, sampler=make(), num_workers=1, worker_type="thread") for _ in range(2))
         with one, two:
             epoch = iter(one)
             taken = [next(epoch) for _ in range(2)]
@@ -369,7 +369,7 @@ def test_samplers_of_torch_and_with_a_state_go_on(finished):
 
 @pytest.mark.parametrize("dataset", [Range(11), Resumed()], ids=["passed over", "by its state"])
 def test_streams_go_on(dataset, workers):
-    for at in (3,) if workers["workers"] == "processes" and workers["num_workers"] else (0, 4):
+    for at in (3,) if workers["worker_type"] == "process" and workers["num_workers"] else (0, 4):
         with DataLoader(copy.deepcopy(dataset), 2, **workers) as one, DataLoader(copy.deepcopy(dataset), 2, **workers) as two:
             epoch = iter(one)
             for _ in range(at):
@@ -407,7 +407,7 @@ def test_batches_are_streamed_to_a_device(dataset, workers):
 def test_iterations_that_stream_to_a_device_may_be_nested_and_share_their_pages():
     backend = FakeBackend()
     data = {"x": np.arange(40 * 5000).reshape(40, 5000), "y": np.arange(40)}
-    with DataLoader(data, 8, num_workers=1, compiled=False, device=backend) as loader:
+    with DataLoader(data, 8, num_workers=1, bulk=False, device=backend) as loader:
         for outer in loader:
             assert [batch["y"].cpu().tolist()[0] for batch in loader] == [0, 8, 16, 24, 32]
             assert (outer["x"].cpu()[:, 0] == outer["y"].cpu() * 5000).all()
@@ -448,7 +448,7 @@ def test_a_time_limit_is_for_who_waits_also_with_a_ferry():
             event.wait(60)
             return i
 
-    with DataLoader(Slow(2), 2, num_workers=1, workers="threads", timeout=0.05, device=FakeBackend()) as loader:
+    with DataLoader(Slow(2), 2, num_workers=1, worker_type="thread", timeout_s=0.05, device=FakeBackend()) as loader:
         epoch = iter(loader)
         assert began.wait(60)
         with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
@@ -489,12 +489,12 @@ def test_shards_go_to_their_devices():
         ({"last_batch": "discard"}, "last_batch is 'discard'"),
         ({"batch_size": None, "last_batch": "drop"}, "there are no batches"),
         ({"num_workers": -1}, "num_workers is -1"),
-        ({"workers": "fibres"}, "workers is 'fibres'"),
+        ({"worker_type": "fibres"}, "worker_type is 'fibres'"),
         ({"prefetch": 0}, "prefetch is 0"),
-        ({"timeout": -1}, "timeout"),
+        ({"timeout_s": -1}, "timeout"),
         ({"collate_fn": 3}, "collate_fn is int"),
-        ({"context": "clone"}, "context is 'clone'"),
-        ({"compiled": "yes"}, "compiled is 'yes'"),
+        ({"multiprocessing_context": "clone"}, "multiprocessing_context is 'clone'"),
+        ({"bulk": "yes"}, "bulk is 'yes'"),
         ({"dataset": Range(3), "shuffle": True}, "decides its order itself: leave shuffle out"),
         ({"dataset": Range(3), "last_batch": "roll_over"}, "'keep' or 'drop'"),
         ({"dataset": 3}, "dataset is a int"),

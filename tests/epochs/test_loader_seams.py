@@ -97,7 +97,7 @@ def test_a_ferry_says_in_a_forked_child_whose_it_is():
         with pytest.raises(Broken, match="belongs to process"):
             list(ferry)
 
-    with Pool(Fives(), 1, kind="threads") as pool:
+    with Pool(Fives(), 1, kind="thread") as pool:
         ferry = Ferry(pool.iterate(range(9)), lambda batch: batch)
         assert next(ferry) == 0
         assert _in_child(ask) == 0
@@ -113,7 +113,7 @@ def test_a_forked_child_drops_an_iteration_whose_lock_was_held():
             held.set()
             go.wait()
 
-    with Pool(Fives(), 1, kind="threads") as pool:
+    with Pool(Fives(), 1, kind="thread") as pool:
         iteration = pool.iterate(range(3))
         thread = threading.Thread(target=hold, args=(iteration.queue._lock,))
         thread.start()
@@ -131,7 +131,7 @@ def test_no_batch_comes_of_a_worker_that_could_not_be_initialised():
     def fail(worker):
         raise OSError("no such device")
 
-    with DataLoader(list(range(6)), 2, num_workers=1, workers="threads", worker_init_fn=fail) as loader:
+    with DataLoader(list(range(6)), 2, num_workers=1, worker_type="thread", worker_init_fn=fail) as loader:
         epoch = iter(loader)
         for _ in range(3):
             with pytest.raises(OSError, match="no such device"):
@@ -176,11 +176,11 @@ class Counting:
     "make",
     [
         lambda: DataLoader(Holed(), 2),
-        lambda: DataLoader(Holed(), 2, num_workers=2, workers="threads", sampler=Counting()),
+        lambda: DataLoader(Holed(), 2, num_workers=2, worker_type="thread", sampler=Counting()),
         lambda: DataLoader(Holed(), 2, device=FakeBackend()),
         lambda: StatefulDataLoader(Holed(), 2, sampler=Counting()),
     ],
-    ids=["inline", "threads", "device", "torch"],
+    ids=["inline", "thread", "device", "torch"],
 )
 def test_a_batch_that_failed_counts_in_a_state(make, after):
     one, two = make(), make()

@@ -119,7 +119,7 @@ def _goes_on(name, epochs, at, **how):
 )
 @settings(max_examples=60)
 def test_a_resumed_run_is_the_rest_of_the_first(name, epochs, at, threads):
-    _goes_on(name, epochs, at, num_workers=int(threads), workers="threads")
+    _goes_on(name, epochs, at, num_workers=int(threads), worker_type="thread")
 
 
 @pytest.mark.parametrize("at", [None, 1, 5, 10])
@@ -163,13 +163,13 @@ class Greeting:
         return do
 
 
-@pytest.mark.parametrize("kind", ["inline", "threads", "processes"])
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_an_opening_is_done_by_every_worker_and_is_no_batch(kind, in_order):
     with Pool(Greeting(), 3, kind=kind) as pool:
         iteration = pool.iterate(range(5), in_order=in_order, opening="hello")
         found = iteration.openings()
-        if kind == "processes":
+        if kind == "process":
             assert found == [0, 1, 2]
         assert len(found) == max(1, pool.workers)
         assert iteration.openings() == []

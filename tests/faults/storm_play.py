@@ -130,7 +130,7 @@ def strike_next(storm: Storm, workers: int, times: int) -> None:
             taken.append(batch)
             return
 
-    with AsyncDataLoader(source, 4, num_workers=workers, context="fork", timeout=LONGEST_S) as loader:
+    with AsyncDataLoader(source, 4, num_workers=workers, multiprocessing_context="fork", timeout_s=LONGEST_S) as loader:
         for _ in range(times):
             storm.strike(one)
         held = loader.stats().interrupted
@@ -148,7 +148,9 @@ def strike_epoch(storm: Storm, workers: int, kind: str, times: int) -> None:
     from async_loader import DataLoader
 
     taken: list[int] = []
-    with DataLoader(Squares(), 4, num_workers=workers, workers=kind, context="fork", timeout=LONGEST_S) as loader:
+    with DataLoader(
+        Squares(), 4, num_workers=workers, worker_type=kind, multiprocessing_context="fork", timeout_s=LONGEST_S
+    ) as loader:
         epoch = iter(loader)
 
         def one() -> None:
@@ -170,7 +172,7 @@ def strike_life(storm: Storm, workers: int) -> None:
     from async_loader import AsyncDataLoader
 
     kept: list[Any] = []
-    make = lambda: kept.append(AsyncDataLoader(Numbers(), 4, num_workers=workers, context="fork"))  # noqa: E731
+    make = lambda: kept.append(AsyncDataLoader(Numbers(), 4, num_workers=workers, multiprocessing_context="fork"))  # noqa: E731
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # struck behind the constructor, before it was kept
         storm.strike(make, 3e-2)
@@ -287,7 +289,7 @@ def _round(storm: Storm, folder: Path, times: int) -> None:
         if what == "next":
             strike_next(storm, workers, times)
         elif what == "epoch":
-            strike_epoch(storm, workers, storm.chance.choice(("processes", "threads")), times)
+            strike_epoch(storm, workers, storm.chance.choice(("process", "thread")), times)
         elif what == "life":
             for _ in range(max(1, times // 8)):
                 strike_life(storm, workers)

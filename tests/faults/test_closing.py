@@ -17,7 +17,7 @@ from async_loader.lifecycle import State
 
 
 def load(source=None, **settings):
-    settings = {"num_workers": 2, "chunk_size": 2, "context": "fork", "timeout": SLACK_S, **settings}
+    settings = {"num_workers": 2, "chunk_size": 2, "multiprocessing_context": "fork", "timeout_s": SLACK_S, **settings}
     return AsyncDataLoader(source or Batches(), 4, **settings)
 
 
@@ -28,7 +28,7 @@ def workers(request):
 
 @pytest.mark.parametrize("make", [plain, wide])
 def test_close_when_the_consumer_stopped_pulling_and_all_queues_are_full(workers, make, start_method):
-    loader = load(Batches(make=make), num_workers=workers, context=start_method, prefetch=3)
+    loader = load(Batches(make=make), num_workers=workers, multiprocessing_context=start_method, prefetch=3)
     first(next(loader))
     until(lambda: loader._pipeline.train_queue.depth == 3)
     loader.close()
@@ -37,7 +37,7 @@ def test_close_when_the_consumer_stopped_pulling_and_all_queues_are_full(workers
 
 
 def test_close_before_the_first_batch(workers, start_method):
-    load(num_workers=workers, context=start_method).close()
+    load(num_workers=workers, multiprocessing_context=start_method).close()
 
 
 def test_after_close_next_is_the_end(workers):
@@ -142,7 +142,7 @@ def test_a_data_source_may_close_its_loader(workers):
 
 def test_a_signal_handler_may_close_the_loader(tmp_path):
     body = """\
-        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, context="fork")
+        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, multiprocessing_context="fork")
         signal.signal(signal.SIGTERM, lambda *_: loader.close())
         first(next(loader))
         say("ready")
@@ -168,7 +168,7 @@ def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, ca
 
 
 def test_a_dropped_loader_warns_and_leaves_nothing(workers, start_method):
-    loader = load(num_workers=workers, context=start_method)
+    loader = load(num_workers=workers, multiprocessing_context=start_method)
     first(next(loader))
     with pytest.warns(ResourceWarning, match="dropped without close"):  # noqa: PT031
         del loader
@@ -207,7 +207,7 @@ def test_a_closed_loader_does_not_warn():
 def test_the_interpreter_ends_cleanly_without_close(tmp_path, ending, code, method, number):
     body = f"""\
         if __name__ == "__main__":
-            loader = AsyncDataLoader(Batches(make=wide), 4, num_workers={number}, context={method!r})
+            loader = AsyncDataLoader(Batches(make=wide), 4, num_workers={number}, multiprocessing_context={method!r})
             held = [next(loader) for _ in range(5)]
             {ending}
     """
@@ -219,7 +219,7 @@ def test_the_interpreter_ends_cleanly_without_close(tmp_path, ending, code, meth
 
 def test_the_interpreter_ends_with_the_exception_of_a_program_that_does_not_close(tmp_path):
     body = """\
-        loader = AsyncDataLoader(Batches(), 4, num_workers=2, context="fork")
+        loader = AsyncDataLoader(Batches(), 4, num_workers=2, multiprocessing_context="fork")
         next(loader)
         raise LookupError("mine")
     """
@@ -232,7 +232,7 @@ def test_the_interpreter_ends_with_the_exception_of_a_program_that_does_not_clos
 
 def test_the_interpreter_ends_while_a_user_thread_waits_in_next(tmp_path):
     body = """\
-        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, context="fork")
+        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, multiprocessing_context="fork")
         threading.Thread(target=lambda: list(loader), daemon=True).start()
     """
     with Script(tmp_path, body) as script:

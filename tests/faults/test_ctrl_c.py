@@ -28,7 +28,7 @@ def test_ctrl_c_in_next(tmp_path, method, whole_group):
     body = """\
         if __name__ == "__main__":
             source = Batches({0: blocked, 2: blocked})
-            with AsyncDataLoader(source, 4, num_workers=2, chunk_size=2, context=sys.argv[1]) as loader:
+            with AsyncDataLoader(source, 4, num_workers=2, chunk_size=2, multiprocessing_context=sys.argv[1]) as loader:
                 say("ready")
                 next(loader)
     """
@@ -41,7 +41,7 @@ def test_ctrl_c_in_next(tmp_path, method, whole_group):
 
 def test_ctrl_c_in_next_and_the_loader_was_never_closed(tmp_path):
     body = """\
-        loader = AsyncDataLoader(Batches({0: blocked}), 4, num_workers=2, context="fork")
+        loader = AsyncDataLoader(Batches({0: blocked}), 4, num_workers=2, multiprocessing_context="fork")
         say("ready")
         next(loader)
     """
@@ -74,7 +74,7 @@ def test_ctrl_c_in_the_constructor_with_half_of_the_workers_born(tmp_path, metho
                 pass
 
         if __name__ == "__main__":
-            AsyncDataLoader(Slow(), 4, num_workers=2, context=sys.argv[1])
+            AsyncDataLoader(Slow(), 4, num_workers=2, multiprocessing_context=sys.argv[1])
     """
     with Script(tmp_path, body, method) as script:
         script.read("constructing")
@@ -88,7 +88,7 @@ def test_ctrl_c_in_close_while_a_data_source_blocks(tmp_path):
             say("busy")
             threading.Event().wait()
 
-        loader = AsyncDataLoader(source, 4, num_workers=2, context="fork")
+        loader = AsyncDataLoader(source, 4, num_workers=2, multiprocessing_context="fork")
         say("ready")
         loader.close(1e6)
     """
@@ -105,7 +105,7 @@ def test_ctrl_c_twice_once_in_next_and_once_in_the_close_that_follows(tmp_path):
             say("busy")
             threading.Event().wait()
 
-        loader = AsyncDataLoader(source, 4, num_workers=2, context="fork")
+        loader = AsyncDataLoader(source, 4, num_workers=2, multiprocessing_context="fork")
         try:
             say("ready")
             next(loader)
@@ -132,7 +132,7 @@ def test_ctrl_c_that_is_caught_loses_no_batch_and_the_loader_goes_on(tmp_path):
             os.close(os.open(gate, os.O_RDONLY))
             return plain(i)
 
-        with AsyncDataLoader(Batches({4: wait}), 4, num_workers=2, prefetch=1, context="fork") as loader:
+        with AsyncDataLoader(Batches({4: wait}), 4, num_workers=2, prefetch=1, multiprocessing_context="fork") as loader:
             got = [first(next(loader))]
             for _ in range(3):
                 try:

@@ -24,7 +24,7 @@ BODY = """\
         if door == "torch":
             loader = TorchLoader(Items(), 4, num_workers=2)
         else:
-            loader = DataLoader(Items(), 4, num_workers=2, workers=kind)
+            loader = DataLoader(Items(), 4, num_workers=2, worker_type=kind)
         batches = iter(loader)
         next(batches), next(batches)
         say("ready")
@@ -33,7 +33,7 @@ BODY = """\
 """
 
 
-@pytest.mark.parametrize(("door", "kind"), [("core", "processes"), ("core", "threads"), ("torch", "processes")])
+@pytest.mark.parametrize(("door", "kind"), [("core", "process"), ("core", "thread"), ("torch", "process")])
 def test_ctrl_c_ends_the_program(tmp_path, door, kind):
     with Script(tmp_path, BODY, door, kind) as script:
         script.read("ready")
@@ -48,7 +48,7 @@ def test_ctrl_c_ends_the_program(tmp_path, door, kind):
 
 @pytest.mark.parametrize("door", ["core", "torch"])
 def test_no_worker_outlives_a_killed_main_process(tmp_path, door):
-    with Script(tmp_path, BODY, door, "processes") as script:
+    with Script(tmp_path, BODY, door, "process") as script:
         script.read("ready")
         script.read("busy")
         script.process.send_signal(signal.SIGKILL)
@@ -58,7 +58,7 @@ def test_no_worker_outlives_a_killed_main_process(tmp_path, door):
 
 def test_a_program_ends_in_the_middle_of_an_epoch(tmp_path):
     body = BODY.replace('!= "leave"', '== "never"')
-    with Script(tmp_path, body, "core", "processes") as script:
+    with Script(tmp_path, body, "core", "process") as script:
         code, err = script.end()
         assert (code, err) == (0, "")
         script.wait_until_gone()

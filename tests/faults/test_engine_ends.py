@@ -90,7 +90,7 @@ def test_every_batch_that_was_drawn_comes_before_the_word_of_a_deadlock(workers)
         buffer = ReplayBuffer(100, {"x": "int64"}, sampler=Fifo(), max_times_sampled=1, seed=seed)
         buffer.extend(x=np.arange(100))
         taken = []
-        with AsyncDataLoader(buffer, 10, num_workers=workers, context="fork", timeout=SLACK_S) as loader:
+        with AsyncDataLoader(buffer, 10, num_workers=workers, multiprocessing_context="fork", timeout_s=SLACK_S) as loader:
             for _ in range(10):
                 taken += next(loader)["x"].tolist()
             for _ in range(2):
@@ -108,7 +108,7 @@ def test_a_function_of_the_main_module_that_is_defined_anew_reaches_workers(tmp_
         def source(n):
             return [functools.partial(augment, i) for i in range(n)]
 
-        with AsyncDataLoader(source, 4, num_workers=2, context="fork") as loader:
+        with AsyncDataLoader(source, 4, num_workers=2, multiprocessing_context="fork") as loader:
             next(loader)
 
             def augment(i):

@@ -18,7 +18,7 @@ def workers(request):
 
 
 def load(workers, source=None, **settings):
-    settings = {"timeout": SLACK_S, "context": "fork", **settings}
+    settings = {"timeout_s": SLACK_S, "multiprocessing_context": "fork", **settings}
     return AsyncDataLoader(source or Batches(make=wide), 4, num_workers=workers, **settings)
 
 

@@ -21,12 +21,12 @@ def test_64_descriptors_are_too_few_for_16_workers_and_nothing_is_started(tmp_pa
         import torch
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         try:
-            AsyncDataLoader(Batches(), 4, num_workers=16, context="fork")
+            AsyncDataLoader(Batches(), 4, num_workers=16, multiprocessing_context="fork")
         except ResourceLimit as error:
             say("refused", error)
         import multiprocessing
         say("children", len(multiprocessing.active_children()), threading.active_count())
-        with AsyncDataLoader(Batches(), 4, num_workers=2, context="fork") as loader:
+        with AsyncDataLoader(Batches(), 4, num_workers=2, multiprocessing_context="fork") as loader:
             say("got", *(first(next(loader)) for _ in range(3)))
     """
     with Script(tmp_path, body) as script:
@@ -53,13 +53,14 @@ def test_what_is_counted_for_a_worker_is_enough(tmp_path, method):
         if __name__ == "__main__":
             import torch
             workers = 8
-            with AsyncDataLoader(Batches(last=1), 4, num_workers=2, context=sys.argv[1]) as first_one:
+            with AsyncDataLoader(Batches(last=1), 4, num_workers=2, multiprocessing_context=sys.argv[1]) as first_one:
                 list(first_one)  # the fork server and whatever else stays open
             del first_one
             needed = module._FDS_PER_LOADER + workers * module._FDS_PER_WORKER
             limit = len(os.listdir("/proc/self/fd")) + needed
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-            with AsyncDataLoader(Batches(Cursed(), make=wide, last=12), 4, num_workers=workers, context=sys.argv[1]) as loader:
+            source = Batches(Cursed(), make=wide, last=12)
+            with AsyncDataLoader(source, 4, num_workers=workers, multiprocessing_context=sys.argv[1]) as loader:
                 died = got = 0
                 held = []
                 while True:
@@ -88,13 +89,15 @@ def little_memory(monkeypatch):
 def test_a_batch_that_does_not_fit_is_refused_at_construction_where_the_rows_are_known(little_memory):
     columns = {"x": np.zeros((4, 1 << 18), np.float32)}
     with pytest.raises(OutOfMemory, match=r"batch slots of .* bytes: needs \d+\.\d MiB, 3\.0 MiB are available: lower") as caught:
-        AsyncDataLoader(columns, 64, num_workers=2, context="fork")
+        AsyncDataLoader(columns, 64, num_workers=2, multiprocessing_context="fork")
     assert isinstance(caught.value, MemoryError)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_that_does_not_fit_is_refused_by_next_otherwise(little_memory, workers):
-    with AsyncDataLoader(Batches(make=wide), 32, num_workers=workers, context="fork", timeout=SLACK_S) as loader:
+    with AsyncDataLoader(
+        Batches(make=wide), 32, num_workers=workers, multiprocessing_context="fork", timeout_s=SLACK_S
+    ) as loader:
         seen = []
         while not any(isinstance(s, OutOfMemory) for s in seen):
             try:
@@ -108,20 +111,20 @@ def test_a_batch_that_does_not_fit_is_refused_by_next_otherwise(little_memory, w
 def test_a_hundred_gigabytes_are_refused_and_not_taken():
     columns = {"x": np.zeros((4, 1 << 20), np.float64)}
     with pytest.raises(OutOfMemory, match="GiB"):
-        AsyncDataLoader(columns, 1 << 16, num_workers=2, context="fork")
+        AsyncDataLoader(columns, 1 << 16, num_workers=2, multiprocessing_context="fork")
 
 
 # -- how workers start -------------------------------------------------------------------------------------------------
 
 
 def test_every_start_method_gives_the_same_batches(start_method):
-    with AsyncDataLoader(Batches(make=wide), 4, num_workers=2, context=start_method, timeout=SLACK_S) as loader:
+    with AsyncDataLoader(Batches(make=wide), 4, num_workers=2, multiprocessing_context=start_method, timeout_s=SLACK_S) as loader:
         assert [first(next(loader)) for _ in range(6)] == [0, 4, 8, 12, 16, 20]
 
 
 def test_an_unguarded_script_is_told_in_one_sentence_what_it_lacks(tmp_path):
     body = """\
-        with AsyncDataLoader(Batches(), 4, num_workers=2, context=sys.argv[1]) as loader:
+        with AsyncDataLoader(Batches(), 4, num_workers=2, multiprocessing_context=sys.argv[1]) as loader:
             next(loader)
     """
     for method in ("spawn", "forkserver"):
@@ -157,7 +160,7 @@ def test_a_function_that_was_defined_after_the_workers_started(tmp_path, method)
                 calls.append(n)
                 return [functools.partial(globals().get("late", plain), i) for i in range(n)]
 
-            with AsyncDataLoader(source, 4, num_workers=2, context=sys.argv[1]) as loader:
+            with AsyncDataLoader(source, 4, num_workers=2, multiprocessing_context=sys.argv[1]) as loader:
                 first(next(loader))
 
                 def late(i):
@@ -177,8 +180,8 @@ def test_closures_travel(start_method):
         lambda n: [lambda i=i: {"x": np.float32(i + offset)} for i in range(n)],
         4,
         num_workers=2,
-        context=start_method,
-        timeout=SLACK_S,
+        multiprocessing_context=start_method,
+        timeout_s=SLACK_S,
     ) as loader:
         assert next(loader)["x"].tolist() == [5, 6, 7, 8]
 
@@ -186,7 +189,7 @@ def test_closures_travel(start_method):
 def test_an_inherited_handler_of_the_main_process_does_not_run_in_workers(tmp_path):
     body = """\
         signal.signal(signal.SIGTERM, lambda *_: say("handled", os.getpid()))
-        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, context="fork")
+        loader = AsyncDataLoader(Batches({4: blocked}), 4, num_workers=2, multiprocessing_context="fork")
         next(loader)
         say("ready")
         try:
@@ -221,4 +224,4 @@ def test_nothing_is_left_of_a_worker_that_was_made_while_another_limit_was_hit(m
 
     monkeypatch.setattr(popen_fork.Popen, "_launch", scarce)
     with pytest.raises(ResourceLimit, match=r"worker 1 could not be started: .*unavailable.*ulimit"):
-        AsyncDataLoader(Batches(make=plain), 4, num_workers=3, context="fork")
+        AsyncDataLoader(Batches(make=plain), 4, num_workers=3, multiprocessing_context="fork")

@@ -30,7 +30,7 @@ MAIN = """\
 
     if __name__ == "__main__":
         method, state, other = sys.argv[1:]
-        loader = AsyncDataLoader(source(state), 4, num_workers=2, chunk_size=2, context=method)
+        loader = AsyncDataLoader(source(state), 4, num_workers=2, chunk_size=2, multiprocessing_context=method)
         batches = [next(loader), next(loader)]
         for handle in loader._pipeline.crew.handles:
             say("worker", handle.pid)
@@ -77,7 +77,7 @@ def test_workers_that_have_not_started_yet_die_with_their_main_process_as_soon_a
     body = """\
         if __name__ == "__main__":
             method = sys.argv[1]
-            loader = AsyncDataLoader(Batches(), 4, num_workers=4, context=method)
+            loader = AsyncDataLoader(Batches(), 4, num_workers=4, multiprocessing_context=method)
             os.kill(os.getpid(), signal.SIGKILL)
     """
     for method in METHODS:

@@ -21,7 +21,7 @@ def workers(request):
 
 
 def load(source, workers=0, **settings):
-    return AsyncDataLoader(source, 4, num_workers=workers, context="fork", **{"timeout": SLACK_S, **settings})
+    return AsyncDataLoader(source, 4, num_workers=workers, multiprocessing_context="fork", **{"timeout_s": SLACK_S, **settings})
 
 
 class Moody:
@@ -129,7 +129,7 @@ def test_a_blocked_source_is_named_at_the_timeout_and_the_batch_comes_later(work
         let_go.wait(SLACK_S)
         return [plain(i) for i in range(n)]
 
-    with load(slow, workers, timeout=0.3) as loader:
+    with load(slow, workers, timeout_s=0.3) as loader:
         for _ in range(2):
             with pytest.raises(
                 Timeout, match=r"no batch within 0\.3 s: the source: it has been at work on one batch for"
@@ -156,7 +156,7 @@ def test_without_a_timeout_the_wait_is_named_once(monkeypatch, workers):
             gate.wait(SLACK_S)
         return [plain(i) for i in range(n)]
 
-    with load(slow, workers, timeout=None, prefetch=1) as loader:
+    with load(slow, workers, timeout_s=None, prefetch=1) as loader:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             with thread(next, loader) as result:
@@ -170,11 +170,11 @@ def test_without_a_timeout_the_wait_is_named_once(monkeypatch, workers):
         (warning,) = seen
         assert warning.category is RuntimeWarning
         assert "no batch for 0.2 s: the source: it has been at work on one batch for" in str(warning.message)
-        assert "timeout=" in str(warning.message)
+        assert "timeout_s=" in str(warning.message)
 
 
 def test_without_a_timeout_nothing_is_said_while_all_is_well(monkeypatch):
-    with load(Batches(last=50), timeout=None) as loader, warnings.catch_warnings():
+    with load(Batches(last=50), timeout_s=None) as loader, warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(list(loader)) == 50
 
@@ -221,7 +221,7 @@ def no_strangers(monkeypatch):
 @pytest.mark.usefixtures("no_strangers")
 def test_a_wait_that_only_this_thread_could_end_raises_at_once_and_can_be_taken_up_again():
     source = Thirsty()
-    with load(source, timeout=None) as loader:
+    with load(source, timeout_s=None) as loader:
         for _ in range(2):
             with pytest.raises(WouldDeadlock, match="the cup is empty, and this thread"):
                 next(loader)
@@ -234,7 +234,7 @@ def test_a_wait_that_only_this_thread_could_end_raises_at_once_and_can_be_taken_
 def test_a_wait_that_begins_later_is_noticed_too():
     source = Thirsty()
     source.filled = True
-    with load(source, timeout=None, prefetch=1) as loader:
+    with load(source, timeout_s=None, prefetch=1) as loader:
         first(next(loader))
         source.bell.clear()
         source.filled = False
@@ -246,7 +246,7 @@ def test_a_wait_that_begins_later_is_noticed_too():
 @alone
 def test_a_wait_that_another_thread_of_the_user_may_end_is_waited_for():
     source, waiting = Thirsty(), threading.Event()
-    with load(source, timeout=None) as loader:
+    with load(source, timeout_s=None) as loader:
 
         def collector():
             waiting.wait(SLACK_S)
@@ -270,7 +270,7 @@ def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
 
         for workers in (0, 2):
             buffer = ReplayBuffer(100)
-            with AsyncDataLoader(buffer, 4, num_workers=workers, context="fork") as loader:
+            with AsyncDataLoader(buffer, 4, num_workers=workers, multiprocessing_context="fork") as loader:
                 for _ in range(2):
                     try:
                         next(loader)
@@ -281,7 +281,7 @@ def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
                 say("got", len(next(loader)["x"]))
 
             buffer = ReplayBuffer(100)
-            with AsyncDataLoader(buffer, 4, num_workers=workers, context="fork") as loader:
+            with AsyncDataLoader(buffer, 4, num_workers=workers, multiprocessing_context="fork") as loader:
                 entered = threading.Event()
 
                 def collect():

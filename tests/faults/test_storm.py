@@ -90,7 +90,7 @@ def take(loader, into):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_whichever_point_of_next_is_struck_the_following_call_gives_the_same_batch(workers):
     taken = []
-    with AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, context="fork", timeout=SLACK_S) as loader:
+    with AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, multiprocessing_context="fork", timeout_s=SLACK_S) as loader:
         take(loader, taken)
         total = max(count_points(lambda: take(loader, taken)) for _ in range(3))
         for at in some_points(total, 80):
@@ -102,11 +102,11 @@ def test_whichever_point_of_next_is_struck_the_following_call_gives_the_same_bat
     assert numbers == list(range(0, 4 * len(taken), 4))
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "inline"), (2, "threads"), (2, "processes")])
+@pytest.mark.parametrize(("workers", "kind"), [(0, "inline"), (2, "thread"), (2, "process")])
 def test_whichever_point_of_an_epoch_is_struck_each_batch_comes_once(workers, kind):
     taken = []
     with DataLoader(
-        list(range(800)), 4, num_workers=workers, workers=kind, context="fork", timeout=SLACK_S, compiled=False
+        list(range(800)), 4, num_workers=workers, worker_type=kind, multiprocessing_context="fork", timeout_s=SLACK_S, bulk=False
     ) as loader:
         epoch = iter(loader)
         take(epoch, taken)
@@ -126,7 +126,7 @@ def test_a_sampler_that_a_signal_ended_is_not_taken_for_the_end_of_the_epoch():
                     signal.raise_signal(signal.SIGINT)
                 yield i
 
-    with DataLoader(list(range(100)), 4, sampler=Sampler(), compiled=False) as loader:
+    with DataLoader(list(range(100)), 4, sampler=Sampler(), bulk=False) as loader:
         epoch = iter(loader)
         got = [next(epoch).tolist(), next(epoch).tolist()]
         with pytest.raises(KeyboardInterrupt):

@@ -30,7 +30,7 @@ PREPARE = """\
         return (lambda: os.read(read, 1)), (lambda: os.write(write, b"x"))
 
     workers = int(sys.argv[1])
-    loader = AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, context="fork", timeout=60, seed=0)
+    loader = AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, multiprocessing_context="fork", timeout_s=60, seed=0)
 """
 
 
@@ -147,7 +147,7 @@ def test_a_forked_child_may_build_a_loader_of_its_own(tmp_path):
         first(next(loader))
 
         def child():
-            with AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, context="fork", timeout=60) as own:
+            with AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, multiprocessing_context="fork", timeout_s=60) as own:
                 return 0 if [first(next(own)) for _ in range(10)] == list(range(0, 40, 4)) else 4
 
         say("child", forked(child))

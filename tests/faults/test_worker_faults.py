@@ -33,7 +33,7 @@ from async_loader.pipeline import crew, worker
 
 
 def load(source, **settings):
-    settings = {"num_workers": 2, "chunk_size": 2, "context": "fork", "timeout": SLACK_S, **settings}
+    settings = {"num_workers": 2, "chunk_size": 2, "multiprocessing_context": "fork", "timeout_s": SLACK_S, **settings}
     return AsyncDataLoader(source, 4, **settings)
 
 
@@ -76,7 +76,7 @@ def test_a_death_overtakes_finished_batches():
 
 
 def test_a_worker_killed_from_outside_while_it_holds_a_job(start_method, told):
-    with load(Batches({5: functools.partial(block, told.path)}), context=start_method) as loader:
+    with load(Batches({5: functools.partial(block, told.path)}), multiprocessing_context=start_method) as loader:
         pid = told.pid()
         os.kill(pid, signal.SIGKILL)
         got = []
@@ -103,7 +103,7 @@ def test_a_worker_killed_while_idle_is_replaced_and_nothing_is_lost():
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
 def test_workers_that_have_ended_can_still_be_asked_by_whoever_starts_a_process_in_another_thread(start_method):
-    with load(Batches({}), context=start_method) as loader:
+    with load(Batches({}), multiprocessing_context=start_method) as loader:
         next(loader)
         workers = multiprocessing.active_children()
     asked = [worker._popen for worker in workers if worker.name.startswith("async-loader-worker")]
@@ -212,7 +212,7 @@ def test_killing_workers_at_random_moments_loses_only_what_is_reported():
 
 
 def test_a_stopped_worker_is_named_at_the_timeout_and_the_wait_can_be_taken_up_again(told):
-    with load(Batches({8: functools.partial(stop_then, told.path, plain)}), timeout=0.5) as loader:
+    with load(Batches({8: functools.partial(stop_then, told.path, plain)}), timeout_s=0.5) as loader:
         pid = told.pid()
         got = []
         for _ in range(2):
@@ -385,7 +385,9 @@ def test_a_sample_that_does_not_unpickle_fails_its_batch_only():
 
 def test_a_result_with_very_many_buffers_arrives():
     """Its table alone is larger than a record."""
-    with AsyncDataLoader(Batches(), 12_000, num_workers=2, collate_fn=list, context="fork", timeout=SLACK_S) as loader:
+    with AsyncDataLoader(
+        Batches(), 12_000, num_workers=2, collate_fn=list, multiprocessing_context="fork", timeout_s=SLACK_S
+    ) as loader:
         samples = next(loader)
         assert [s["i"] for s in samples] == list(range(12_000))
         assert (samples[-1]["x"] == 11_999).all()
@@ -419,7 +421,7 @@ def raise_in_init(number):
 
 
 def test_a_worker_init_fn_that_raises_breaks_the_loader_and_says_why(start_method):
-    with load(Batches(), worker_init_fn=raise_in_init, context=start_method) as loader:
+    with load(Batches(), worker_init_fn=raise_in_init, multiprocessing_context=start_method) as loader:
         for _ in range(2):
             with pytest.raises(Broken, match=r"worker_init_fn failed: LookupError\('worker \d has no licence'\)") as caught:
                 next(loader)

@@ -222,7 +222,7 @@ def test_loaders_leave_no_device_memory_behind(cuda):
     data = {"x": np.arange(4096, dtype=np.float32).repeat(64).reshape(4096, 64)}
 
     def run() -> None:
-        with AsyncDataLoader(data, 256, cuda, timeout=60.0) as loader:
+        with AsyncDataLoader(data, 256, cuda, timeout_s=60.0) as loader:
             for _ in range(20):
                 next(loader)
 
@@ -240,7 +240,7 @@ def test_loaders_leave_no_device_memory_behind(cuda):
 def test_a_loader_feeds_a_learner_that_is_slow_and_one_that_is_fast(device):
     rows = np.arange(4096)
     data = {"x": rows[:, None].repeat(100, 1).astype(np.float32), "n": {"y": rows}}
-    with AsyncDataLoader(data, 128, device, timeout=60.0) as loader:
+    with AsyncDataLoader(data, 128, device, timeout_s=60.0) as loader:
         for step in range(100):
             batch = next(loader)
             if device.type == "cuda" and step % 10 == 0:

@@ -18,7 +18,7 @@ from async_loader.pipeline.pool import Pool
 from async_loader.pipeline.work import END, Here
 
 Point = collections.namedtuple("Point", "x y")
-KINDS = ["inline", "threads", "processes"]
+KINDS = ["inline", "thread", "process"]
 
 
 class Tagged(torch.Tensor):
@@ -113,7 +113,7 @@ def test_an_error_is_its_own_and_the_next_batch_comes(pool, kind):
     assert firsts([next(iteration)]) == [0]
     with pytest.raises(KeyError, match="boom") as caught:
         next(iteration)
-    if kind == "processes":
+    if kind == "process":
         assert "Numbers.begin" in str(caught.value.__cause__) or "in do" in str(caught.value.__cause__)
     assert firsts([next(iteration)]) == [2]
     with pytest.raises(JobFailed, match="StopIteration"):  # it would end the learner's loop without a word
@@ -187,7 +187,7 @@ def test_an_iteration_outlives_the_pool_that_is_dropped(kind):
 def test_streams_take_turns(kind):
     with Pool(Counting(), 2, kind=kind) as pool:
         for _ in range(2):
-            assert list(pool.streams()) == ([0, 100, 1, 101, 102] if kind == "processes" else [0, 1])
+            assert list(pool.streams()) == ([0, 100, 1, 101, 102] if kind == "process" else [0, 1])
 
 
 def test_a_stream_that_fails_has_ended_and_others_go_on(kind):
@@ -200,7 +200,7 @@ def test_a_stream_that_fails_has_ended_and_others_go_on(kind):
                 break
             except ValueError as error:
                 got.append(str(error))
-        assert got == ([0, 100, "no more", "no more"] if kind == "processes" else [0, "no more"])
+        assert got == ([0, 100, "no more", "no more"] if kind == "process" else [0, "no more"])
 
 
 def test_work_that_cannot_begin_fails_its_tasks(kind):
@@ -214,7 +214,7 @@ def test_work_that_cannot_begin_fails_its_tasks(kind):
 
 def test_a_time_limit_passes_and_nothing_is_lost():
     work = Waiting()
-    with Pool(work, 1, kind="threads") as pool:
+    with Pool(work, 1, kind="thread") as pool:
         iteration = pool.iterate(["a", "b"], timeout_s=0.05)
         with pytest.raises(Timeout, match=r"within 0\.05 s: thread 0 is at work on batch 0"):
             next(iteration)
@@ -235,7 +235,7 @@ def processes():
 def test_a_work_knows_where_it_is_and_torch_does_too(processes):
     places = list(processes.iterate(["where"] * 4, state={"epoch": 7}, seed=40, static=True))
     for n, (here, info) in enumerate(places):
-        assert (here.worker, here.workers, here.kind, here.state, here.seed) == (n % 2, 2, "processes", {"epoch": 7}, 40 + n % 2)
+        assert (here.worker, here.workers, here.kind, here.state, here.seed) == (n % 2, 2, "process", {"epoch": 7}, 40 + n % 2)
         assert info == (n % 2, 2, 40 + n % 2, "the dataset")
     assert torch.utils.data.get_worker_info() is None
 
@@ -407,7 +407,10 @@ def test_workers_that_are_not_forked_are_sent_the_work(method):
 def test_a_work_that_cannot_travel_is_refused_before_anything_starts():
     work = Numbers()
     work.lock = threading.Lock()
-    with Pool(work, 1, context="spawn") as pool, pytest.raises(CannotSend, match=r"Numbers.*lock.*use context=\"fork\""):
+    with (
+        Pool(work, 1, context="spawn") as pool,
+        pytest.raises(CannotSend, match=r"Numbers.*lock.*use multiprocessing_context=\"fork\""),
+    ):
         pool.start()
 
 

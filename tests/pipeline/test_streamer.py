@@ -275,7 +275,9 @@ def test_a_loader_on_the_fake_device_delivers_the_rows_of_its_source(workers):
     rows = np.arange(512)
     data = {"x": rows.astype(np.float32), "y": np.stack([rows, rows], 1)}
     fake = FakeBackend()
-    with AsyncDataLoader(data, 32, fake, num_workers=workers, context="fork" if workers else None, timeout=30.0) as loader:
+    with AsyncDataLoader(
+        data, 32, fake, num_workers=workers, multiprocessing_context="fork" if workers else None, timeout_s=30.0
+    ) as loader:
         for _ in range(20):
             batch = next(loader)
             index = batch["index"].numpy()

@@ -249,7 +249,7 @@ def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(worker
     got: list[int] = []
     collate_fn = stacked if collate else None
     with pytest.warns(UserWarning, match="2 ahead"):
-        loader = AsyncDataLoader(buffer, 8, num_workers=workers, prefetch=2, timeout=60, collate_fn=collate_fn)
+        loader = AsyncDataLoader(buffer, 8, num_workers=workers, prefetch=2, timeout_s=60, collate_fn=collate_fn)
     with loader:
         for _ in range(20):
             batch = next(loader)
@@ -436,7 +436,7 @@ def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(as_source,
     buffer = ReplayBuffer(1000, {"x": "int64"}, seed=0, **made)
     buffer.extend(x=np.arange(20))
     with (
-        AsyncDataLoader(as_source(buffer), batch_size=64, timeout=20) as loader,
+        AsyncDataLoader(as_source(buffer), batch_size=64, timeout_s=20) as loader,
         pytest.raises(AsyncLoaderError, match="would wait for ever"),
     ):
         [next(loader) for _ in range(3)]

@@ -228,7 +228,7 @@ def test_a_stack_hands_out_the_newest_first_and_its_room_again() -> None:
 
 def test_a_loader_waits_for_the_limiter_too() -> None:
     buffer = filled(RateLimiter(4, 1.0, (0.0, 64.0)), 4)
-    with AsyncDataLoader(buffer, 4, prefetch=1, timeout=20) as loader:
+    with AsyncDataLoader(buffer, 4, prefetch=1, timeout_s=20) as loader:
         assert next(loader)["x"].shape == (4,)
         learner = Doing(lambda: next(loader))
         until(lambda: any("samples further ahead" in one.reason for one in buffer.stats().waiting))

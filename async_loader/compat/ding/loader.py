@@ -48,7 +48,7 @@ class AsyncDataLoader(loader.AsyncDataLoader):
     num_workers : int
         Worker processes from 2 on. 0 and 1 use a thread of this process.
     **options
-        ``prefetch``, ``in_order``, ``timeout``, ``seed``, ``worker_init_fn``, ``context``, ``on_error``, ``slot_bytes`` as
+        ``prefetch``, ``in_order``, ``timeout_s``, ``seed``, ``worker_init_fn``, ``multiprocessing_context`` and so on, as
         in `async_loader.AsyncDataLoader`.
 
     Attributes

@@ -100,10 +100,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if kept is not None and not kept.closed:
             return kept
         columns = self._columns()
-        work, count, kind = self._work(columns, batches), self.num_workers, "processes"
+        work, count, kind = self._work(columns, batches), self.num_workers, "process"
         if columns is not None:
             ahead = count and columns.item_bytes * (self.batch_size or 1) >= _AHEAD_FROM
-            count, kind = (1, "threads") if ahead else (0, "inline")
+            count, kind = (1, "thread") if ahead else (0, "inline")
         prefetch = None if not self.num_workers else max(1, (self.prefetch_factor or 0) * self.num_workers)
         seeding: Any = "birth" if self.persistent_workers else "iteration"
         context = self.multiprocessing_context if self.num_workers else None

@@ -209,7 +209,7 @@ def learner(options: dict) -> None:
     table = client.table(TABLE)
     source = table.source(prefetch=rng.choice((1, PREFETCH, 8)))
     loader = AsyncDataLoader(
-        source, options["batch"], prefetch=rng.choice((1, PREFETCH, 8)), in_order=rng.random() < 0.7, timeout=WAIT_S
+        source, options["batch"], prefetch=rng.choice((1, PREFETCH, 8)), in_order=rng.random() < 0.7, timeout_s=WAIT_S
     )
     say("ready")
     deadline, more, over = Deadline(options["left_s"]), options["more"], None

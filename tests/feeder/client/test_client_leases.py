@@ -31,7 +31,7 @@ def taken(loader, count=None):
 
 
 def rest(client, batch_size=BATCH):
-    with AsyncDataLoader(client.table("t").source(), batch_size, timeout=0.3) as loader:
+    with AsyncDataLoader(client.table("t").source(), batch_size, timeout_s=0.3) as loader:
         return taken(loader)
 
 
@@ -157,10 +157,16 @@ def test_loaders_that_close_in_good_order_one_after_the_other_use_each_row_once(
     with serving(tmp_path, queue(schema), filled=count, schema=schema) as (_, client):
         same = client.table("t").source()
         for source in (same, client.table("t").source(prefetch=16), same):
-            how = {"prefetch": prefetch, "num_workers": workers, "in_order": in_order, "context": "fork", "timeout": 15.0}
+            how = {
+                "prefetch": prefetch,
+                "num_workers": workers,
+                "in_order": in_order,
+                "multiprocessing_context": "fork",
+                "timeout_s": 15.0,
+            }
             with AsyncDataLoader(source, BATCH, **how) as loader:
                 found += taken(loader, 3)
-        with AsyncDataLoader(same, 2 * BATCH, timeout=15.0) as loader:  # with another batch size
+        with AsyncDataLoader(same, 2 * BATCH, timeout_s=15.0) as loader:  # with another batch size
             found += taken(loader, 2)
         same.close()
         found += rest(client)
@@ -169,7 +175,7 @@ def test_loaders_that_close_in_good_order_one_after_the_other_use_each_row_once(
 
 def test_the_batch_at_which_a_learner_failed_comes_again_and_says_so(tmp_path):
     with serving(tmp_path, queue(), filled=40) as (_, client):
-        with contextlib.suppress(ZeroDivisionError), AsyncDataLoader(client.table("t").source(), BATCH, timeout=15.0) as loader:
+        with contextlib.suppress(ZeroDivisionError), AsyncDataLoader(client.table("t").source(), BATCH, timeout_s=15.0) as loader:
             found = taken(loader, 2)
             raise ZeroDivisionError
         found += rest(client)
@@ -181,7 +187,7 @@ def test_a_client_that_closes_first_has_used_what_its_loader_handed_out(tmp_path
         from async_loader.feeder import connect
 
         other = connect(feeder.address)
-        loader = AsyncDataLoader(other.table("t").source(), BATCH, prefetch=4, timeout=15.0)
+        loader = AsyncDataLoader(other.table("t").source(), BATCH, prefetch=4, timeout_s=15.0)
         found = taken(loader, 2)
         other.close()
         loader.close()
@@ -192,9 +198,9 @@ def test_a_client_that_closes_first_has_used_what_its_loader_handed_out(tmp_path
 def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
     found = []
     with serving(tmp_path, queue(), filled=200) as (_, client):
-        lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout=15.0)
+        lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout_s=15.0)
         for prefetch in (1, 4, 8):
-            with AsyncDataLoader(client.table("t").source(), BATCH, prefetch=prefetch, timeout=15.0) as loader:
+            with AsyncDataLoader(client.table("t").source(), BATCH, prefetch=prefetch, timeout_s=15.0) as loader:
                 found += taken(loader, 2) + taken(lasting, 3)
         lasting.close()
         found += rest(client, 1)
@@ -203,7 +209,7 @@ def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
 
 def test_a_limiter_counts_rows_that_came_back_once(tmp_path):
     with serving(tmp_path, queue(size=40), filled=40) as (_, client):
-        with AsyncDataLoader(client.table("t").source(prefetch=8), BATCH, prefetch=4, timeout=15.0) as loader:
+        with AsyncDataLoader(client.table("t").source(prefetch=8), BATCH, prefetch=4, timeout_s=15.0) as loader:
             taken(loader, 1)
         client.table("t").source().close()
         assert len(rest(client)) == 36
@@ -219,10 +225,10 @@ def test_a_table_from_which_rows_are_drawn_again_leases_nothing(tmp_path):
 
     with serving(tmp_path, replay()) as (_, client):
         source = client.table("t").source()
-        with AsyncDataLoader(source, BATCH, timeout=15.0) as loader:
+        with AsyncDataLoader(source, BATCH, timeout_s=15.0) as loader:
             assert "redelivered" not in next(loader)
         assert source._line is not None, "and goes on with what is ahead"
-        with AsyncDataLoader(source, BATCH, timeout=15.0) as loader:
+        with AsyncDataLoader(source, BATCH, timeout_s=15.0) as loader:
             next(loader)
         source.close()
 
@@ -250,7 +256,7 @@ def test_a_killed_learner_takes_no_batch_with_it(tmp_path, prefetch):
         learner.kill()
         learner.communicate()
         found = []
-        with AsyncDataLoader(client.table("t").source(), BATCH, timeout=15.0) as loader:
+        with AsyncDataLoader(client.table("t").source(), BATCH, timeout_s=15.0) as loader:
             while {x for x, _ in found} | set(seen) != set(range(80)):
                 found += taken(loader, 1)
     assert {x for x, again in found if not again}.isdisjoint(seen), "what comes again says so"

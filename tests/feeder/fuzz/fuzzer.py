@@ -94,7 +94,7 @@ class Served:
             self.errors.append(repr(error))
 
     def _take(self, table) -> None:
-        with AsyncDataLoader(table.source(timeout_s=PATIENCE_S), 4, timeout=PATIENCE_S) as loader:
+        with AsyncDataLoader(table.source(timeout_s=PATIENCE_S), 4, timeout_s=PATIENCE_S) as loader:
             next(loader)
 
     @property

@@ -142,9 +142,9 @@ class DataLoader:
     def _who(self, gather: bulk.Gather | None, batch_size: int | None) -> tuple[int, Kind]:
         """Workers are for items that take work: a gather is done sooner than it is sent, and a large one by one thread, ahead."""
         if gather is None:
-            return self._num_workers, "threads" if self._thread_pool else "processes"
+            return self._num_workers, "thread" if self._thread_pool else "process"
         ahead = self._num_workers and gather.item_bytes * (batch_size or 1) >= _AHEAD_FROM
-        return (1, "threads") if ahead else (0, "inline")
+        return (1, "thread") if ahead else (0, "inline")
 
     def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> bulk.Gather | None:
         """The bulk path, when it is allowed and can be had; RuntimeError when it is demanded and cannot."""
@@ -290,7 +290,7 @@ class Batches:
 
     def begin(self, here: Any) -> Callable[[Any], Any]:
         """See `Work.begin`."""
-        return self._sent if here.kind == "processes" else self._batch
+        return self._sent if here.kind == "process" else self._batch
 
     def _sent(self, indices: Sequence[Any]) -> Any:
         return arrays.sent(self._batch(indices))
