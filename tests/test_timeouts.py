@@ -61,6 +61,12 @@ CALLS: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
     "a vector's append": lambda buffer, t: buffer.vector_writer(1, autoreset="disabled").append(
         x=np.arange(1), next_obs=np.arange(1), terminated=np.zeros(1, bool), truncated=np.zeros(1, bool), timeout_s=t
     ),
+    "extend of a writer": lambda buffer, t: buffer.writer().extend(x=np.arange(3), timeout_s=t),
+    "end_episode": lambda buffer, t: buffer.writer().end_episode(timeout_s=t),
+    "flush": lambda buffer, t: buffer.writer().flush(timeout_s=t),
+    "close of a writer": lambda buffer, t: buffer.writer().close(timeout_s=t),
+    "a vector's flush": lambda buffer, t: buffer.vector_writer(1).flush(timeout_s=t),
+    "a vector's close": lambda buffer, t: buffer.vector_writer(1).close(timeout_s=t),
     "close": lambda buffer, t: buffer.close(timeout_s=t),
 }
 
@@ -82,6 +88,7 @@ def test_a_writer_of_another_process_refuses_it(value: Any) -> None:
             lambda: writer.extend(x=np.arange(2), timeout_s=value),
             lambda: writer.end_episode(timeout_s=value),
             lambda: writer.flush(timeout_s=value),
+            lambda: writer.close(timeout_s=value),
         ):
             with pytest.raises(ConfigError, match="timeout_s="):
                 call()
@@ -142,13 +149,14 @@ def test_a_timeout_of_zero_tries_once() -> None:
 
 def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
     from async_loader.feeder.client import client, writer
-    from async_loader.replay.remote.writer import Writer
+    from async_loader.replay.remote.writer import ProcessWriter
     from async_loader.replay.vector_writer import VectorWriter
-    from async_loader.replay.writer import StreamWriter
+    from async_loader.replay.writer import LocalWriter
 
+    owned = (ReplayBuffer, LocalWriter, VectorWriter, ProcessWriter)
     found = {
         f"{kind.__name__}.{name}"
-        for kind in (ReplayBuffer, StreamWriter, VectorWriter, Writer, client.Client, client.TableClient, writer.RemoteWriter)
+        for kind in (*owned, client.Client, client.TableClient, writer.RemoteWriter)
         for name, method in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_") and {"timeout_s"} & set(inspect.signature(method).parameters)
     }
@@ -156,7 +164,7 @@ def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
         "Client.close", "Client.drain", "Client.latest", "Client.publish", "Client.status",
         "RemoteWriter.append", "RemoteWriter.close", "RemoteWriter.end_episode", "RemoteWriter.extend", "RemoteWriter.flush",
         "ReplayBuffer.add", "ReplayBuffer.close", "ReplayBuffer.extend", "ReplayBuffer.sample",
-        "StreamWriter.append", "StreamWriter.extend", "StreamWriter.flush",
-        "TableClient.source", "TableClient.update_priorities", "VectorWriter.append", "VectorWriter.flush",
-        "Writer.append", "Writer.end_episode", "Writer.extend", "Writer.flush",
+        "LocalWriter.append", "LocalWriter.close", "LocalWriter.end_episode", "LocalWriter.extend", "LocalWriter.flush",
+        "TableClient.source", "TableClient.update_priorities", "VectorWriter.append", "VectorWriter.close", "VectorWriter.flush",
+        "ProcessWriter.append", "ProcessWriter.close", "ProcessWriter.end_episode", "ProcessWriter.extend", "ProcessWriter.flush",
     }  # fmt: skip

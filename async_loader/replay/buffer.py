@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import CannotSend, ConfigError
@@ -20,17 +19,15 @@ from async_loader.replay.inserting import Inserter
 from async_loader.replay.limiter import RateLimiter
 from async_loader.replay.owner import Owner
 from async_loader.replay.remote.handle import WriterHandle
-from async_loader.replay.rows import TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Sampler, Uniform
 from async_loader.replay.stats import TableStats
 from async_loader.replay.storage import StorageLayout
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import Transitions
-from async_loader.replay.writer import StreamWriter
+from async_loader.replay.writer import LocalWriter, how_ended
 from async_loader.schema import Schema
-
-Ids = npt.NDArray[np.int64]
+from async_loader.table import AutoReset, Ids, VectorEnv
 
 
 class ReplayBuffer(AsSource, ById):
@@ -260,13 +257,11 @@ class ReplayBuffer(AsSource, ById):
         terminated, truncated : bool
             How it ended; neither counts as truncated.
         """
-        if terminated and truncated:
-            raise ConfigError("terminated and truncated: an episode ends in one way, give the one that counts")
-        self._in.end_episode(stream, final_obs, TERMINATED if terminated else TRUNCATED)
+        self._in.end_episodes((stream_name(stream),), final_obs, how_ended(terminated, truncated))
 
-    def writer(self, stream: Hashable = None) -> StreamWriter:
-        """What appends the steps of one stream, an actor's for instance. By default of a new one."""
-        return StreamWriter(self._owner, self._in, fresh_stream() if stream is None else stream_name(stream))
+    def writer(self, stream: Hashable | None = None) -> LocalWriter:
+        """What adds the steps of an actor: to this stream, by default to a new one."""
+        return LocalWriter(self._owner, self._in, fresh_stream() if stream is None else stream_name(stream))
 
     def writer_handle(self) -> WriterHandle:
         """What another process needs to add steps: an argument for it, under any start method; one handle for each writer.
@@ -286,12 +281,18 @@ class ReplayBuffer(AsSource, ById):
         """
         return self._owner.writer_handle()
 
-    def vector_writer(self, num_envs: Any, *, autoreset: Any = None, streams: Sequence[Hashable] | None = None) -> VectorWriter:
+    def vector_writer(
+        self,
+        envs: int | VectorEnv,
+        *,
+        autoreset: AutoReset | None = None,
+        streams: Sequence[Hashable] | None = None,
+    ) -> VectorWriter:
         """What adds the steps of a vector of environments, each a stream.
 
         Parameters
         ----------
-        num_envs : int | gymnasium.vector.VectorEnv
+        envs : int | gymnasium.vector.VectorEnv
             How many there are, or the environments, which also say how they reset.
         autoreset : "next_step" | "same_step" | "disabled" | gymnasium.vector.AutoresetMode, optional
             When environments begin anew by themselves: ``envs.metadata["autoreset_mode"]``, which is taken from environments
@@ -299,7 +300,7 @@ class ReplayBuffer(AsSource, ById):
         streams : sequence of hashable, optional
             Their names; new ones by default.
         """
-        return VectorWriter(self._owner, self._in, num_envs, autoreset, streams)
+        return VectorWriter(self.writer(), envs, autoreset, streams)
 
     # -- sampling --------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, WouldDeadlock
-from async_loader.lifecycle import seconds
+from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import floats_of, one_float, schema_of_columns, storable
 from async_loader.replay.owner import Owner
 from async_loader.replay.rows import AWAITS, TERMINATED, TRUNCATED
@@ -199,13 +199,10 @@ class Inserter:
                 owner.waiters.ring()  # Ctrl-C: what waits may wait for what was written, and was not told
                 raise
 
-    def end_episode(self, stream: Hashable, final_obs: Any, flags: int) -> None:
-        """End a stream's episode after its last step."""
-        self.end_episodes((stream_name(stream),), final_obs, flags)
-
-    def end_episodes(self, streams: Sequence[Hashable], final_obs: Any, flags: int) -> None:
-        """As `end_episode`, of several."""
+    def end_episodes(self, streams: Sequence[Hashable], final_obs: Any, flags: int, timeout_s: float | None = None) -> None:
+        """End the episodes of these streams after their last steps. Waits where a queue has no row for ``final_obs``."""
         owner = self._owner
+        seconds_or_none("timeout_s", timeout_s)
         if not owner.ready:
             return
         values = None if final_obs is None else owner.stage.final_values(final_obs)
@@ -228,7 +225,7 @@ class Inserter:
                 owner.waiters.ring()
             return True
 
-        owner.waiters.until(attempt, "insert", why_not, None)
+        owner.waiters.until(attempt, "insert", why_not, timeout_s)
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """New priorities by id."""

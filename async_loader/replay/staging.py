@@ -240,6 +240,46 @@ class Ends:
             step["done"] = bool(terminated)
         return flags
 
+    def into_columns(self, batch: dict[str, Any], terminated: Any, truncated: Any) -> Ids | None:
+        """As `into`, for many steps: each of ``terminated`` and ``truncated`` is one for all, or one for each ``[rows]``.
+
+        Returns
+        -------
+        int64 array [rows] | None
+            The flags that are said beside the fields; ``None`` if there are none.
+        """
+        flags: Ids | None = None
+        for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
+            if name in self.stored:
+                if name not in batch:
+                    batch[name] = _ended(name, said, count_of(batch))
+            elif said is not False:
+                ended = _ended(name, said, count_of(batch)) * np.int64(flag)
+                flags = ended if flags is None else flags | ended
+        if self.done and "done" not in batch:
+            batch["done"] = _ended("terminated", terminated, count_of(batch))
+        return flags
+
+
+def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:
+    """Whether each of ``count`` steps ended, as was said of all or of each."""
+    array = tensors.as_array(said)
+    array = np.asarray(said) if array is None else array
+    if array.ndim == 0:
+        return np.full(count, bool(array))
+    if array.size != count:
+        raise SchemaError(f"{name} has shape {list(array.shape)} for {count} rows: one for each, or one for all")
+    ended: npt.NDArray[np.bool_] = array.reshape(count).astype(np.bool_)
+    return ended
+
+
+def count_of(batch: Mapping[str, Any]) -> int:
+    """Rows of the first column that has any; what is wrong with the others shows when they are checked."""
+    for leaf in tree.leaves(batch, tree.structure_of(batch)):
+        with contextlib.suppress(TypeError):
+            return len(leaf)
+    return 0
+
 
 def rows_of(value: Any, what: str) -> int:
     """Rows of an array, tensor or list. Raises SchemaError for what has none."""

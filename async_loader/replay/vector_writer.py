@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors, tree
-from async_loader.errors import ConfigError, SchemaError
-from async_loader.lifecycle import seconds_or_none
+from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupported
 from async_loader.replay.arguments import positive
 from async_loader.replay.fitting import Fit
-from async_loader.replay.inserting import Inserter
-from async_loader.replay.owner import Owner
-from async_loader.replay.rows import TERMINATED, TRUNCATED
 from async_loader.replay.stream_names import fresh_stream, stream_name
-from async_loader.replay.tally import Tally
 from async_loader.replay.writer import closed_writer
-from async_loader.schema import Field
+from async_loader.schema import Field, Schema
+from async_loader.table import AutoReset, Ids, VectorEnv
 
 Bools = npt.NDArray[np.bool_]
 _ENDS = ("terminated", "truncated")
@@ -27,15 +24,51 @@ _AUTORESETS = ("nextstep", "samestep", "disabled")
 _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['autoreset_mode']"
 
 
-class VectorWriter:
-    """Adds what a vector of environments returns, one stream for each. Made by `ReplayBuffer.vector_writer`.
+class _Writer(Protocol):
+    """What a VectorWriter writes with: a `async_loader.table.Writer` that can also add rows together or not at all."""
 
-    One thread at a time. A call of `append` adds a step of each environment, or of none: also where it is refused, times out
+    @property
+    def schema(self) -> Schema | None:
+        """What a step is; asked before every call. ``None``: the rows of the next call say it."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that were added. After a call that raised it says whether the rows of that call are in."""
+
+    def _extend_together(
+        self,
+        batch: Mapping[str, Any],
+        streams: Sequence[Hashable],
+        *,
+        terminated: Any,
+        truncated: Any,
+        final_obs: Any,
+        priority: Any,
+        timeout_s: float | None,
+    ) -> Ids | None:
+        """Add all rows or none: an array ``[rows, ...]`` for each field, each row to a stream of its own.
+
+        ``terminated`` and ``truncated`` are bool arrays ``[rows]``, stored too where the schema has such fields.
+        """
+
+    def _end_episodes(self, streams: Sequence[Hashable]) -> None:
+        """End the open episodes of these streams, as `end_episode` without arguments does."""
+
+    def flush(self, timeout_s: float | None = None) -> None: ...
+
+    def close(self, timeout_s: float | None = None) -> None: ...
+
+
+class VectorWriter:
+    """Adds what a vector of environments returns, one stream for each. Made by ``vector_writer`` of a table.
+
+    Threads: one at a time. A call of `append` adds a step of each environment, or of none: also where it is refused, times out
     or is interrupted by Ctrl-C. `steps` says which.
 
     Parameters
     ----------
-    owner, inserter : Owner, Inserter
+    writer : Writer
+        Of a table, which this one closes.
     envs : int | VectorEnv
     autoreset : str | gymnasium.vector.AutoresetMode | None
     streams : sequence of hashable | None
@@ -46,24 +79,31 @@ class VectorWriter:
         The names of the environments' streams.
     """
 
-    def __init__(self, owner: Owner, inserter: Inserter, envs: Any, autoreset: Any, streams: Sequence[Hashable] | None) -> None:
-        self._owner, self._in = owner, inserter
-        self._count = count = positive("num_envs", getattr(envs, "num_envs", envs))
+    def __init__(
+        self, writer: _Writer, envs: int | VectorEnv, autoreset: AutoReset | None, streams: Sequence[Hashable] | None
+    ) -> None:
+        self._writer = writer
+        self._count = count = positive("envs", getattr(envs, "num_envs", envs))
         self._mode = _mode_of(envs, autoreset)
         self.streams = [fresh_stream() for _ in range(count)] if streams is None else [stream_name(one) for one in streams]
         if len(self.streams) != count:
             raise ConfigError(f"{len(self.streams)} streams for {count} environments: one for each")
         if len(set(self.streams)) != count:
             raise ConfigError(f"streams={self.streams}: every environment needs a stream of its own")
-        self._tally = Tally(owner)
         self._closed = False
         self._resetting: Bools = np.zeros(count, np.bool_)
         self._then: Bools | None = None  # what `_resetting` is if the call that is under way adds its steps
+        self._before = 0  # steps that were in before that call
+
+    @property
+    def schema(self) -> Schema | None:
+        """What a step is; ``None`` before the table's first one if no schema was given."""
+        return self._writer.schema
 
     @property
     def steps(self) -> int:
         """Steps that this writer has added, of all environments. It never falls."""
-        return self._tally.steps
+        return self._writer.steps
 
     def append(
         self,
@@ -75,7 +115,7 @@ class VectorWriter:
         priority: Any = None,
         timeout_s: float | None = None,
         **fields: Any,
-    ) -> npt.NDArray[np.int64]:
+    ) -> Ids | None:
         """One call of ``envs.step``: what was known before it as fields, what it returned by name.
 
         Parameters
@@ -94,9 +134,9 @@ class VectorWriter:
 
         Returns
         -------
-        int64 array
-            Ids of the steps that were added: all, but for those of environments that were only being reset, which
-            with next-step autoreset is what the step after an episode's last does.
+        int64 array | None
+            Ids of the steps that were added (``None``: the table gives them elsewhere): all, but for those of environments
+            that were only being reset, which with next-step autoreset is what the step after an episode's last does.
 
         Raises
         ------
@@ -115,37 +155,35 @@ class VectorWriter:
         ends = over | cut
         self._check_mode(ends, info)
         after = self._after(next_obs, ends, info)
-        schema = self._owner.schema
-        batch = {**fields, "terminated": over, "truncated": cut}
-        known: tuple[str, ...] | None = None
+        schema = self._writer.schema
+        batch = dict(fields)
         if schema is None:
             batch = {**_with_narrow_reward(batch), "next_obs": after}
-        else:
-            known = tuple(schema.structure.keys) if schema.structure is not None else ()
-            if "next_obs" in known:
-                batch["next_obs"] = after
-            if "done" in known:
-                batch.setdefault("done", over)
-        keep, said = ~self._resetting, np.zeros(self._count, np.int64)
-        for name, flag in zip(_ENDS, (TERMINATED, TRUNCATED), strict=True):
-            if known is not None and name not in known:
-                said += flag * batch.pop(name)
+        known = () if schema is None or schema.structure is None else schema.structure.keys
+        if "next_obs" in known:
+            batch["next_obs"] = after
         linked = schema is not None and any(field.next is not None for field in schema.fields)
-        if linked and not all(name in (known or ()) for name in _ENDS):
+        if linked and not all(name in known for name in _ENDS):
             raise SchemaError(
                 "a schema with a next=... that a vector of environments writes has the fields terminated and truncated"
             )
-        final = _pick(after, keep) if linked and ends[keep].any() else None
+        keep = ~self._resetting
         then = ends & keep if self._mode == "nextstep" else self._resetting
         if not keep.any():  # a call that only resets
             self._resetting = then
             return np.empty(0, np.int64)
-        streams: list[Hashable] = [stream for stream, kept in zip(self.streams, keep, strict=True) if kept]
-        given = None if priority is None else _rows(priority)[keep]
+        self._before = self._writer.steps
         self._then = then
-        ids = self._in.extend(_pick(batch, keep), streams, given, timeout_s, final, said[keep], ids=self._tally.begin, whole=True)
+        ids = self._writer._extend_together(
+            _pick(batch, keep),
+            [stream for stream, kept in zip(self.streams, keep, strict=True) if kept],
+            terminated=over[keep],
+            truncated=cut[keep],
+            final_obs=_pick(after, keep) if linked and ends[keep].any() else None,
+            priority=None if priority is None else _rows(priority)[keep],
+            timeout_s=timeout_s,
+        )
         self._resetting, self._then = then, None
-        self._tally.end(len(ids))
         return ids
 
     def reset(self) -> None:
@@ -155,19 +193,25 @@ class VectorWriter:
         """
         self._settle()
         if not self._closed:
-            self._in.end_episodes(self.streams, None, TRUNCATED)
+            self._writer._end_episodes(self.streams)
         self._resetting = np.zeros(self._count, np.bool_)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Do nothing: steps are in the table when `append` returns. Other writers have to wait for that."""
-        seconds_or_none("timeout_s", timeout_s)
+        """Return when everything that was added is in the table."""
+        self._writer.flush(timeout_s)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """End the open episodes, as `reset` does. May be called again; `append` raises Closed then."""
         if not self._closed:
-            if not self._owner.foreign and not self._owner.closed:
-                self.reset()
+            with contextlib.suppress(Closed, Broken, Unsupported):  # where the table has gone, or this is a fork of its process
+                self._writer._end_episodes(self.streams)
+            self._writer.close(timeout_s)
             self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def __enter__(self) -> VectorWriter:
         return self
@@ -175,12 +219,16 @@ class VectorWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<VectorWriter envs={self._count} autoreset={self._mode!r} steps={self.steps} {state}>"
+
     # -- what was returned -----------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Find out whether the last call, if it was interrupted or refused, has added its steps."""
         then = self._then
-        if self._tally.under_way and self._tally.settle() and then is not None:
+        if then is not None and self._writer.steps > self._before:
             self._resetting = then
         self._then = None
 

@@ -52,7 +52,7 @@ def episodes(into: Any) -> None:
             into.append(obs=next(obs), reward=float(k), **(last if k == length - 1 else {}))
     for k in range(3):
         into.append(obs=next(obs), reward=float(k))
-    into.end_episode(np.array([910, 911], np.float32), truncated=True)
+    into.end_episode(final_obs=np.array([910, 911], np.float32), truncated=True)
     for k in range(4):
         into.append({"obs": next(obs), "reward": float(k)})
     into.end_episode()
@@ -274,7 +274,7 @@ def test_a_handle_is_used_once_and_one_that_is_dropped_gives_its_place_to_anothe
             pickle.dumps(handle)
         into.close()
         other = buffer.writer_handle()
-        copy = WriterHandle(*(os.dup(fd) for fd in other._fds), other._lane, other._clock, other._storage, other.terms)
+        copy = WriterHandle(*(os.dup(fd) for fd in other._fds), other._lane, other._clock, other._storage, other._terms)
         with copy.open():
             with pytest.raises(ConfigError, match=f"process {os.getpid()} has opened"):
                 other.open()

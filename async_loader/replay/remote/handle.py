@@ -16,7 +16,7 @@ from async_loader.replay.storage import Storage
 from async_loader.shm.segment import Segment
 
 if TYPE_CHECKING:
-    from async_loader.replay.remote.writer import Writer
+    from async_loader.replay.remote.writer import ProcessWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class WriterHandle:
     def __init__(self, sock_fd: int, owner_fd: int, lane: Segment, clock: Segment, storage: Storage, terms: Terms) -> None:
         self._fds = [sock_fd, owner_fd]
         self._lane, self._clock, self._storage = lane, clock, storage
-        self.terms = terms
+        self._terms = terms
 
-    def open(self, *, stream: Hashable = None) -> Writer:
+    def open(self, stream: Hashable | None = None) -> ProcessWriter:
         """Begin to write, in this process.
 
         Parameters
@@ -71,7 +71,7 @@ class WriterHandle:
         Closed, Broken
             If the table was closed, or its process is gone.
         """
-        from async_loader.replay.remote.writer import Writer
+        from async_loader.replay.remote.writer import ProcessWriter
 
         if not self._fds:
             raise ConfigError("this handle was opened or closed already: get a writer_handle() for each writer")
@@ -80,9 +80,9 @@ class WriterHandle:
         if other:
             raise ConfigError(f"process {other} has opened this handle: get a writer_handle() for each writer")
         (sock_fd, owner_fd), self._fds = self._fds, []
-        writer = Writer(socket.socket(fileno=sock_fd), owner_fd, lane, self._clock, self._storage, self.terms)
+        writer = ProcessWriter(socket.socket(fileno=sock_fd), owner_fd, lane, self._clock, self._storage, self._terms)
         try:
-            writer.begin(("writer", self.terms.owner, self.terms.number) if stream is None else stream)
+            writer._begin(("writer", self._terms.owner, self._terms.number) if stream is None else stream)
         except BaseException:
             writer.close()
             raise
@@ -100,7 +100,7 @@ class WriterHandle:
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._fds:
             raise Closed("this handle was opened or closed already: get a writer_handle() for each writer")
-        return _arrived, (*map(reduction.DupFd, self._fds), self._lane, self._clock, self._storage, self.terms)
+        return _arrived, (*map(reduction.DupFd, self._fds), self._lane, self._clock, self._storage, self._terms)
 
 
 def _arrived(sock: Any, owner: Any, lane: Segment, clock: Segment, storage: Storage, terms: Terms) -> WriterHandle:

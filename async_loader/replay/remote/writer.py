@@ -1,15 +1,14 @@
-"""Writer: adds steps to a table that another process owns. Decides no id, links nothing. See NOTE [lane]."""
+"""ProcessWriter: adds steps to a table that another process owns. Decides no id, links nothing. See NOTE [lane]."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, seconds
@@ -23,7 +22,9 @@ from async_loader.replay.samplers import policy
 from async_loader.replay.staging import NO_FIELDS, Ends, Stage
 from async_loader.replay.storage import Storage
 from async_loader.replay.stream_names import stream_name, stream_names
+from async_loader.replay.writer import how_ended
 from async_loader.shm.segment import Segment
+from async_loader.table import Streams
 
 _CLOSE_S = 5.0
 _MANY = 256
@@ -36,10 +37,10 @@ def _at(point: str) -> None:
     """Between reserving, writing and publishing a row. Tests end the process here."""
 
 
-class Writer:
-    """Adds the steps of one process. Made by `WriterHandle.open`; a context manager.
+class ProcessWriter:
+    """Adds the steps of another process than the table's. A `async_loader.table.Writer`, made by `WriterHandle.open`.
 
-    Thread rule: one thread at a time, in the process that opened it. Cost: about that of `ReplayBuffer.add`; it waits for the
+    Threads: one at a time, in the process that opened it. Cost: about that of `ReplayBuffer.add`; it waits for the
     owner only when that withholds rows, when a stream is new, and for the first rows. What has been added can be drawn from
     then on by whoever samples in the owner's process.
     """
@@ -60,7 +61,7 @@ class Writer:
         self.schema = layout.schema
         self._stream, self._flags, self._ids = (np.zeros(1, np.int64) for _ in range(3))  # of one step
 
-    def begin(self, stream: Hashable) -> None:
+    def _begin(self, stream: Hashable) -> None:
         """Tell the owner who writes, and to which stream."""
         death_fd = os.pidfd_open(self._pid)
         try:
@@ -85,11 +86,12 @@ class Writer:
         terminated: Any = False,
         truncated: Any = False,
         final_obs: Any = None,
+        stream: Hashable | None = None,
         priority: float | None = None,
         timeout_s: float | None = None,
         **fields: Any,
     ) -> int:
-        """Add the next step of the writer's stream. As `StreamWriter.append`.
+        """Add a stream's next step. As `LocalWriter.append`.
 
         Returns
         -------
@@ -117,11 +119,12 @@ class Writer:
         given = _NO_FLOATS
         if priority is not None or self._terms.given:
             given = self._priorities(None if priority is None else one_float(priority, "priority"), 1)
+        number = self._numbers[self.stream] if stream is None else self._number(stream_name(stream), Deadline(timeout_s))
         rows = _TWO if flags & AWAITS else _ONE
         if not self._supply.ready_at_once(int(rows[0])):
             with _in_seconds(timeout_s):
                 self._supply.ready(rows, 1, Deadline(timeout_s))
-        self._stream[0], self._flags[0] = self._numbers[self.stream], flags
+        self._stream[0], self._flags[0] = number, flags
         final = NO_FIELDS if ends is None else stage.put_final(ends)
         self._write(stage.put(checked), final, 0, 1, int(rows[0]), self._stream, self._flags, given, self._ids)
         return int(self._ids[0])
@@ -131,13 +134,15 @@ class Writer:
         batch: Mapping[str, Any] | None = None,
         /,
         *,
-        stream: Hashable | Sequence[Hashable] | npt.NDArray[Any] = None,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_obs: Any = None,
+        stream: Streams | None = None,
         priority: Any = None,
         timeout_s: float | None = None,
-        final_obs: Any = None,
         **fields: Any,
     ) -> Ids:
-        """Add many steps. As `ReplayBuffer.extend`; ``stream`` is the writer's unless given.
+        """Add many steps. As `LocalWriter.extend`.
 
         Raises
         ------
@@ -148,9 +153,11 @@ class Writer:
         """
         self._check_mine()
         stage, deadline = self._stage, Deadline(timeout_s)
-        columns = stage.columns(one_of(batch, fields, "batch"))
+        values = dict(one_of(batch, fields, "batch"))
+        said = self._ends.into_columns(values, terminated, truncated)
+        columns = stage.columns(values)
         count = len(columns[0])
-        flags = stage.column_ends(columns)
+        flags = stage.column_ends(columns, said)
         final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
         if final_obs is not None:
             finals, has_final = stage.final_columns(final_obs, flags & (TERMINATED | TRUNCATED) != 0)
@@ -171,18 +178,16 @@ class Writer:
 
     def end_episode(
         self,
-        final_obs: Any = None,
         *,
+        final_obs: Any = None,
+        stream: Hashable | None = None,
         terminated: bool = False,
         truncated: bool = False,
-        stream: Hashable = None,
         timeout_s: float | None = None,
     ) -> None:
         """The episode ended after its last step. As `ReplayBuffer.end_episode`, for an episode that this writer began."""
         self._check_mine()
-        if terminated and truncated:
-            raise ConfigError("terminated and truncated: an episode ends in one way, give the one that counts")
-        flags, deadline = TERMINATED if terminated else TRUNCATED, Deadline(timeout_s)
+        flags, deadline = how_ended(terminated, truncated), Deadline(timeout_s)
         ends = None if final_obs is None else self._stage.final_values(final_obs)
         number = self._numbers.get(self.stream if stream is None else stream_name(stream), -1)
         if number not in self._open:
@@ -286,19 +291,20 @@ class Writer:
         self._supply.publish_again()
         self._supply.ask(Say.FLUSH, Say.FLUSHED, b"", Deadline(timeout_s))
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """End the writer's open episodes, as `end_episode` without more does, and give back its rows. May be called again.
 
-        Waits up to 5 s for the owner to have taken in everything, and raises nothing if it is gone. In a forked child it only
-        closes the child's copies.
+        Waits for ``timeout_s``, by default 5 s, until the owner has taken in everything, and raises nothing if it is gone or
+        has not answered: it takes it in all the same. In a forked child it only closes the child's copies.
         """
+        limit = _CLOSE_S if timeout_s is None else seconds("timeout_s", timeout_s)
         if self._closed:
             return
         self._closed = True
         with contextlib.suppress(AsyncLoaderError):
             if os.getpid() == self._pid:
                 self._supply.publish_again()
-                self._supply.ask(Say.BYE, Say.FLUSHED, b"", Deadline(_CLOSE_S))
+                self._supply.ask(Say.BYE, Say.FLUSHED, b"", Deadline(limit))
         self._supply.close()
 
     def _check_mine(self) -> None:
@@ -310,7 +316,15 @@ class Writer:
                 "get another writer_handle() for each process"
             )
 
-    def __enter__(self) -> Writer:
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        return f"<ProcessWriter stream={self.stream!r} steps={self.steps} {'closed' if self._closed else 'open'}>"
+
+    def __enter__(self) -> ProcessWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
