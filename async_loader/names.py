@@ -92,7 +92,7 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
     ("AsyncDataLoader", "pin_memory"): "say device='cuda': batches then come from page-locked memory",
     ("AsyncDataLoader", "bulk"): "rows of columns and tables are always gathered in bulk, leave it out",
     ("AsyncDataLoader", "layout"): "fields of a batch are always contiguous, leave it out",
-    ("Transitions", "overlapping"): "overlapping transitions are found without it, leave it out",
+    ("Transitions", "overlapping"): "obs and next_obs of a batch are arrays of their own, leave it out",
     ("DataLoader", "generator"): "say seed: the order depends on it alone",
     ("DataLoader", "chunk_size"): "batches are not divided, leave it out",
     ("DataLoader", "on_error"): "an error of the dataset is raised by next, and the next call goes on: leave it out",

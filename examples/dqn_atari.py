@@ -48,7 +48,9 @@ def make_envs(count: int) -> gymnasium.vector.VectorEnv:
 def make_table(capacity: int, warmup: int, envs: int, seed: int) -> ReplayBuffer:
     frame = Field((84, 84), "uint8", stack=STACK, next="next_obs")  # stored once, delivered up to 8 times
     # The error buffer holds the batches that the loader makes ahead, and a step of all environments.
-    limiter = RateLimiter(warmup, SAMPLES_PER_INSERT, error_buffer=4 * BATCH + 2 * SAMPLES_PER_INSERT * envs)
+    limiter = RateLimiter(
+        min_size_to_sample=warmup, samples_per_insert=SAMPLES_PER_INSERT, error_buffer=4 * BATCH + 2 * SAMPLES_PER_INSERT * envs
+    )
     sampler = Prioritized(alpha=0.5, beta=Linear(0.4, 1.0, draws=1_000_000))
     return ReplayBuffer(capacity, {"obs": frame, **SMALL}, sampler=sampler, limiter=limiter, seed=seed)
 
@@ -176,7 +178,7 @@ def main(seconds: float = 120, envs: int = 8, capacity: int = 50_000, warmup: in
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     pongs, table, start = make_envs(envs), make_table(capacity, warmup, envs, seed), {}
     learner = Learner(int(pongs.single_action_space.n), device)
-    loader = AsyncDataLoader(table.source(view=Transitions(n=3, gamma=0.99)), batch_size=BATCH, device=device)
+    loader = AsyncDataLoader(table.source(view=Transitions(n_steps=3, gamma=0.99)), batch_size=BATCH, device=device)
     actor = Actor(pongs, table, copy.deepcopy(learner.online).cpu(), seconds, seed, end=loader.close)
     actor.start()
     try:

@@ -68,7 +68,7 @@ class PrioritizedSettings(_Part, frozen=True, kw_only=True, tag="prioritized"):
     eps: float = 1e-6
     stratified: bool = True
     normalize: Normalize = "batch"
-    new: Literal["max_ever", "max_now", "given"] = "max_ever"
+    new_priority: Literal["max_ever", "max_now", "given"] = "max_ever"
 
     def make(self) -> Sampler:
         made: Sampler = self._made(samplers.Prioritized)

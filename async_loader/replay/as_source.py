@@ -54,8 +54,6 @@ class AsSource:
         """
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-        if view is not None and view.overlapping:
-            raise ConfigError("overlapping=True is for sample(): a loader's batches are contiguous, leave it out")
         owner = self._owner
         if sampler is None and world_size > 1 and type(owner.sampler) is Uniform:
             sampler = Uniform()

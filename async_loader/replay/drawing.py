@@ -275,7 +275,7 @@ class Drawer:
                 owner.check_view(table, recipe.lookahead)
             if recipe.lookahead > table.g[LOOKAHEAD] and table.free is not None:
                 raise ConfigError(
-                    f"n={recipe.n} needs steps that follow each other, and {owner.remover!r} takes them out of order"
+                    f"n_steps={recipe.n} needs steps that follow each other, and {owner.remover!r} takes them out of order"
                 )
             table.look_ahead(recipe.lookahead)
             self._idle[id(recipe)] = []
@@ -485,9 +485,6 @@ def _short(held: int, needed: int) -> str:
 
 def assembled(recipe: Recipe, arrays: Sequence[Any]) -> dict[str, Any]:
     """The arrays of a batch, nested as its steps are."""
-    if recipe.split is not None:
-        split: dict[str, Any] = recipe.split(arrays)
-        return split
     root = recipe.schema.structure
     if isinstance(root, tree.Node) and not any(root.children):
         return dict(zip(root.keys, arrays, strict=True))

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from async_loader.errors import ConfigError
+from async_loader.names import explain_wrong_names
 
 UNLIMITED: Final = 2**63 - 1
 """What `Limits.insertable` and `Limits.sampleable` say where nothing limits."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class RateLimiter:
-    """Sample each step about so many times, give or take an error, once the table holds enough.
+    """Sampling starts at a minimum and, with a ratio, keeps pace with inserting, give or take an error.
 
     A sample is one row, not a batch. What is kept between bounds is the cursor,
     ``inserted * samples_per_insert - sampled``: the samples that inserting has earned and sampling has not yet spent.
@@ -33,16 +34,21 @@ class RateLimiter:
     ----------
     min_size_to_sample : int
         Rows that the table must hold before any is sampled. Up to there inserting is free.
-    samples_per_insert : float
-        How often a row is to be sampled, on average.
-    error_buffer : float | (float, float)
+    samples_per_insert : float, optional
+        How often a row is to be sampled, on average. Without it only the minimum counts: inserting never waits, and
+        sampling waits for nothing else (this is `MinSize`).
+    error_buffer : float | (float, float), optional
         How far, in samples, the cursor may be from ``min_size_to_sample * samples_per_insert``; or its bounds themselves.
+        By default as far as that is from 0, and at least one sample: sampling may spend all that inserting has earned
+        and no more, and inserting may be ahead by twice what it earns up to the minimum. Batches have to fit between
+        the bounds: for a loader give ``batch_size * (prefetch + 1) / 2`` or more.
 
     Raises
     ------
     ConfigError
-        For a minimum below 1, a ratio that is not above 0, bounds less than ``2 * max(1, samples_per_insert)`` apart, or
-        bounds above the cursor at the minimum: these block inserting or sampling for good.
+        For a minimum below 1, a ratio that is not above 0, an error buffer without a ratio, bounds less than
+        ``2 * max(1, samples_per_insert)`` apart, or bounds above the cursor at the minimum: these block inserting or
+        sampling for good.
 
     Warns
     -----
@@ -53,20 +59,50 @@ class RateLimiter:
     --------
     >>> RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20).bounds
     (380.0, 420.0)
+    >>> RateLimiter(min_size_to_sample=100, samples_per_insert=4).bounds
+    (0.0, 800.0)
     """
 
     min_size_to_sample: int
     samples_per_insert: float
     error_buffer: float | tuple[float, float]
 
-    def __post_init__(self) -> None:
-        set_field = object.__setattr__
-        set_field(self, "min_size_to_sample", _count("min_size_to_sample", self.min_size_to_sample))
-        set_field(self, "samples_per_insert", _number("samples_per_insert", self.samples_per_insert))
-        if not 0 < self.samples_per_insert < math.inf:
-            raise ConfigError(f"samples_per_insert={self.samples_per_insert:g}: it must be above 0 and finite")
-        set_field(self, "error_buffer", _error_buffer(self.error_buffer))
+    @explain_wrong_names
+    def __init__(
+        self,
+        *,
+        min_size_to_sample: int = 1,
+        samples_per_insert: float | None = None,
+        error_buffer: float | tuple[float, float] | None = None,
+    ) -> None:
+        least = _count("min_size_to_sample", min_size_to_sample)
+        if samples_per_insert is None and error_buffer is not None:
+            raise ConfigError(
+                f"error_buffer={error_buffer!r} without samples_per_insert: it is how far that ratio may be missed, "
+                "give both or neither"
+            )
+        ratio, buffer = 1.0, _error_buffer(math.inf)  # one for one, and any number of samples apart
+        if samples_per_insert is not None:
+            ratio = _number("samples_per_insert", samples_per_insert)
+            buffer = _error_buffer(max(1.0, least * ratio) if error_buffer is None else error_buffer)
+        if not 0 < ratio < math.inf:
+            raise ConfigError(f"samples_per_insert={ratio:g}: it must be above 0 and finite")
+        self._set(least, ratio, buffer)
         self._check_bounds()
+
+    def _set(self, least: int, ratio: float, buffer: float | tuple[float, float]) -> None:
+        for name, value in (("min_size_to_sample", least), ("samples_per_insert", ratio), ("error_buffer", buffer)):
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        if self.queue_size is not None:
+            return f"Queue({self.queue_size})"
+        if (self.samples_per_insert, self.error_buffer) == (1.0, math.inf):
+            return f"RateLimiter(min_size_to_sample={self.min_size_to_sample})"
+        return (
+            f"RateLimiter(min_size_to_sample={self.min_size_to_sample}, samples_per_insert={self.samples_per_insert!r}, "
+            f"error_buffer={self.error_buffer!r})"
+        )
 
     def _check_bounds(self) -> None:
         spi, (low, high) = self.samples_per_insert, self.bounds
@@ -101,7 +137,9 @@ class RateLimiter:
     @property
     def queue_size(self) -> int | None:
         """Items that may wait in a `Queue`; ``None`` for any other limiter."""
-        low, high = self.bounds
+        if not isinstance(self.error_buffer, tuple):
+            return None
+        low, high = self.error_buffer
         queue = (self.min_size_to_sample, self.samples_per_insert, low) == (1, 1.0, 0.0)
         return math.floor(high) if queue and math.isfinite(high) else None
 
@@ -128,7 +166,7 @@ class RateLimiter:
 
 def MinSize(n: int) -> RateLimiter:
     """Sampling waits for ``n`` rows; inserting never waits."""
-    return RateLimiter(n, 1.0, math.inf)
+    return RateLimiter(min_size_to_sample=n)
 
 
 def Queue(size: int) -> RateLimiter:
@@ -145,12 +183,7 @@ def Queue(size: int) -> RateLimiter:
         For a size below 1.
     """
     limiter = object.__new__(RateLimiter)  # a queue of 1 works, though its bounds are closer than those of a ratio may be
-    for name, value in (
-        ("min_size_to_sample", 1),
-        ("samples_per_insert", 1.0),
-        ("error_buffer", (0.0, float(_count("size", size)))),
-    ):
-        object.__setattr__(limiter, name, value)
+    limiter._set(1, 1.0, (0.0, float(_count("size", size))))
     return limiter
 
 

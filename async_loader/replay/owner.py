@@ -260,7 +260,7 @@ class Owner:
                 part for part in (f"{depth - 1} before it" * (depth > 1), f"{lookahead} after it" * (lookahead > 0)) if part
             )
             most = capacity - depth
-            remedy = f"use n of {most} or less, or " if lookahead > 1 and most > 0 else ""
+            remedy = f"use n_steps of {most} or less, or " if lookahead > 1 and most > 0 else ""
             raise ConfigError(
                 f"an item needs its step and {around}, and the table keeps {capacity:,} steps: {remedy}"
                 f"raise the capacity to {depth + lookahead:,} or more"

@@ -305,7 +305,7 @@ def warm() -> None:
         table.insert(Incoming(np.full(4, table.stream(0)), flags, np.full(4, np.nan), columns), 0)
         table.insert(Incoming(np.full(4, table.stream(0)), np.zeros(4, np.int64), np.full(4, np.nan), columns), 0)
         table.end([0])
-        for view in (None, Transitions(n=2, gamma=0.9)) if len(columns) > 1 else (None,):
+        for view in (None, Transitions(n_steps=2, gamma=0.9)) if len(columns) > 1 else (None,):
             drawing = table.drawing(view, 0, 1, None)
             drawing.why_not(2)
             drawing.arrays(2)

@@ -2,61 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.names import explain_wrong_names
 from async_loader.schema import RESERVED, Field, Schema
 
 STEP, AFTER, LAST = 0, 1, 2
 """Anchors: the drawn step, the observation after the last step of the return, the last step of the return."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Transitions:
-    """A step and what came of it in the following ``n`` (Sutton and Barto, 2nd ed., equation 7.1).
+    """A step and what came of it in the following ``n_steps`` (Sutton and Barto, 2nd ed., equation 7.1).
 
-    - ``reward`` is the sum of gamma**i * reward(t + i) over the k = n steps, or fewer where the episode ends before;
+    - ``reward`` is the sum of gamma**i * reward(t + i) over the k = n_steps steps, or fewer where
+      the episode ends before;
     - ``discount`` (float32) is gamma**k, or 0 if the last of those k steps terminated: the target is
       ``reward + discount * value(next_obs)``, also where the episode was truncated;
-    - fields with ``Field(next=...)`` are followed by the observation k steps on, and stored fields whose top-level name
-      begins with ``next_`` are those of the last of the k steps, as are ``terminated``, ``truncated`` and ``done``;
+    - fields with ``Field(next=...)`` are followed by the observation k steps on, and stored fields
+      whose top-level name begins with ``next_`` are those of the last of the k steps, as are
+      ``terminated``, ``truncated`` and ``done``;
     - all others are those of the step that was drawn.
 
     Parameters
     ----------
-    n : int
-        Steps of the return. A step is drawn as soon as n steps have followed, or its episode has ended.
+    n_steps : int
+        Steps of the return. A step is drawn as soon as ``n_steps`` have followed, or its episode has
+        ended.
     gamma : float
         Discount per step, 0 to 1.
     reward : str
         Name of the reward's field: a number or a vector; float.
-    overlapping : bool
-        For `sample` with n=1: a stack and the one after it share memory (``obs = frames[:, :k]``,
-        ``next_obs = frames[:, 1:]``), which saves copying all but one frame twice. Changing one in place changes the other.
 
     Raises
     ------
     ConfigError
-        For an n below 1, a gamma outside of 0 to 1, and overlapping views of more than one step.
+        For fewer than 1 step, and a gamma outside of 0 to 1.
     """
 
-    n: int = 1
-    gamma: float = 0.99
-    reward: str = "reward"
-    overlapping: bool = False
+    n_steps: int
+    gamma: float
+    reward: str
 
-    def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise ConfigError(f"n={self.n!r}: the number of steps that a return sums up is a Python int, 1 or more")
-        if isinstance(self.gamma, bool | str) or not hasattr(self.gamma, "__float__") or not 0 <= self.gamma <= 1:
-            raise ConfigError(f"gamma={self.gamma!r}: a discount is 0 to 1")
-        if self.overlapping and self.n > 1:
-            raise ConfigError(f"overlapping=True with n={self.n}: only stacks one step apart overlap, leave it out")
+    @explain_wrong_names
+    def __init__(self, n_steps: int = 1, gamma: float = 0.99, *, reward: str = "reward") -> None:
+        if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+            raise ConfigError(f"n_steps={n_steps!r}: the number of steps that a return sums up is a Python int, 1 or more")
+        if isinstance(gamma, bool | str) or not hasattr(gamma, "__float__") or not 0 <= gamma <= 1:
+            raise ConfigError(f"gamma={gamma!r}: a discount is 0 to 1")
+        if not isinstance(reward, str) or not reward:
+            raise ConfigError(f"reward={reward!r}: it is the name of a field, as in 'reward'")
+        for name, value in (("n_steps", n_steps), ("gamma", gamma), ("reward", reward)):
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,6 @@ class Recipe:
         Which output is the reward of an n-step return, and which stored field; -1 where none is summed up.
     discounts, weighted : bool
         Whether there is a ``discount``, a ``weight``.
-    split : callable | None
-        Makes a batch of the arrays, where it is not just ``schema.rebuild``.
     """
 
     schema: Schema
@@ -114,7 +115,6 @@ class Recipe:
     reward: int
     discounts: bool
     weighted: bool
-    split: Callable[[Sequence[Any]], Any] | None = field(default=None, compare=False)
 
     @property
     def single(self) -> bool:
@@ -136,19 +136,14 @@ class Recipe:
             If the schema lacks what the view needs, or has a field of a name that the view adds.
         """
         if view is not None and not isinstance(view, Transitions):
-            raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n=3)")
+            raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
         outputs = [_output(i, one, view) for i, one in enumerate(stored.fields)]
         followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
         structure = stored.structure
         for name in sorted({str(stored.fields[i].next) for i in followed}):
             structure, added = _followers(stored, structure, name)
             outputs.extend(added)
-        overlapping = view is not None and view.overlapping
-        if overlapping:
-            if not followed:
-                raise ConfigError("overlapping=True: no field of the schema has a next=..., so nothing overlaps")
-            outputs, split = _overlap(structure, outputs)
-        delivered = Schema(structure, tuple(one.field for one in outputs)) if not overlapping else _flat(outputs)
+        delivered = Schema(structure, tuple(one.field for one in outputs))
         reward = -1
         if view is not None:
             reward = _reward(view, outputs)
@@ -156,12 +151,9 @@ class Recipe:
         delivered = _with(delivered, "index", np.dtype(np.int64))
         if weighted:
             delivered = _with(delivered, "weight", np.dtype(np.float32))
-        n, gamma = (1, 1.0) if view is None else (view.n, view.gamma)
+        n, gamma = (1, 1.0) if view is None else (view.n_steps, view.gamma)
         depth = max(one.stack for one in stored.fields)
-        recipe = cls(delivered, tuple(outputs), n, gamma, bool(followed), depth, reward, view is not None, weighted)
-        if overlapping:
-            object.__setattr__(recipe, "split", split)
-        return recipe
+        return cls(delivered, tuple(outputs), n, gamma, bool(followed), depth, reward, view is not None, weighted)
 
 
 def depth_and_lookahead(stored: Schema) -> tuple[int, int]:
@@ -218,9 +210,9 @@ def _reward(view: Transitions, outputs: Sequence[Output]) -> int:
         )
     one = outputs[found[0]]
     dtype = one.field.dtype
-    if view.n > 1 and (dtype.kind != "f" or dtype.itemsize < 4 or len(one.field.shape) > 1 or one.frames > 1):
+    if view.n_steps > 1 and (dtype.kind != "f" or dtype.itemsize < 4 or len(one.field.shape) > 1 or one.frames > 1):
         raise ConfigError(f"{one.field}: a return is summed up over float32 or float64, a number or a vector for each step")
-    return found[0] if view.n > 1 else -1
+    return found[0] if view.n_steps > 1 else -1
 
 
 def _with(schema: Schema, name: str, dtype: np.dtype[Any]) -> Schema:
@@ -228,34 +220,3 @@ def _with(schema: Schema, name: str, dtype: np.dtype[Any]) -> Schema:
         return schema.with_field(name, dtype)
     except SchemaError:
         raise ConfigError(f"steps have a field {name!r}, which this view adds: rename yours") from None
-
-
-def _flat(outputs: Sequence[Output]) -> Schema:
-    return Schema.of([one.field for one in outputs])
-
-
-def _overlap(structure: tree.Structure, outputs: Sequence[Output]) -> tuple[list[Output], Callable[[Sequence[Any]], Any]]:
-    """Outputs in which an observation and the one after it are one array, and how to take them apart again."""
-    after = {one.source: i for i, one in enumerate(outputs) if one.anchor == AFTER}
-    merged: list[Output] = []
-    cuts: list[tuple[int, Any]] = [(-1, None)] * len(outputs)
-    for i, one in enumerate(outputs):
-        if one.anchor == AFTER:
-            continue
-        cuts[i] = (len(merged), Ellipsis)
-        if one.source in after:
-            frames = one.frames + 1
-            inner = one.field.shape[1:] if one.frames > 1 else one.field.shape
-            whole = Field((frames, *inner), one.field.dtype, padding=one.field.padding, name=one.name)
-            first: Any = slice(0, one.frames) if one.frames > 1 else 0
-            second: Any = slice(1, frames) if one.frames > 1 else 1
-            cuts[i], cuts[after[one.source]] = (len(merged), (slice(None), first)), (len(merged), (slice(None), second))
-            one = Output(one.name, one.source, frames, AFTER, whole)
-        merged.append(one)
-
-    def split(arrays: Sequence[Any]) -> Any:
-        batch = tree.rebuild(structure, [arrays[place][cut] for place, cut in cuts])
-        extra = ("discount", "index", "weight")[: len(arrays) - len(merged)]
-        return {**batch, **dict(zip(extra, arrays[len(merged) :], strict=True))}
-
-    return merged, split

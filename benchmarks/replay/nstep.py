@@ -16,7 +16,7 @@ def ours(seconds: float, linked: bool) -> Figures:
     from async_loader import Transitions
 
     buffer = tables.ours_linked(WORK) if linked else tables.ours(WORK)
-    view = Transitions(n=STEPS, gamma=GAMMA)
+    view = Transitions(n_steps=STEPS, gamma=GAMMA)
     workloads.check_rows(buffer.sample(BATCH, view=view))
     return time_draws(lambda: buffer.sample(BATCH, view=view), seconds)
 

@@ -25,10 +25,10 @@ def ours(seconds: float) -> Figures:
     return _time(partial(tables.ours(WORK).sample, BATCH), seconds)
 
 
-def ours_linked(seconds: float, overlapping: bool) -> Figures:
+def ours_linked(seconds: float) -> Figures:
     from async_loader import Transitions
 
-    buffer, view = tables.ours_linked(WORK), Transitions(overlapping=overlapping)
+    buffer, view = tables.ours_linked(WORK), Transitions()
     return _time(lambda: buffer.sample(BATCH, view=view), seconds)
 
 
@@ -82,7 +82,7 @@ def sb3(seconds: float, optimize: bool) -> Figures:
     return time_draws(tables.sb3_take(buffer, BATCH), seconds)
 
 
-OURS, LINKED, OVERLAPPING = "async_loader, stored twice", "async_loader, linked frames", "async_loader, linked, overlapping"
+OURS, LINKED = "async_loader, stored twice", "async_loader, linked frames"
 LIMIT, CPPRB = "limit: torch.index_select, warm", "cpprb"
 
 ROW = Row(
@@ -91,8 +91,7 @@ ROW = Row(
     DRAW_METRICS,
     (
         Contender(OURS, "project", ours),
-        Contender(LINKED, "project", partial(ours_linked, overlapping=False)),
-        Contender(OVERLAPPING, "project", partial(ours_linked, overlapping=True)),
+        Contender(LINKED, "project", ours_linked),
         Contender(LIMIT, "project", limit),
         Contender(CPPRB, "replay-peers", partial(cpprb, compressed=False)),
         Contender("cpprb, next_of, stack_compress", "replay-peers", partial(cpprb, compressed=True), LINKED, once=True),
@@ -103,6 +102,5 @@ ROW = Row(
     (
         Target("stored twice: >= 0.87x (time <= 1.15x) of one warm torch.index_select", "us", 1 / 1.15, OURS, (LIMIT,)),
         Target("linked frames: >= 2x cpprb", "us", 2, LINKED, (CPPRB,)),
-        Target("linked frames, overlapping: >= 2x cpprb", "us", 2, OVERLAPPING, (CPPRB,)),
     ),
 )

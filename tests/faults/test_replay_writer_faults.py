@@ -341,7 +341,7 @@ OWNER = """\
 
 @pytest.mark.parametrize("waits", [False, True], ids=["writing", "waiting"])
 def test_a_writer_sees_that_its_owner_was_killed_also_beside_a_foreign_process(tmp_path, waits):
-    settings = ", limiter=__import__('async_loader').RateLimiter(1, 1.0, 2.0)" if waits else ""
+    settings = ", limiter=__import__('async_loader').RateLimiter(samples_per_insert=1.0, error_buffer=2.0)" if waits else ""
     body = OWNER.format(settings=settings, end="threading.Event().wait()")
     with Script(tmp_path, body) as script:
         script.read("ready")

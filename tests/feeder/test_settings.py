@@ -97,14 +97,17 @@ def test_a_sampler_may_be_named_alone(tmp_path, name):
         ("kind: min_size, size: 7", MinSize(7)),
         ("kind: queue, size: 7", Queue(7)),
         ("kind: stack, size: 7", Queue(7)),
-        ("kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: 8", RateLimiter(9, 2.0, 8.0)),
+        (
+            "kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: 8",
+            RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=8.0),
+        ),
         (
             "kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: [2, 40]",
-            RateLimiter(9, 2.0, (2.0, 40.0)),
+            RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=(2.0, 40.0)),
         ),
         (
             "kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: .inf",
-            RateLimiter(9, 2.0, float("inf")),
+            RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=float("inf")),
         ),
     ],
 )  # fmt: skip

@@ -385,7 +385,7 @@ def test_a_forked_child_that_samples_changes_nothing_for_its_parent(writers: boo
         if not pid:
             done = 1
             with contextlib.suppress(BaseException):
-                buffer.sample(4, view=Transitions(n=3))  # uses items up, and makes others wait
+                buffer.sample(4, view=Transitions(n_steps=3))  # uses items up, and makes others wait
                 done = len(buffer) != 4
             os._exit(done)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -35,15 +35,15 @@ TABLES = {
     "different": (PLAIN, {"sampler": Uniform(replacement=False)}, None),
     "deleted": (PLAIN, {"max_times_sampled": 3}, None),
     "prioritized": (PLAIN, {"sampler": Prioritized(0.7, Linear(0.4, 1.0, 30))}, None),
-    "largest now": (PLAIN, {"sampler": Prioritized(new="max_now", normalize="buffer", stratified=False)}, None),
+    "largest now": (PLAIN, {"sampler": Prioritized(new_priority="max_now", normalize="buffer", stratified=False)}, None),
     "rank": (PLAIN, {"sampler": RankPrioritized(resort_every=40)}, None),
     "queue": (PLAIN, {"sampler": Fifo(), "max_times_sampled": 1}, None),
     "stack": (PLAIN, {"sampler": Lifo(), "remover": Lifo(), "max_times_sampled": 1}, None),
     "lowest goes": (PLAIN, {"remover": MinHeap()}, None),
     "highest first": (PLAIN, {"sampler": MaxHeap(), "remover": MinHeap(), "max_times_sampled": 2}, None),
     "linked": (LINKED, {"sampler": Prioritized()}, None),
-    "returns": (LINKED, {}, Transitions(n=3, gamma=0.9)),
-    "plain returns": (PLAIN, {}, Transitions(n=4)),
+    "returns": (LINKED, {}, Transitions(n_steps=3, gamma=0.9)),
+    "plain returns": (PLAIN, {}, Transitions(n_steps=4)),
 }
 
 
@@ -242,7 +242,12 @@ def test_overridden_settings_hold_and_the_others_are_as_saved(tmp_path):
     buffer = filled(limiter=MinSize(7), max_times_sampled=5)
     buffer.sample(40)
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path, limiter=RateLimiter(10, 2.0, 1e6), sampler=Prioritized(), max_times_sampled=2)
+    loaded = ReplayBuffer.load(
+        tmp_path,
+        limiter=RateLimiter(min_size_to_sample=10, samples_per_insert=2.0, error_buffer=1e6),
+        sampler=Prioritized(),
+        max_times_sampled=2,
+    )
     assert loaded.limiter.samples_per_insert == 2.0
     assert (loaded.stats().inserted, loaded.stats().sampled) == (250, 40)
     table = buffer._owner.table
@@ -255,7 +260,15 @@ def test_overridden_settings_hold_and_the_others_are_as_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "limiter", [None, MinSize(5), Queue(1), Queue(50), RateLimiter(3, 4, (0.0, 99.0)), RateLimiter(2, 0.5, 9)]
+    "limiter",
+    [
+        None,
+        MinSize(5),
+        Queue(1),
+        Queue(50),
+        RateLimiter(min_size_to_sample=3, samples_per_insert=4, error_buffer=(0.0, 99.0)),
+        RateLimiter(min_size_to_sample=2, samples_per_insert=0.5, error_buffer=9),
+    ],
 )
 def test_a_limiter_comes_back(limiter, tmp_path):
     buffer = ReplayBuffer(100, PLAIN, limiter=limiter)

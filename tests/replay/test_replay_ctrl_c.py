@@ -75,7 +75,7 @@ def test_a_step_that_ctrl_c_interrupts_is_in_or_is_not_and_the_writer_says_which
         if len(buffer):
             assert len(drawn(buffer)) == len(buffer), struck.where
         if kind in ("append", "extend"):
-            batch = buffer.sample(64, view=Transitions(n=1))
+            batch = buffer.sample(64, view=Transitions(n_steps=1))
             assert (batch["next_obs"] == batch["obs"] + 1).all(), struck.where
 
 
@@ -111,7 +111,7 @@ def test_what_changes_steps_may_be_interrupted_and_called_again(kind: str) -> No
             "update": lambda: buffer.update([3], reward=np.ones(1)),
             "delete": lambda: buffer.delete([3]),
             "priorities": lambda: buffer.update_priorities([3], [2.0]),
-            "view": lambda: buffer.sample(4, view=Transitions(n=3)),
+            "view": lambda: buffer.sample(4, view=Transitions(n_steps=3)),
         }
         return buffer, calls[kind]
 

@@ -52,7 +52,12 @@ def queue_sample(buffer: ReplayBuffer) -> dict[str, Any]:
 
 def test_a_draw_of_a_limited_table_that_is_struck_is_not_counted() -> None:
     def made() -> ReplayBuffer:
-        buffer = ReplayBuffer(64, {"x": "int64"}, limiter=RateLimiter(4, 1.0, (0.0, 64.0)), seed=0)
+        buffer = ReplayBuffer(
+            64,
+            {"x": "int64"},
+            limiter=RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)),
+            seed=0,
+        )
         for t in range(20):
             buffer.add(x=t)
         return buffer

@@ -37,7 +37,7 @@ def test_done_ends_the_episode_as_terminated_also_beside_terminated(schema: Any,
                 buffer.add(step) if way == "add" else writer.append(step)
             if way == "process":
                 writer.close()
-        batch = buffer.sample(200, view=Transitions(n=1))
+        batch = buffer.sample(200, view=Transitions(n_steps=1))
         last = batch["obs"] % 3 == 2
         assert (batch["next_obs"] // 3 == batch["obs"] // 3).all()
         assert (batch["discount"][last] == 0).all()
@@ -47,7 +47,7 @@ def test_done_ends_the_episode_as_terminated_also_beside_terminated(schema: Any,
 def test_done_of_a_truncated_step_is_truncated() -> None:
     buffer = ReplayBuffer(100, {**OBS, **ENDS, "done": np.bool_}, seed=0)
     buffer.add(obs=1, reward=0.0, terminated=False, truncated=True, done=True, final_obs=2)
-    assert buffer.sample(1, view=Transitions(n=1, gamma=0.5))["discount"].tolist() == [0.5]
+    assert buffer.sample(1, view=Transitions(n_steps=1, gamma=0.5))["discount"].tolist() == [0.5]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,9 @@ def test_a_refused_first_step_fixes_no_schema() -> None:
 
 def test_extend_under_a_limiter_says_how_many_rows_are_in_whatever_refuses_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    buffer = ReplayBuffer(100, {"x": np.int64}, limiter=RateLimiter(3, 1.0, 2.0))
+    buffer = ReplayBuffer(
+        100, {"x": np.int64}, limiter=RateLimiter(min_size_to_sample=3, samples_per_insert=1.0, error_buffer=2.0)
+    )
     writer = buffer.writer()
     with pytest.raises(WouldDeadlock, match="5 of 20 steps are in"):
         writer.extend(x=np.arange(20))
@@ -157,7 +159,7 @@ def test_extend_under_a_limiter_says_how_many_rows_are_in_whatever_refuses_the_o
 
 
 def test_a_vector_is_in_as_a_whole_or_not_at_all_under_a_limiter() -> None:
-    limiter = RateLimiter(3, 1.0, error_buffer=6)
+    limiter = RateLimiter(min_size_to_sample=3, samples_per_insert=1.0, error_buffer=6)
     buffer = ReplayBuffer(200, {**OBS, **ENDS}, limiter=limiter, sampler=Uniform(replacement=False), seed=0)
     writer, no, t, refused = buffer.vector_writer(4), np.zeros(4, bool), 0, 0
     for _ in range(60):
@@ -174,7 +176,12 @@ def test_a_vector_is_in_as_a_whole_or_not_at_all_under_a_limiter() -> None:
     assert refused > 5
     buffer.limiter = None
     assert all(after == before + 1 for before, after in pairs_once(buffer))
-    small, ends = ReplayBuffer(200, {"x": np.int64, **ENDS}, limiter=RateLimiter(1, 1.0, 2.0)), np.zeros(8, bool)
+    small, ends = (
+        ReplayBuffer(
+            200, {"x": np.int64, **ENDS}, limiter=RateLimiter(min_size_to_sample=1, samples_per_insert=1.0, error_buffer=2.0)
+        ),
+        np.zeros(8, bool),
+    )
     with pytest.raises(ConfigError, match="together or not at all"):
         small.vector_writer(8).append(x=np.arange(8), next_obs=0, terminated=ends, truncated=ends)
 
@@ -249,7 +256,7 @@ def test_a_late_value_reaches_a_step_that_is_an_item_no_more() -> None:
     buffer.extend(x=np.arange(4), reward=np.zeros(4))
     buffer.delete([1])
     assert buffer.update([1], reward=np.array([5.0])).applied == 1
-    batch = buffer.sample(2, view=Transitions(n=2, gamma=1.0))
+    batch = buffer.sample(2, view=Transitions(n_steps=2, gamma=1.0))
     assert batch["reward"][batch["x"] == 0].tolist() == [5.0]
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from async_loader.errors import ConfigError
 from async_loader.replay.limiter import UNLIMITED, Limits, MinSize, Queue, RateLimiter, Stack
 
+NAMES = ("min_size_to_sample", "samples_per_insert", "error_buffer")
 WORKED = RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20)
 """Reverb's own example: the cursor stays within [380, 420]."""
 
@@ -42,7 +43,7 @@ TRACES: dict[str, tuple[RateLimiter, Trace]] = {
         ],
     ),
     "one batch of 256 for 64 inserts": (
-        RateLimiter(1000, 4, 512),  # [3488, 4512]
+        RateLimiter(min_size_to_sample=1000, samples_per_insert=4, error_buffer=512),  # [3488, 4512]
         [
             ("insert", 1000, YES, 128, 512),  # 4000
             ("sample", 256, YES, 192, 256),
@@ -52,7 +53,7 @@ TRACES: dict[str, tuple[RateLimiter, Trace]] = {
         ],
     ),
     "less than one sample per insert": (
-        RateLimiter(10, 0.25, 2),  # [0.5, 4.5]
+        RateLimiter(min_size_to_sample=10, samples_per_insert=0.25, error_buffer=2),  # [0.5, 4.5]
         [
             ("insert", 9, YES, 9, 0),  # 18 * 0.25 = 4.5
             ("insert", 1, YES, 8, 2),  # 2.5
@@ -63,7 +64,7 @@ TRACES: dict[str, tuple[RateLimiter, Trace]] = {
         ],
     ),
     "bounds of its own": (
-        RateLimiter(5, 2, (-10, 14)),
+        RateLimiter(min_size_to_sample=5, samples_per_insert=2, error_buffer=(-10, 14)),
         [
             ("insert", 4, YES, 3, 0),
             ("insert", 1, YES, 2, 20),  # 10
@@ -121,7 +122,7 @@ TRACES: dict[str, tuple[RateLimiter, Trace]] = {
         ],
     ),
     "deletions count for the size, not for the ratio": (
-        RateLimiter(4, 1, 4),  # [0, 8]
+        RateLimiter(min_size_to_sample=4, samples_per_insert=1, error_buffer=4),  # [0, 8]
         [
             ("insert", 8, YES, 0, 8),
             ("delete", 3, YES, 0, 8),  # five are left, but 8 were inserted
@@ -134,7 +135,7 @@ TRACES: dict[str, tuple[RateLimiter, Trace]] = {
         ],
     ),
     "only the lower bound holds": (
-        RateLimiter(2, 8, (16, math.inf)),
+        RateLimiter(min_size_to_sample=2, samples_per_insert=8, error_buffer=(16, math.inf)),
         [
             ("insert", 2, YES, ANY, 0),
             ("sample", 1, NO, ANY, 0),
@@ -193,7 +194,7 @@ def limiters(draw: st.DrawFn) -> RateLimiter:
         return MinSize(size)
     if not high - low >= least:  # low + least rounds
         high += 1
-    return RateLimiter(size, spi, (low, high))
+    return RateLimiter(min_size_to_sample=size, samples_per_insert=spi, error_buffer=(low, high))
 
 
 ACTS = st.lists(st.tuples(st.sampled_from(["insert", "sample", "delete"]), st.integers(1, 60)), max_size=40)
@@ -277,7 +278,7 @@ def test_a_batch_that_can_never_be_sampled_is_told_from_one_that_waits() -> None
 
 def test_a_wider_buffer_as_told_lets_the_batch_through_in_every_state() -> None:
     for sampled in range(4):
-        limits = Limits(RateLimiter(100, 4, 22))
+        limits = Limits(RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=22))
         limits.insert(100)
         limits.sample(sampled)
         assert limits.can_ever_sample(40)
@@ -289,7 +290,7 @@ def test_a_minimum_size_alone_refuses_no_batch_for_good() -> None:
 
 def test_bounds_of_an_error_buffer() -> None:
     assert WORKED.bounds == (380, 420)
-    assert RateLimiter(1, 1, (-3, 9)).bounds == (-3, 9)
+    assert RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=(-3, 9)).bounds == (-3, 9)
     assert Queue(7).bounds == Stack(7).bounds == (0, 7)
     assert (Queue(7).samples_per_insert, Queue(7).min_size_to_sample) == (1, 1)
     assert MinSize(5).bounds == (-math.inf, math.inf)
@@ -315,33 +316,78 @@ def test_bounds_of_an_error_buffer() -> None:
         ((10, 8, (70, 85)), "leaves 15 samples between the bounds.*use bounds 16 or more apart"),
         ((10, 2, (21, 40)), r"starts above 20, which is .* use a lower bound of at most 20"),
         ((1, 1, (0, 1, 2)), "it must be a number, or two"),
-        ((1, 1, None), "error_buffer=None: it must be a number"),
+        ((1, 1, "5"), "error_buffer='5': it must be a number"),
+        ((1, None, 5), "error_buffer=5 without samples_per_insert: .*give both or neither"),
+        ((1, math.inf, None), "samples_per_insert=inf"),
     ],
 )
 def test_a_limiter_that_would_block_is_refused(arguments: tuple, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        RateLimiter(*arguments)
+        RateLimiter(**dict(zip(NAMES, arguments, strict=True)))
+
+
+def test_a_limiter_is_told_by_keyword_alone_and_names_ours_for_others() -> None:
+    with pytest.raises(TypeError, match=r"takes nothing by place.*min_size_to_sample=, samples_per_insert=, error_buffer="):
+        RateLimiter(4, 1000, 5000)  # type: ignore[call-arg]
+    for word, ours in (("min_size", "min_size_to_sample"), ("replay_ratio", "samples_per_insert"), ("max_diff", "error_buffer")):
+        with pytest.raises(TypeError, match=rf"RateLimiter\(\) has no {word}: say {ours}"):
+            RateLimiter(**{word: 1})  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 10**9))
+def test_without_a_ratio_it_is_a_minimum_size_and_inserting_never_waits(n: int) -> None:
+    limiter = RateLimiter(min_size_to_sample=n)
+    assert limiter == MinSize(n)
+    limits = Limits(limiter)
+    limits.insert(n - 1)
+    assert not limits.may_sample(1)
+    assert limits.insertable() == UNLIMITED
+    limits.insert(1)
+    assert limits.sampleable() == UNLIMITED
+
+
+@given(n=st.integers(1, 10**6), ratio=st.floats(1e-3, 1e3))
+def test_the_error_buffer_that_a_ratio_has_by_default_blocks_nothing(n: int, ratio: float) -> None:
+    limiter = RateLimiter(min_size_to_sample=n, samples_per_insert=ratio)
+    low, high = limiter.bounds
+    assert low <= 0 or math.isclose(low, 0, abs_tol=1e-6)
+    assert high >= n * ratio
+    assert limiter == RateLimiter(min_size_to_sample=n, samples_per_insert=ratio, error_buffer=max(1.0, n * ratio))
+    limits = Limits(limiter)
+    assert limits.can_ever_insert(1)
+    limits.insert(n)
+    assert limits.may_sample(1) or n * ratio < 1
+
+
+@given(
+    st.one_of(
+        st.integers(1, 99).map(MinSize),
+        st.builds(lambda n, r: RateLimiter(min_size_to_sample=n, samples_per_insert=r), st.integers(1, 99), st.floats(0.1, 9)),
+    )
+)
+def test_a_limiter_says_in_its_repr_what_makes_it_again(limiter: RateLimiter) -> None:
+    assert eval(repr(limiter), {"RateLimiter": RateLimiter}) == limiter
 
 
 def test_the_least_error_buffers_are_taken() -> None:
-    RateLimiter(1, 1, 1)
-    RateLimiter(1, 0.1, 1)
-    RateLimiter(10, 8, 8)
-    RateLimiter(10, 2, (20, 24))
+    RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=1)
+    RateLimiter(min_size_to_sample=1, samples_per_insert=0.1, error_buffer=1)
+    RateLimiter(min_size_to_sample=10, samples_per_insert=8, error_buffer=8)
+    RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=(20, 24))
 
 
 def test_bounds_that_end_before_the_minimum_are_warned_of_at_the_callers_line() -> None:
     with pytest.warns(UserWarning, match="ends below 20.*with 10 rows inserted the next waits.*20 or more avoids that") as caught:
-        RateLimiter(10, 2, (0, 19))
+        RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=(0, 19))
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        RateLimiter(10, 2, (0, 20))
+        RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=(0, 20))
 
 
 @pytest.mark.filterwarnings("ignore:error_buffer")
 def test_below_the_minimum_inserting_is_free_even_beyond_the_upper_bound() -> None:
-    limits = Limits(RateLimiter(10, 2, (0, 8)))
+    limits = Limits(RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=(0, 8)))
     assert limits.insertable() == 10
     limits.insert(10)  # 20
     assert limits.insertable() == 0
@@ -358,7 +404,7 @@ def test_a_queue_holds_at_least_one(size: float) -> None:
 
 
 def test_messages_for_sampling_say_the_numbers_and_what_to_add() -> None:
-    limits = Limits(RateLimiter(1000, 2, 1000))  # [1000, 3000]
+    limits = Limits(RateLimiter(min_size_to_sample=1000, samples_per_insert=2, error_buffer=1000))  # [1000, 3000]
     limits.insert(37)
     assert limits.why_not_sample(256) == "sampling 256 needs the table to hold 1,000 items, it holds 37: add 963 more"
     limits.insert(963)  # 2000
@@ -370,7 +416,7 @@ def test_messages_for_sampling_say_the_numbers_and_what_to_add() -> None:
 
 
 def test_the_inserts_asked_for_suffice_where_both_rules_refuse() -> None:
-    limits = Limits(RateLimiter(4, 2, (6, 40)))
+    limits = Limits(RateLimiter(min_size_to_sample=4, samples_per_insert=2, error_buffer=(6, 40)))
     assert limits.why_not_sample(10) == "sampling 10 needs the table to hold 4 items, it holds 0: add 8 more"
     limits.insert(8)
     assert limits.may_sample(10)
@@ -389,12 +435,12 @@ def test_messages_for_inserting_say_the_numbers_and_what_to_sample() -> None:
 
 
 def test_a_message_for_bounds_names_them() -> None:
-    limits = Limits(RateLimiter(5, 2, (-10, 14)))
+    limits = Limits(RateLimiter(min_size_to_sample=5, samples_per_insert=2, error_buffer=(-10, 14)))
     assert "2 samples per insert and bounds of -10 to 14" in limits.why_not_insert(9)
 
 
 def test_a_loader_that_samples_further_ahead_than_the_window_is_warned_of() -> None:
-    limits = Limits(RateLimiter(1000, 4, 512))  # 1024 samples
+    limits = Limits(RateLimiter(min_size_to_sample=1000, samples_per_insert=4, error_buffer=512))  # 1024 samples
     assert limits.window_warning(256, ahead=3) is None
     assert limits.window_warning(256, ahead=4) == (
         "batches of 256 with 4 ahead are 1,280 samples, and 4 samples per insert and an error buffer of 512 leave a window of "
@@ -411,10 +457,10 @@ def test_the_limiter_may_be_replaced_while_running() -> None:
     limits.config = MinSize(1)
     assert limits.config == MinSize(1)
     assert limits.may_insert(10**6)
-    limits.config = RateLimiter(200, 4, 20)
+    limits.config = RateLimiter(min_size_to_sample=200, samples_per_insert=4, error_buffer=20)
     assert not limits.may_sample(1)
     assert limits.insertable() == 100  # [780, 820]: up to 205
-    limits.config = RateLimiter(100, 2, 100)  # [100, 300]; 210
+    limits.config = RateLimiter(min_size_to_sample=100, samples_per_insert=2, error_buffer=100)  # [100, 300]; 210
     assert (limits.insertable(), limits.sampleable()) == (45, 110)
 
 
@@ -450,9 +496,9 @@ def test_counts_that_cannot_be_are_refused_and_change_nothing(state: dict) -> No
 
 
 def test_a_limiter_is_a_value() -> None:
-    assert RateLimiter(100, 4, 20) == WORKED
-    assert hash(RateLimiter(100, 4, 20)) == hash(WORKED)
+    assert RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20) == WORKED
+    assert hash(RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20)) == hash(WORKED)
     assert pickle.loads(pickle.dumps(Queue(1))) == Queue(1)
-    assert RateLimiter(1, 1, [0, 5]) == Queue(5)  # type: ignore[arg-type]
+    assert RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=[0, 5]) == Queue(5)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         WORKED.samples_per_insert = 5  # type: ignore[misc]

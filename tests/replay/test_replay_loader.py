@@ -48,7 +48,7 @@ def test_stacks_returns_and_weights_arrive_whole(workers: int, method: str | Non
     episodes(buffer, 700)
     live = np.arange(200, 1000)
     buffer.update_priorities(live, 1.0 + live % 7)
-    source = buffer.source(view=Transitions(n=4, gamma=0.5))
+    source = buffer.source(view=Transitions(n_steps=4, gamma=0.5))
     with AsyncDataLoader(
         source, 32, num_workers=workers, multiprocessing_context=method, layout=layout, timeout_s=60, chunk_size=8
     ) as loader:
@@ -66,7 +66,7 @@ def test_stacks_returns_and_weights_arrive_whole(workers: int, method: str | Non
 def test_a_device_gets_everything_but_the_ids() -> None:
     buffer = ReplayBuffer(500, SCHEMA, sampler=Prioritized(), seed=0)
     episodes(buffer, 300)
-    with AsyncDataLoader(buffer.source(view=Transitions(n=4, gamma=0.5)), 16, device="fake", timeout_s=60) as loader:
+    with AsyncDataLoader(buffer.source(view=Transitions(n_steps=4, gamma=0.5)), 16, device="fake", timeout_s=60) as loader:
         batch = next(loader)
         assert isinstance(batch["index"], torch.Tensor)
         assert not any(isinstance(batch[key], torch.Tensor) for key in ("obs", "weight", "discount"))
@@ -76,7 +76,9 @@ def test_a_device_gets_everything_but_the_ids() -> None:
 def test_actors_write_while_workers_read() -> None:
     buffer = ReplayBuffer(200, SCHEMA, sampler=Prioritized(), seed=0)
     episodes(buffer, 200)
-    with AsyncDataLoader(buffer.source(view=Transitions(n=4, gamma=0.5)), 32, num_workers=2, prefetch=4, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        buffer.source(view=Transitions(n_steps=4, gamma=0.5)), 32, num_workers=2, prefetch=4, timeout_s=60
+    ) as loader:
         stale = 0
         for lap in range(15):
             batch = next(loader)

@@ -44,7 +44,7 @@ class Program:
         schema = {"obs": obs, "reward": "float64", "terminated": "bool", "truncated": "bool"}
         self.settings = {"limiter": Queue(size), "max_times_sampled": 1}
         self.buffer = ReplayBuffer(capacity, schema, sampler=sampler, **self.settings)
-        self.view = Transitions(n=n) if n > 1 else None
+        self.view = Transitions(n_steps=n) if n > 1 else None
         self.linked, self.batch = linked, batch
         self.written: list[int] = []  # ids of all steps, in order
         self.gone: set[int] = set()  # deleted, or given up
@@ -298,14 +298,15 @@ REFUSED = {
     ),
     "min_size of a source": (lambda: ReplayBuffer(50, {"obs": OBS}).source(min_size=50), "min_size=50.*49 can be drawn"),
     "n beyond the capacity": (
-        lambda: ReplayBuffer(100, {"reward": "float32"}).source(view=Transitions(n=1000)), "999 after it.*use n of 99 or less"
+        lambda: ReplayBuffer(100, {"reward": "float32"}).source(view=Transitions(n_steps=1000)),
+        "999 after it.*use n_steps of 99 or less",
     ),
     "n that leaves fewer items than the minimum": (
-        lambda: ReplayBuffer(100, {"reward": "float32"}, limiter=MinSize(95)).source(view=Transitions(n=10)),
+        lambda: ReplayBuffer(100, {"reward": "float32"}, limiter=MinSize(95)).source(view=Transitions(n_steps=10)),
         "min_size_to_sample=95.*91 can be drawn",
     ),
     "a queue of n-step returns": (
-        lambda: ReplayBuffer(10, {"reward": "float32"}, limiter=Queue(10), max_times_sampled=1).source(view=Transitions(n=5)),
+        lambda: ReplayBuffer(10, {"reward": "float32"}, limiter=Queue(10), max_times_sampled=1).source(view=Transitions(5)),
         "a queue of 10.*raise the capacity by 4",
     ),
     "tables of a feeder, min_size": (
@@ -330,15 +331,21 @@ def test_what_a_table_can_never_serve_is_refused_when_it_is_made(name: str) -> N
 def test_a_refused_view_leaves_the_table_as_it_was() -> None:
     buffer = ReplayBuffer(100, {"reward": "float32"}, seed=0)
     buffer.extend(reward=np.ones(100, np.float32))
-    with pytest.raises(ConfigError, match="use n of 99 or less"):
-        buffer.sample(4, view=Transitions(n=1000))
+    with pytest.raises(ConfigError, match="use n_steps of 99 or less"):
+        buffer.sample(4, view=Transitions(n_steps=1000))
     assert len(buffer) == 100
     buffer.extend(reward=np.ones(500, np.float32))
     assert len(buffer.sample(4)["index"]) == 4
 
 
 def test_a_batch_without_replacement_that_the_limiter_stops_short_of_is_refused() -> None:
-    buffer = ReplayBuffer(1000, {"x": "int64"}, sampler=Uniform(replacement=False), limiter=RateLimiter(10, 2, 100), seed=0)
+    buffer = ReplayBuffer(
+        1000,
+        {"x": "int64"},
+        sampler=Uniform(replacement=False),
+        limiter=RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=100),
+        seed=0,
+    )
     buffer.extend(x=np.arange(20))
     with pytest.raises(ConfigError, match=r"100 can never be sampled at once.*stop inserting at 60 items"):
         buffer.sample(100, timeout_s=0)
@@ -356,10 +363,10 @@ def test_a_batch_without_replacement_that_the_limiter_stops_short_of_is_refused(
     operations=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["go on"] * 6 + ["terminated", "end"])), max_size=120),
 )
 def test_ends_of_episodes_leave_the_cursor_within_its_bounds(n, spi, buffer_size, linked, operations):
-    limiter = RateLimiter(5, spi, (0.0, 5 * spi + buffer_size))
+    limiter = RateLimiter(min_size_to_sample=5, samples_per_insert=spi, error_buffer=(0.0, 5 * spi + buffer_size))
     obs = OBS if linked else Field((), "int64")
     buffer = ReplayBuffer(500, {"obs": obs, "reward": "float32", "terminated": "bool"}, limiter=limiter, seed=0)
-    view = Transitions(n=n)
+    view = Transitions(n_steps=n)
     buffer.source(view=view)
     low, high = limiter.bounds
     free = 0  # steps that were written while there were too few items to sample
@@ -428,7 +435,9 @@ def test_samplers_of_sources_that_are_gone_are_told_of_nothing() -> None:
 
 @pytest.mark.parametrize("as_source", [lambda buffer: buffer.source(), lambda buffer: buffer], ids=["source", "buffer"])
 @pytest.mark.parametrize(
-    "settings_", [{"sampler": Uniform}, {"limiter": lambda: RateLimiter(10, 2, 100)}], ids=["each once", "limited"]
+    "settings_",
+    [{"sampler": Uniform}, {"limiter": lambda: RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=100)}],
+    ids=["each once", "limited"],
 )
 def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(as_source, settings_, monkeypatch) -> None:
     monkeypatch.setattr("threading.enumerate", lambda: [threading.current_thread()])

@@ -130,7 +130,7 @@ class Both:
         schema = {"obs": obs, "reward": "float64", "terminated": "bool", "truncated": "bool"}
         self.buffer = ReplayBuffer(capacity, schema, seed=0)
         self.reference = Reference(capacity, stack, padding, linked, n, 0.5)
-        self.view = Transitions(n=n, gamma=0.5)
+        self.view = Transitions(n_steps=n, gamma=0.5)
         self.linked = linked
         self.number = 0
 

@@ -113,7 +113,7 @@ class Sides:
         np.testing.assert_array_equal(one.last[:4], two.last[:4])
         np.testing.assert_array_equal(one.storage.heads(), two.storage.heads())
         ids = np.sort(one.ids[one.items.alive != 0])
-        views = [None] if self.prioritized else [None, Transitions(n=1, gamma=0.5)]
+        views = [None] if self.prioritized else [None, Transitions(n_steps=1, gamma=0.5)]
         for view in views:
             read = []
             for owner in (self.plain, self.served.buffer):
@@ -146,7 +146,10 @@ def test_messages_make_the_table_that_single_steps_make(schema, script, cuts, pr
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(operations, st.lists(st.integers(0, 100), max_size=6), st.booleans(), st.integers(2, 5))
 def test_a_limiter_stops_messages_at_the_step_at_which_it_stops_single_steps(script, cuts, linked, least):
-    sides = Sides(LINKED if linked else FLAT, limiter=RateLimiter(least, 1.5, (0.0, 12.0)))
+    sides = Sides(
+        LINKED if linked else FLAT,
+        limiter=RateLimiter(min_size_to_sample=least, samples_per_insert=1.5, error_buffer=(0.0, 12.0)),
+    )
     for operation in script:
         sides.add(*operation)
     calls = iter(sides.calls)
@@ -264,7 +267,7 @@ def test_how_many_can_be_drawn_now_is_what_a_queue_holds():
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-@pytest.mark.parametrize(("schema", "view"), [(FLAT, None), (LINKED, None), (LINKED, Transitions(n=3, gamma=0.5))])
+@pytest.mark.parametrize(("schema", "view"), [(FLAT, None), (LINKED, None), (LINKED, Transitions(n_steps=3, gamma=0.5))])
 def test_batches_that_are_drawn_into_somebodys_memory_are_the_same_batches(schema, view, prioritized):
     samplers = [{"sampler": Prioritized(0.6)} if prioritized else {} for _ in "ab"]
     buffers = [ReplayBuffer(100, schema, seed=5, **sampler) for sampler in samplers]

@@ -78,7 +78,7 @@ def test_a_view_is_seen_in_what_is_read() -> None:
     buffer = ReplayBuffer(100, seed=5)
     for n in range(30):
         buffer.add(x=n, reward=float(n), terminated=n % 10 == 9)
-    source = buffer.source(view=Transitions(n=3, gamma=0.5))
+    source = buffer.source(view=Transitions(n_steps=3, gamma=0.5))
     plan = source.plan(50, Patience())
     reader = source.reader()
     assert reader is not None

@@ -150,7 +150,7 @@ def test_ends_count_where_the_schema_does_not_store_them() -> None:
     writer = buffer.writer()
     for n in range(6):
         writer.append(reward=1.0, terminated=n == 2, truncated=n == 5)
-    batch = everything(buffer, Transitions(n=2, gamma=0.5))
+    batch = everything(buffer, Transitions(n_steps=2, gamma=0.5))
     assert batch["reward"].tolist() == [1.5, 1.5, 1.0, 1.5, 1.5, 1.0]
     assert batch["discount"].tolist() == [0.25, 0.0, 0.0, 0.25, 0.25, 0.5]
 
@@ -254,38 +254,21 @@ def test_nested_observations_are_followed_under_the_same_names() -> None:
         buffer.add({"obs": obs, "reward": 1.0, "terminated": True}, final_obs={"picture": 1})
 
 
-def test_overlapping_stacks_share_memory_and_equal_the_others() -> None:
-    buffer = ReplayBuffer(
-        100, {"obs": Field((2,), np.int64, stack=3, next="next_obs"), "reward": np.float32, "terminated": np.bool_}, seed=0
-    )
-    for n in range(30):
-        ends = n % 10 == 9
-        buffer.add(obs=np.full(2, n), reward=n, terminated=ends, final_obs=np.full(2, 1000 + n) if ends else None)
-    expected = {int(i): (o, a) for i, o, a in zip(*(everything(buffer)[k] for k in ("index", "obs", "next_obs")), strict=True)}
-    batch = buffer.sample(200, view=Transitions(overlapping=True))
-    assert np.shares_memory(batch["obs"], batch["next_obs"])
-    for id_, obs, after in zip(batch["index"].tolist(), batch["obs"], batch["next_obs"], strict=True):
-        assert (obs == expected[id_][0]).all()
-        assert (after == expected[id_][1]).all()
-    with pytest.raises(ConfigError, match="for sample"):
-        buffer.source(view=Transitions(overlapping=True))
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Transitions(n=0), "n=0"),
+        (lambda: Transitions(n_steps=0), "n_steps=0"),
         (lambda: Transitions(gamma=1.5), "gamma=1.5"),
-        (lambda: Transitions(n=2, overlapping=True), "one step apart"),
-        (lambda: ReplayBuffer(9, {"x": np.float32}).source(view=Transitions(n=2)), "sums up 'reward', and steps have x"),
-        (lambda: ReplayBuffer(9, {"reward": np.int64}).source(view=Transitions(n=2)), "over float32 or float64"),
-        (lambda: ReplayBuffer(9, {"reward": np.float16}).source(view=Transitions(n=2)), "over float32 or float64"),
+        (lambda: Transitions(reward=""), "reward=''"),
+        (lambda: ReplayBuffer(9, {"x": np.float32}).source(view=Transitions(n_steps=2)), "sums up 'reward', and steps have x"),
+        (lambda: ReplayBuffer(9, {"reward": np.int64}).source(view=Transitions(n_steps=2)), "over float32 or float64"),
+        (lambda: ReplayBuffer(9, {"reward": np.float16}).source(view=Transitions(n_steps=2)), "over float32 or float64"),
         (lambda: ReplayBuffer(9, {"reward": np.float32, "discount": np.float32}).source(view=Transitions()), "'discount'"),
         (lambda: ReplayBuffer(9, {"x": Field(next="x")}), "this name is taken"),
         (lambda: ReplayBuffer(9, {"x": Field(next="index")}), "this name is taken"),
         (lambda: ReplayBuffer(9, {"x": Field(next="y"), "z": Field(next="y")}), "x, z: give each"),
         (lambda: ReplayBuffer(9, {"x": Field(stack=2)}, remover=MinHeap()), "use the Fifo remover"),
-        (lambda: ReplayBuffer(9, {"reward": "f4"}, remover=MinHeap()).source(view=Transitions(n=2)), "out of order"),
+        (lambda: ReplayBuffer(9, {"reward": "f4"}, remover=MinHeap()).source(view=Transitions(n_steps=2)), "out of order"),
     ],
 )
 def test_what_cannot_work_is_refused_in_words(make: Any, said: str) -> None:
@@ -309,7 +292,7 @@ def test_what_the_step_of_a_writer_says_of_its_end_ends_the_episode(end: str, re
             writer.append({"x": t, "reward": 1.0, end: t == 2})
         if remote:
             writer.flush()
-        batch = buffer.sample(200, view=Transitions(n=3, gamma=1.0))
+        batch = buffer.sample(200, view=Transitions(n_steps=3, gamma=1.0))
         if remote:
             writer.close()
     found = set(zip(*(batch[key].tolist() for key in ("x", "reward", "discount")), strict=True))
@@ -323,6 +306,6 @@ def test_a_vector_writer_ends_episodes_also_where_the_schema_has_no_field_for_th
     for t in range(6):
         said = {name: np.array([t == when]) for name, when in (("terminated", 1), ("truncated", 3))}
         writer.append(obs=np.array([t]), reward=np.ones(1, np.float32), next_obs=np.array([t + 1]), **said)
-    batch = buffer.sample(300, view=Transitions(n=2, gamma=1.0))
+    batch = buffer.sample(300, view=Transitions(n_steps=2, gamma=1.0))
     found = {(*obs, reward) for obs, reward in zip(batch["obs"].tolist(), batch["reward"].tolist(), strict=True)}
     assert found == {(0, 0, 2.0), (0, 1, 1.0), (2, 2, 2.0), (2, 3, 1.0), (4, 4, 2.0)}

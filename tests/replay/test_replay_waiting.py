@@ -82,7 +82,7 @@ def test_sampling_waits_for_the_least_size_and_says_so() -> None:
 
 
 def test_inserting_waits_for_samples_in_reverbs_proportion() -> None:
-    buffer = filled(RateLimiter(100, samples_per_insert=4, error_buffer=20), 100)
+    buffer = filled(RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20), 100)
     for n in range(5):
         buffer.add(x=n)
     actor = Doing(lambda: buffer.add(x=5))
@@ -98,7 +98,7 @@ def test_inserting_waits_for_samples_in_reverbs_proportion() -> None:
 
 @pytest.mark.parametrize("call", ["add", "sample", "extend"])
 def test_a_deadline_ends_a_wait_and_nothing_is_lost(call: str) -> None:
-    buffer = filled(RateLimiter(2, 1.0, (0.0, 4.0)), 4)
+    buffer = filled(RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4)
     if call == "sample":
         buffer.sample(4)
         with pytest.raises(Timeout, match=r"0.01 s have passed, and still cannot sample: sampling 1 more"):
@@ -116,7 +116,7 @@ def test_a_deadline_ends_a_wait_and_nothing_is_lost(call: str) -> None:
 
 def test_a_wait_that_only_this_thread_could_end_raises_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("threading.active_count", lambda: 1)  # the one that watches over this test's time is another
-    buffer = filled(RateLimiter(2, 1.0, (0.0, 4.0)), 4)
+    buffer = filled(RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4)
     with pytest.raises(WouldDeadlock, match="No other thread"):
         buffer.add(x=1)
     with pytest.raises(WouldDeadlock, match="needs the table to hold 10 items, it holds 0"):
@@ -137,16 +137,16 @@ def test_without_a_limit_an_empty_table_raises_or_waits_as_it_is_told() -> None:
 
 
 def test_a_batch_that_the_window_never_holds_is_refused_not_waited_for() -> None:
-    buffer = filled(RateLimiter(2, 1.0, (0.0, 4.0)), 4)
+    buffer = filled(RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4)
     with pytest.raises(ConfigError, match="can never be sampled at once"):
         buffer.sample(5)
 
 
 def test_the_limiter_changes_while_others_wait() -> None:
-    buffer = filled(RateLimiter(2, 1.0, (0.0, 4.0)), 4)
+    buffer = filled(RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 4.0)), 4)
     actor = Doing(lambda: [buffer.add(x=n) for n in range(10)])
     until(lambda: buffer.stats().waiting)
-    buffer.limiter = RateLimiter(2, 1.0, (0.0, 8.0))
+    buffer.limiter = RateLimiter(min_size_to_sample=2, samples_per_insert=1.0, error_buffer=(0.0, 8.0))
     until(lambda: len(buffer) == 8)
     buffer.limiter = None
     assert len(actor.done()) == 10
@@ -227,7 +227,7 @@ def test_a_stack_hands_out_the_newest_first_and_its_room_again() -> None:
 
 
 def test_a_loader_waits_for_the_limiter_too() -> None:
-    buffer = filled(RateLimiter(4, 1.0, (0.0, 64.0)), 4)
+    buffer = filled(RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)), 4)
     with AsyncDataLoader(buffer, 4, prefetch=1, timeout_s=20) as loader:
         assert next(loader)["x"].shape == (4,)
         learner = Doing(lambda: next(loader))
@@ -237,13 +237,13 @@ def test_a_loader_waits_for_the_limiter_too() -> None:
 
 
 def test_a_loader_that_the_window_cannot_serve_is_warned_of() -> None:
-    buffer = filled(RateLimiter(4, 1.0, (0.0, 64.0)), 4)
+    buffer = filled(RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)), 4)
     with pytest.warns(UserWarning, match="batches of 16 with 4 ahead are 80 samples"):
         AsyncDataLoader(buffer, 16, prefetch=4).close()
 
 
 def test_three_actors_and_a_learner_never_leave_the_window() -> None:
-    limiter = RateLimiter(50, samples_per_insert=2, error_buffer=40)
+    limiter = RateLimiter(min_size_to_sample=50, samples_per_insert=2, error_buffer=40)
     buffer = ReplayBuffer(500, {"x": np.int64}, limiter=limiter, seed=0)
     low, high = limiter.bounds
     outside: list[float] = []
@@ -305,8 +305,12 @@ def test_inserting_or_sampling_can_go_on_however_many_steps_wait_for_their_succe
     schema |= {"terminated": "bool", "truncated": "bool"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bounds that need a sampler at the same time
-        limiter = RateLimiter(min_size, per_insert, math.ceil((batch + per_insert * envs) / 2) + 2 + more)
-    view, steps, no = Transitions(n=n), 0, np.zeros(envs, bool)
+        limiter = RateLimiter(
+            min_size_to_sample=min_size,
+            samples_per_insert=per_insert,
+            error_buffer=math.ceil((batch + per_insert * envs) / 2) + 2 + more,
+        )
+    view, steps, no = Transitions(n_steps=n), 0, np.zeros(envs, bool)
     with ReplayBuffer(1000, schema, limiter=limiter, sampler=Uniform(replacement=repeats), seed=0) as buffer:
         writer = buffer.vector_writer(envs)
 

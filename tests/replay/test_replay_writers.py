@@ -79,7 +79,7 @@ def contents(buffer: ReplayBuffer, view: Transitions | None = None) -> dict[floa
     return {key: {name: column[i].tolist() for name, column in batch.items()} for i, key in enumerate(keys)}
 
 
-@pytest.mark.parametrize("view", [None, Transitions(n=1), Transitions(n=3, gamma=0.5)])
+@pytest.mark.parametrize("view", [None, Transitions(n_steps=1), Transitions(n_steps=3, gamma=0.5)])
 def test_episodes_of_another_process_are_those_of_this_one(start_method: str, view: Transitions | None) -> None:
     here, there = (ReplayBuffer(1000, LINKED, seed=0) for _ in range(2))
     for buffer in (here, there):

@@ -312,9 +312,9 @@ def view_of(view: Transitions | View | None) -> View | None:
     if view is None:
         return None
     try:
-        return View(n=view.n, gamma=view.gamma)
+        return View(n=view.n if isinstance(view, View) else view.n_steps, gamma=view.gamma)
     except (AttributeError, TypeError, ValueError):
-        raise ConfigError(f"view={view!r}: a Transitions(n, gamma) or None") from None
+        raise ConfigError(f"view={view!r}: a Transitions(n_steps, gamma) or None") from None
 
 
 def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, deadline: Deadline) -> Applied:

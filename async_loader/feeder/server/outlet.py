@@ -193,9 +193,9 @@ class Outlet:
         if wanted.view is None:
             return None
         if wanted.view.n > MOST_STEPS:
-            text = f"n={wanted.view.n}: a server sums up {MOST_STEPS} steps at most, no step could be drawn before they followed"
+            text = f"n_steps={wanted.view.n}: a server sums up {MOST_STEPS} at most, no step could be drawn before they followed"
             raise Malformed(text, ErrorCode.UNSUPPORTED)
-        view = Transitions(n=wanted.view.n, gamma=wanted.view.gamma)
+        view = Transitions(n_steps=wanted.view.n, gamma=wanted.view.gamma)
         if view not in self._views and len(self._views) >= MOST_VIEWS:
             raise Malformed(f"readers of table {self.name!r} use {MOST_VIEWS} views, which is all there can be", ErrorCode.LIMIT)
         return view

@@ -72,7 +72,7 @@ class _Loading:
             self._kept[role] = True
             return settings.sampler_of(saved, role)
         passed = settings.sampler_json(self._given[role])
-        self._kept[role] = (passed["$class"], passed["settings"]) == (saved["$class"], saved["settings"])
+        self._kept[role] = settings.renamed(passed) == settings.renamed(saved)
         return self._given[role]
 
     def _fill(self, owner: Owner, saved: dict[str, Any], saver: Saver) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from async_loader.replay.owner import Owner
 
 _CLASS = "$class"
+_RENAMED = {"Prioritized": {"new": "new_priority"}}
+"""Settings under the names that they had in older checkpoints."""
 
 
 def lasting_json(owner: Owner) -> dict[str, Any]:
@@ -98,7 +100,14 @@ def _decoded(value: Any) -> Any:
     kind = getattr(samplers, value[_CLASS], None)
     if not inspect.isclass(kind) or value[_CLASS] not in samplers.__all__:
         raise ConfigError(f"the checkpoint names the class {value[_CLASS]!r}, and this version has none of that name")
-    return kind(**{name: _decoded(one) for name, one in value["settings"].items()})
+    return kind(**{name: _decoded(one) for name, one in renamed(value)["settings"].items()})
+
+
+def renamed(saved: dict[str, Any]) -> dict[str, Any]:
+    """The class and the settings of a sampler under the names that they have now."""
+    names, settings = _RENAMED.get(saved[_CLASS], {}), saved["settings"]
+    now = None if settings is None else {names.get(name, name): one for name, one in settings.items()}
+    return {_CLASS: saved[_CLASS], "settings": now}
 
 
 def limiter_json(limiter: RateLimiter | None) -> Any:
@@ -117,4 +126,6 @@ def limiter_of(saved: Any) -> RateLimiter | None:
         return Queue(int(buffer[1]))
     with warnings.catch_warnings():  # whoever made the saved one was warned
         warnings.simplefilter("ignore", UserWarning)
-        return RateLimiter(least, ratio, tuple(buffer) if isinstance(buffer, list) else buffer)
+        return RateLimiter(
+            min_size_to_sample=least, samples_per_insert=ratio, error_buffer=tuple(buffer) if isinstance(buffer, list) else buffer
+        )

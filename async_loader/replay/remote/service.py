@@ -108,7 +108,7 @@ class Service:
         self._changed()
         self.follow(owner.limits)
         self.bell.ring()
-        given = any(getattr(one, "new", None) == "given" for one in (*self._table.samplers, owner.remover))
+        given = any(getattr(one, "new_priority", None) == "given" for one in (*self._table.samplers, owner.remover))
         terms = Terms(number, os.getpid(), owner.prioritized, given, repr(owner.sampler), repr(owner.remover))
         segments = [Segment.attach(os.dup(one.fileno()), one.nbytes) for one in (lane.segment, self._clock)]
         return WriterHandle(theirs.detach(), os.dup(self._death_fd), segments[0], segments[1], self._table.storage, terms)

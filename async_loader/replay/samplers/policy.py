@@ -60,5 +60,5 @@ def check(priority: Priorities, *, given: bool = False) -> None:
     """Raise ConfigError for a priority that is negative or too large or, with ``given``, is not there."""
     first = _kernels().first_refused(priority, LARGEST, not given)
     if first >= 0:
-        what = "is not given (new='given' wants one for each)" if np.isnan(priority[first]) else f"is {priority[first]}"
+        what = "is not given (new_priority='given' wants one for each)" if np.isnan(priority[first]) else f"is {priority[first]}"
         raise ConfigError(f"priority {first} of {len(priority)} {what}: priorities are numbers from 0 to {LARGEST:g}")

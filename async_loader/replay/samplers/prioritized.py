@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Readin
 from async_loader.replay.samplers.schedule import Linear, number, schedule
 from async_loader.replay.samplers.tree import MinTree, SumTree
 
-NORMALIZE = ("batch", "buffer", "none")
-NEW = ("max_ever", "max_now", "given")
+Normalize = Literal["batch", "buffer", "none"]
+NewPriority = Literal["max_ever", "max_now", "given"]
 _SPARSE = 4  # as in uniform.py
 _ALL_ROWS = np.empty(0, np.int64)
 
@@ -29,7 +29,7 @@ class Prioritized(Binding):
     alpha = 0; if all are, every item is as likely as every other, with weight 1.
 
     Cost: for 256 of a million items about 40 us to draw and 20 us to update; 2 us to insert one, 4 us with a priority. Minima
-    (``normalize="buffer"``) and maxima (``new="max_now"``) add 15 us to an update of 256, each.
+    (``normalize="buffer"``) and maxima (``new_priority="max_now"``) add 15 us to an update of 256, each.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Prioritized(Binding):
         One item from each of batch_size equal parts of the mass; else independently.
     normalize : "batch" | "buffer" | "none"
         Divide weights by the largest of the batch, by the largest that any item would have, or not at all.
-    new : "max_ever" | "max_now" | "given"
+    new_priority : "max_ever" | "max_now" | "given"
         What an item gets that comes without a priority: the largest priority ever given; the largest mass of those there
         are; or an error. 1.0 while there is none.
 
@@ -64,8 +64,8 @@ class Prioritized(Binding):
         eps: float = 1e-6,
         *,
         stratified: bool = True,
-        normalize: str = "batch",
-        new: str = "max_ever",
+        normalize: Normalize = "batch",
+        new_priority: NewPriority = "max_ever",
     ) -> None:
         super().__init__()
         self.alpha, self.eps = number("alpha", alpha, most=2.0), number("eps", eps, most=policy.LARGEST)
@@ -73,10 +73,13 @@ class Prioritized(Binding):
         self.beta = beta if isinstance(beta, Linear) else self._schedule.start
         if not isinstance(stratified, bool):
             raise ConfigError(f"stratified={stratified!r}: it is True or False")
-        for name, value, known in (("normalize", normalize, NORMALIZE), ("new", new, NEW)):
+        for name, value, known in (
+            ("normalize", normalize, get_args(Normalize)),
+            ("new_priority", new_priority, get_args(NewPriority)),
+        ):
             if value not in known:
                 raise ConfigError(f"{name}={value!r}: it is one of {', '.join(map(repr, known))}")
-        self.stratified, self.normalize, self.new = stratified, normalize, new
+        self.stratified, self.normalize, self.new_priority = stratified, normalize, new_priority
         self._draws = 0
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
@@ -86,14 +89,14 @@ class Prioritized(Binding):
         self._items, self._numbers = items, Numbers(seed)
         self._masses = SumTree(items.rows)
         self._least = MinTree(items.rows) if self.normalize == "buffer" else None
-        self._most = MinTree(items.rows) if self.new == "max_now" else None  # of negative masses
+        self._most = MinTree(items.rows) if self.new_priority == "max_now" else None  # of negative masses
         self._bounded = self._least is not None or self._most is not None
         self._scratch = np.empty(0)
         self._ever = policy.MaxEver()
         self._known: tuple[float | None, npt.NDArray[np.float64] | None] = None, None
 
     def check(self, priority: Priorities) -> None:
-        policy.check(priority, given=self.new == "given")
+        policy.check(priority, given=self.new_priority == "given")
 
     def _mass(self, priority: Priorities) -> npt.NDArray[np.float64]:
         mass = np.empty(len(priority))
@@ -228,5 +231,5 @@ class Prioritized(Binding):
     def __repr__(self) -> str:
         return (
             f"Prioritized(alpha={self.alpha!r}, beta={self.beta!r}, eps={self.eps!r}, stratified={self.stratified}, "
-            f"normalize={self.normalize!r}, new={self.new!r})"
+            f"normalize={self.normalize!r}, new_priority={self.new_priority!r})"
         )

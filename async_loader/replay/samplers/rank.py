@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from async_loader.replay.samplers import policy
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.heap import Heap
 from async_loader.replay.samplers.numbers import Numbers
-from async_loader.replay.samplers.prioritized import NORMALIZE
+from async_loader.replay.samplers.prioritized import Normalize
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
 from async_loader.replay.samplers.schedule import Linear, number, schedule
 
@@ -44,14 +44,14 @@ class RankPrioritized(Binding):
     repeats = True
 
     def __init__(
-        self, alpha: float = 0.7, beta: float | Linear = 0.5, *, normalize: str = "batch", resort_every: int | None = None
+        self, alpha: float = 0.7, beta: float | Linear = 0.5, *, normalize: Normalize = "batch", resort_every: int | None = None
     ) -> None:
         super().__init__()
         self.alpha = number("alpha", alpha, most=10.0)
         self._schedule = schedule("beta", beta)
         self.beta = beta if isinstance(beta, Linear) else self._schedule.start
-        if normalize not in NORMALIZE:
-            raise ConfigError(f"normalize={normalize!r}: it is one of {', '.join(map(repr, NORMALIZE))}")
+        if normalize not in get_args(Normalize):
+            raise ConfigError(f"normalize={normalize!r}: it is one of {', '.join(map(repr, get_args(Normalize)))}")
         if resort_every is not None and (isinstance(resort_every, bool) or not isinstance(resort_every, int) or resort_every < 1):
             raise ConfigError(f"resort_every={resort_every!r}: it is a number of priorities, 1 or more")
         self.normalize, self.resort_every = normalize, resort_every

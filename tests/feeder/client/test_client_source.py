@@ -23,7 +23,7 @@ def plan(source, batch_size=4):
 
 
 def test_batches_come_as_far_as_they_were_granted(feeder, client):
-    source = client.table("replay").source(prefetch=2, view=Transitions(n=3, gamma=0.5), seed=7, timeout_s=5.0)
+    source = client.table("replay").source(prefetch=2, view=Transitions(n_steps=3, gamma=0.5), seed=7, timeout_s=5.0)
     assert isinstance(source, Source)
     assert isinstance(source, Foresighted)
     with pytest.raises(Timeout, match="batches of table 'replay'"):

@@ -23,7 +23,12 @@ KEYS = [bytes([i]) * 16 for i in range(3)]
 
 
 def table_of(capacity: int = 5000, limited: bool = True) -> ReplayBuffer:
-    return ReplayBuffer(capacity, SCHEMA, seed=0, limiter=RateLimiter(4, 1.0, (0.0, 12.0)) if limited else None)
+    return ReplayBuffer(
+        capacity,
+        SCHEMA,
+        seed=0,
+        limiter=RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 12.0)) if limited else None,
+    )
 
 
 def intake_of(buffer: ReplayBuffer, window_rows: int = 1000) -> Intake:

@@ -134,7 +134,7 @@ def test_huge_and_tiny_priorities_live_together(stratified):
 
 
 def test_masses_of_the_smallest_and_largest_settings_stay_finite():
-    rig = Rig(Prioritized(2.0, 1.0, eps=0.0, normalize="buffer", new="max_now"), 1_024)
+    rig = Rig(Prioritized(2.0, 1.0, eps=0.0, normalize="buffer", new_priority="max_now"), 1_024)
     rig.insert(np.arange(1_000), 1e100)
     rig.insert(np.arange(1_000, 1_024), 1e-150)
     drawn = rig.sampler.draw(64)
@@ -144,7 +144,7 @@ def test_masses_of_the_smallest_and_largest_settings_stay_finite():
 
 def test_new_items_get_the_largest_ever_or_the_largest_there_is():
     for new, fourth in (("max_ever", 8.0), ("max_now", 2.0)):
-        rig = Rig(Prioritized(1.0, eps=0.0, new=new), 8)
+        rig = Rig(Prioritized(1.0, eps=0.0, new_priority=new), 8)
         rig.insert([0])
         assert rig.sampler.state()["mass"][0] == 1.0  # the first of all
         rig.update([0], [2.0])
@@ -165,14 +165,14 @@ def test_one_batch_may_mix_given_priorities_and_none():
 def test_bad_priorities_are_refused_by_value_and_position(new):
     for bad in (-1.0, -5e-324, np.inf, -np.inf, 1e300):
         with pytest.raises(ConfigError, match=rf"priority 1 of 3 is {re.escape(str(bad))}:"):
-            Prioritized(new=new).check(np.array([1.0, bad, -7.0]))
+            Prioritized(new_priority=new).check(np.array([1.0, bad, -7.0]))
 
 
 def test_none_given_is_refused_where_each_wants_one():
     with pytest.raises(ConfigError, match="priority 1 of 2 is not given"):
-        Prioritized(new="given").check(np.array([1.0, np.nan]))
+        Prioritized(new_priority="given").check(np.array([1.0, np.nan]))
     Prioritized().check(np.array([1.0, np.nan, 0.0, -0.0]))
-    Prioritized(new="given").check(np.array([1.0]))
+    Prioritized(new_priority="given").check(np.array([1.0]))
 
 
 def test_settings_of_nonsense_are_refused_by_name():
@@ -188,20 +188,20 @@ def test_settings_of_nonsense_are_refused_by_name():
         {"eps": 1e300},
         {"stratified": 2},
         {"normalize": "max"},
-        {"new": "one"},
+        {"new_priority": "one"},
     ):
         with pytest.raises(ConfigError, match=rf"{next(iter(arguments))}="):
             Prioritized(**arguments)
 
 
 def test_settings_show():
-    shown = repr(Prioritized(0.5, Linear(0.4, 1.0, 100), stratified=False, normalize="none", new="given"))
+    shown = repr(Prioritized(0.5, Linear(0.4, 1.0, 100), stratified=False, normalize="none", new_priority="given"))
     for part in ("alpha=0.5", "Linear(start=0.4, end=1.0, draws=100)", "eps=1e-06", "stratified=False", "'none'", "'given'"):
         assert part in shown
 
 
 def test_memory_for_minima_is_taken_only_where_it_is_needed():
-    plain, both = Rig(Prioritized()).sampler, Rig(Prioritized(normalize="buffer", new="max_now")).sampler
+    plain, both = Rig(Prioritized()).sampler, Rig(Prioritized(normalize="buffer", new_priority="max_now")).sampler
     assert plain._least is plain._most is None
     assert both._least is not None
     assert both._most is not None
@@ -222,7 +222,9 @@ class PrioritizedAgainstADict(RuleBasedStateMachine):
     )
     def start(self, alpha, eps, stratified, normalize, new, rows):
         self.alpha, self.eps, self.normalize, self.new = alpha, eps, normalize, new
-        self.make = lambda: Prioritized(alpha, Linear(0.2, 0.9, 10), eps, stratified=stratified, normalize=normalize, new=new)
+        self.make = lambda: Prioritized(
+            alpha, Linear(0.2, 0.9, 10), eps, stratified=stratified, normalize=normalize, new_priority=new
+        )
         self.stratified, self.rows, self.draws, self.most = stratified, rows, 0, None
         self.rig = Rig(self.make(), rows)
         self.mass: dict[int, float] = {}

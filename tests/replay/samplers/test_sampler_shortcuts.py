@@ -79,7 +79,7 @@ steps = st.lists(
     steps=steps,
 )
 def test_draws_and_updates_in_one_go_are_those_of_single_steps(alpha, eps, stratified, normalize, new, steps):
-    settings_ = {"stratified": stratified, "normalize": normalize, "new": new}
+    settings_ = {"stratified": stratified, "normalize": normalize, "new_priority": new}
     quick, slow = (
         ReplayBuffer(30, FIELDS, sampler=kind(alpha, Linear(0.3, 1.0, 5), eps, **settings_), seed=4)
         for kind in (Prioritized, StepwisePrioritized)

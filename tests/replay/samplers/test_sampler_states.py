@@ -16,8 +16,8 @@ MADE = {
     "uniform": lambda: Uniform(),
     "different": lambda: Uniform(replacement=False),
     "prioritized": lambda: Prioritized(0.123456789, Linear(0.4, 1.0, 30)),
-    "independent": lambda: Prioritized(1.0, 0.5, 0.0, stratified=False, normalize="buffer", new="max_now"),
-    "by given": lambda: Prioritized(0, 1, 1.23456789e-7, normalize="none", new="given"),
+    "independent": lambda: Prioritized(1.0, 0.5, 0.0, stratified=False, normalize="buffer", new_priority="max_now"),
+    "by given": lambda: Prioritized(0, 1, 1.23456789e-7, normalize="none", new_priority="given"),
     "rank": lambda: RankPrioritized(0.700000001, Linear(0.1, 0.9, 25), normalize="none", resort_every=70),
     "rank by default": lambda: RankPrioritized(),
     "fifo": Fifo,
@@ -56,7 +56,7 @@ def churn(rigs, rng, turns):
         gone = rng.permutation(np.flatnonzero(alive))[: rng.integers(0, 9)]
         new = rng.permutation(np.flatnonzero(alive == 0))[: rng.integers(0, 9)]
         priority = rng.integers(0, 4, len(new)).astype(float)  # few values: ties
-        if getattr(rigs[0].sampler, "new", None) != "given":
+        if getattr(rigs[0].sampler, "new_priority", None) != "given":
             priority[rng.random(len(new)) < 0.3] = np.nan
         for rig in rigs:
             rig.remove(gone)
@@ -109,7 +109,7 @@ def test_a_repr_can_be_evaluated_to_an_equal_sampler(make):
     same = eval(repr(sampler))
     assert type(same) is type(sampler)
     assert repr(same) == repr(sampler)
-    for name in ("alpha", "eps", "beta", "stratified", "normalize", "new", "resort_every", "replacement"):
+    for name in ("alpha", "eps", "beta", "stratified", "normalize", "new_priority", "resort_every", "replacement"):
         assert getattr(same, name, None) == getattr(sampler, name, None)
 
 
