@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -68,6 +69,31 @@ def convert(batch: Any, batch_format: BatchFormat, device: Any = None) -> Any:
     if batch_format == "torch":
         return converted
     return _tensordict().TensorDict(converted, batch_size=[_rows(batch)], device=device)
+
+
+def finisher(batch_format: BatchFormat) -> Callable[[Any], Any] | None:
+    """What makes a loader's batch, which is of tensors, one of ``batch_format``; ``None`` where there is nothing to do.
+
+    Arrays share the memory of the tensors and keep it. Tensors of a dtype that numpy lacks (bfloat16) stay tensors.
+    """
+    if batch_format == "torch":
+        return None
+    if batch_format == "numpy":
+        return _arrays
+    return _tensor_dict
+
+
+def _arrays(batch: Any) -> Any:
+    return tree.transform(batch, _array)
+
+
+def _array(leaf: Any) -> Any:
+    array = tensors.as_array(leaf)
+    return leaf if array is None else array
+
+
+def _tensor_dict(batch: Any) -> Any:
+    return convert(batch, "tensordict")
 
 
 def _tensor(leaf: Any, device: Any) -> Any:

@@ -8,11 +8,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from multiprocessing.context import BaseContext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
+import numpy.typing as npt
 
-from async_loader.errors import Closed, ConfigError
+from async_loader import tensors, tree
+from async_loader.batch_format import BatchFormat, checked, finisher
+from async_loader.errors import Closed, ConfigError, Unsupported
 from async_loader.lifecycle import State, seconds, seconds_or_none
 from async_loader.names import explain_wrong_names
 from async_loader.pipeline import live
@@ -26,17 +29,31 @@ from async_loader.pipeline.arguments import (
 )
 from async_loader.pipeline.iterator import NOTHING, OnError
 from async_loader.pipeline.pipeline import Pipeline, Settings
-from async_loader.source import Applied, Foresighted, Source
+from async_loader.pipeline.work import WorkerType
+from async_loader.source import Applied, Foresighted, Source, Updating
 from async_loader.sources.callable import CallableSource
 from async_loader.sources.columns import ColumnsSource
 from async_loader.stats import LoaderStats
+from async_loader.table import Table
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import TypeVar
+
+    B = TypeVar("B", default=dict[str, Any])
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
+__all__ = ["AsyncDataLoader"]
 
 CLOSE_TIMEOUT_S = 10.0
 _UNDO_TIMEOUT_S = 5.0
 """For what a constructor that failed had started."""
 
 
-class AsyncDataLoader:
+class AsyncDataLoader(Generic[B]):
     """Batches from a source, made ahead of time, on the device when the learner asks for them.
 
     Its contract is that of the loader it replaces. A callable ``data_source`` is called with ``batch_size``. With
@@ -46,12 +63,15 @@ class AsyncDataLoader:
     is not the CPU, batches move on to the cuda queue. `close` sets ``end_flag``; all threads and processes clear and
     close their queues, then are joined.
 
+    Threads: one consumer at a time calls ``next``; `update_priorities`, `update`, `stats` and `close` may be called by any.
+
     Parameters
     ----------
-    data_source : callable | dict of arrays | Source
+    data_source : callable | dict of arrays | Table | Source
         A callable ``f(batch_size)`` that returns batch_size sample dicts, batch_size zero-argument callables (jobs, each
         returns one sample), a ready batch (a dict of arrays, of any shape), or ``async_loader.END``; or a dict of equally
-        long arrays (nested as you like), sampled uniformly with replacement; or any `Source`, such as a ReplayBuffer.
+        long arrays (nested as you like), sampled uniformly with replacement; or a table, of which the loader makes the
+        source itself (``table.source(seed=seed)``); or any other `Source`, such as ``table.source(view=...)``.
     batch_size : int
         Samples per batch.
     device : str | torch.device
@@ -63,16 +83,20 @@ class AsyncDataLoader:
     collate_fn : callable | None
         Gets the list of samples of a batch, in order. Default: DI-engine's rules, see `async_loader.pipeline.collate`.
     num_workers : int
-        Extra processes from 2 on; 0 and 1 use none.
+        Extra processes or threads from 2 on; 0 and 1 use none.
+    worker_type : {"process", "thread"}
+        What they are. Threads share the data and start at once; a job in a thread competes for Python's lock with the
+        learner, cannot be ended by `close`, and leaves the global random generators alone. Each makes a whole batch.
     prefetch : int | None
         Batches made ahead. Default 2 * max(1, num_workers).
     in_order : bool
         Deliver in the order of the jobs. False trades that for latency.
     timeout_s : float | None
-        Seconds after which ``next`` raises Timeout (and may be called again). None never raises, but warns once after
-        10 s with the stage that everyone waits for.
+        Seconds after which ``next`` raises Timeout (and may be called again); 0 tries once. None and inf never raise, but
+        None warns once after 10 s with the stage that everyone waits for.
     seed : int | None
-        Same seed, same batches, also with workers: generators in workers are seeded per batch and chunk.
+        Same seed, same batches, also with workers: generators in worker processes are seeded per batch and chunk, and a
+        table's source draws by it.
     worker_init_fn : callable | None
         Called with the worker's number in each worker before it takes jobs.
     multiprocessing_context : str | multiprocessing context | None
@@ -80,8 +104,9 @@ class AsyncDataLoader:
     on_error : {"raise", "skip", "fatal"}
         What a failed batch does: this ``next`` raises and the following ones go on; it is counted and passed over; or
         the loader is Broken from then on.
-    layout : {"contiguous", "packed"}
-        Contiguous fields, or views on rows as they are stored (one read per row; strided tensors).
+    batch_format : {"torch", "numpy", "tensordict"}
+        Tensors in a (nested) dict; arrays on the same memory, on the CPU only; or a ``tensordict.TensorDict`` with
+        ``batch_size=[batch_size]``.
     slot_bytes : int | None
         Fixed size of a batch slot in shared memory; default fits the batches.
 
@@ -102,13 +127,14 @@ class AsyncDataLoader:
     @explain_wrong_names
     def __init__(
         self,
-        data_source: Callable[[int], Any] | Mapping[str, Any] | Source,
+        data_source: Callable[[int], Any] | Mapping[str, Any] | Source | Table,
         batch_size: int,
-        device: Any = "cpu",
+        device: str | torch.device = "cpu",
         chunk_size: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], B] | None = None,
         num_workers: int = 0,
         *,
+        worker_type: WorkerType = "process",
         prefetch: int | None = None,
         in_order: bool = True,
         timeout_s: float | None = None,
@@ -116,33 +142,34 @@ class AsyncDataLoader:
         worker_init_fn: Callable[[int], Any] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         on_error: OnError = "raise",
-        layout: Literal["contiguous", "packed"] = "contiguous",
+        batch_format: BatchFormat = "torch",
         slot_bytes: int | None = None,
     ) -> None:
         refuse_start_in_child()
         self.batch_size = whole("batch_size", batch_size, 1)
         self.num_workers = whole("num_workers", num_workers, 0)
         self.chunk_size = _chunk(chunk_size, self.batch_size)
-        self.device = str(device)
+        self.device = _device(device)
         one_of("on_error", on_error, ("raise", "skip", "fatal"))
-        one_of("layout", layout, ("contiguous", "packed"))
+        one_of("worker_type", worker_type, ("process", "thread"))
         one_of("in_order", in_order, (True, False))
         settings = Settings(
             batch_size=self.batch_size,
             chunk_size=self.chunk_size,
             num_workers=self.num_workers,
+            worker_type=worker_type,
             prefetch=2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1),
             in_order=in_order,
             timeout_s=seconds_or_none("timeout_s", timeout_s),
             seed=secrets.randbits(63) if seed is None else whole("seed", seed, 0),
             on_error=on_error,
-            packed=layout == "packed",
             slot_bytes=None if slot_bytes is None else whole("slot_bytes", slot_bytes, 1),
             collate_fn=callable_or_none("collate_fn", collate_fn),
             worker_init_fn=callable_or_none("worker_init_fn", worker_init_fn),
             context=context_of(multiprocessing_context),
+            finish=_finish(batch_format, self.device),
         )
-        check_descriptors(self.num_workers)
+        check_descriptors(self.num_workers if worker_type == "process" else 0)
         self._source = as_source(data_source, seed)
         if isinstance(self._source, Foresighted):
             self._source.note_ahead(self.batch_size, settings.prefetch)
@@ -157,10 +184,10 @@ class AsyncDataLoader:
             pipeline.close(_UNDO_TIMEOUT_S)
             raise
 
-    def __iter__(self) -> AsyncDataLoader:
+    def __iter__(self) -> AsyncDataLoader[B]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> B:
         """The next batch: a dict (nested as the samples were) of tensors ``[batch_size, ...]``.
 
         Raises
@@ -184,7 +211,8 @@ class AsyncDataLoader:
                 raise
             raise StopIteration from None
         try:  # see NOTE [handed out once] in iterator.py
-            return iterator.held
+            batch: B = iterator.held
+            return batch
         finally:
             iterator.held = NOTHING
 
@@ -193,6 +221,12 @@ class AsyncDataLoader:
         """Whether the loader was told to end."""
         return self._pipeline.end.is_set()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called. A loader whose source has ended is not closed by that."""
+        return self._pipeline.life.state in (State.CLOSING, State.CLOSED)
+
+    @explain_wrong_names
     def update_priorities(self, index: Any, priority: Any) -> Applied:
         """New priorities for rows by id, where the source has any.
 
@@ -200,17 +234,35 @@ class AsyncDataLoader:
         ----------
         index : int64 array or tensor [n]
             ``batch["index"]``.
-        priority : array or tensor [n]
+        priority : array or tensor with n elements
+            0 or more, as ``td_error.abs()``.
 
         Raises
         ------
         Unsupported
             When the source has no priorities.
         """
-        from async_loader import tensors
-
-        ids, values = (tensors.to_numpy(x) if tensors.is_tensor(x) else np.asarray(x) for x in (index, priority))
+        ids, values = _array(index), _array(priority)
         return self._source.update_priorities(ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False))
+
+    def update(self, index: Any, /, **fields: Any) -> Applied:
+        """New values of some fields for rows by id, where the source has any: see `Table.update`.
+
+        Parameters
+        ----------
+        index : int64 array or tensor [n]
+            ``batch["index"]``.
+        **fields : array or tensor [n, ...]
+
+        Raises
+        ------
+        Unsupported
+            When the rows of the source cannot be changed.
+        """
+        source = self._source
+        if not isinstance(source, Updating):
+            raise Unsupported(f"the rows of a {type(source).__name__} cannot be changed: use a table")
+        return source.update(_array(index).astype(np.int64, copy=False), **{name: _arrays(v) for name, v in fields.items()})
 
     def stats(self) -> LoaderStats:
         """What each stage has done, and which of them everyone waits for."""
@@ -227,7 +279,7 @@ class AsyncDataLoader:
         self._dropped.detach()
         self._pipeline.close(limit)
 
-    def __enter__(self) -> AsyncDataLoader:
+    def __enter__(self) -> AsyncDataLoader[B]:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -246,20 +298,63 @@ class AsyncDataLoader:
         return f"<AsyncDataLoader batch_size={self.batch_size} num_workers={self.num_workers} device={self.device} {state}>"
 
 
-def as_source(data_source: Any, seed: int | None) -> Source:
-    """Whatever the user has, as a Source."""
+def as_source(data_source: object, seed: int | None) -> Source:
+    """What the user has, as a Source.
+
+    Raises
+    ------
+    ConfigError
+        For anything else: a dataset, a class, a client.
+    """
+    if isinstance(data_source, type):
+        raise ConfigError(f"data_source is the class {data_source.__qualname__}: give an instance")
     if isinstance(data_source, Mapping):
         return ColumnsSource(data_source, seed)
+    if isinstance(data_source, Table):
+        return data_source.source(seed=seed)
     if isinstance(data_source, Source):
-        if isinstance(data_source, type):
-            raise ConfigError(f"data_source is the class {data_source.__qualname__}: give an instance")
         return data_source
     if callable(data_source):
         return CallableSource(data_source)
+    kind = type(data_source).__name__
+    if hasattr(data_source, "__getitem__") or hasattr(data_source, "__iter__"):
+        raise ConfigError(
+            f"data_source is a {kind}, a dataset: say async_loader.DataLoader(dataset, batch_size), which reads it in epochs; "
+            "AsyncDataLoader draws from a callable, a dict of arrays or a table, without end"
+        )
+    if hasattr(data_source, "table"):
+        raise ConfigError(f"data_source is a {kind}: give one of its tables, client.table(name)")
     raise ConfigError(
-        f"data_source is {type(data_source).__name__}: give a callable(batch_size), a dict of equally long arrays, "
-        "or a Source such as ReplayBuffer"
+        f"data_source is a {kind}: give a callable(batch_size), a dict of equally long arrays, a table such as ReplayBuffer, "
+        "or a Source"
     )
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
+    array = tensors.as_array(value)
+    return np.asarray(value) if array is None else array
+
+
+def _arrays(value: Any) -> Any:
+    return tree.transform(value, _array) if isinstance(value, Mapping) else _array(value)
+
+
+def _device(device: Any) -> str:
+    if isinstance(device, bool | int | float) or device is None:
+        meant = "cpu" if isinstance(device, bool) or not isinstance(device, int) else f"cuda:{device}"
+        raise ConfigError(
+            f"device={device!r}: give a name such as {meant!r}, or a torch.device; by place come data_source, batch_size, "
+            "device, chunk_size, collate_fn, num_workers"
+        )
+    return str(device)
+
+
+def _finish(batch_format: BatchFormat, device: str) -> Callable[[Any], Any] | None:
+    if checked(batch_format) == "numpy" and device != "cpu":
+        raise ConfigError(
+            f"batch_format='numpy' and device={device!r}: arrays are on the CPU, so leave device out or say batch_format='torch'"
+        )
+    return finisher(batch_format)
 
 
 def _backend(device: Any) -> Any:

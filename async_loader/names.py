@@ -10,10 +10,9 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _SAY: tuple[tuple[str, str], ...] = (
     ("timeout timeout_sec timeout_seconds timeout_ms rate_limiter_timeout_ms patience", "timeout_s"),
@@ -58,7 +57,6 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("data_source data source", "dataset"),
     ("drop_last drop_remainder", "last_batch='drop'"),
     ("prefetch_factor prefetch_batches", "prefetch, in batches over all workers"),
-    ("persistent_workers", "nothing: workers live as long as the loader"),
     ("workers", "num_workers=N and worker_type='process' or 'thread'"),
     ("thread_pool", "worker_type='thread'"),
     ("method", "worker_type"),
@@ -83,6 +81,10 @@ for _wrong, _ours in _SAY:
 
 LEAVE_OUT: dict[tuple[str, str], str] = {
     ("AsyncDataLoader", "drop_last"): "every batch of a source is whole, leave it out",
+    **{
+        (one, "persistent_workers"): "workers live as long as the loader, leave it out"
+        for one in ("AsyncDataLoader", "DataLoader")
+    },
     ("AsyncDataLoader", "shuffle"): (
         "a source decides its order: give a table another sampler, or use async_loader.DataLoader for a dataset"
     ),
@@ -150,7 +152,7 @@ def hint(word: str, known: Iterable[str], owner: str = "") -> str:
     if (owner, word) in LEAVE_OUT:
         return LEAVE_OUT[owner, word]
     for ours in SAY.get(word, ()):
-        if ours.startswith("nothing:") or _keyword(ours) in names:
+        if _keyword(ours) in names:
             return f"say {ours}"
     return nearest(word, names)
 
@@ -167,7 +169,7 @@ def _keyword(ours: str) -> str:
     return ours.replace(",", "=").split("=", 1)[0]
 
 
-def explain_wrong_names(function: Callable[P, R]) -> Callable[P, R]:
+def explain_wrong_names(function: F) -> F:
     """Decorate a callable without ``**fields``: a TypeError of its call names the word that we use.
 
     A call that Python accepts costs one more frame and nothing else; do not use it where steps are appended. A warning
@@ -181,7 +183,7 @@ def explain_wrong_names(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -190,7 +192,7 @@ def explain_wrong_names(function: Callable[P, R]) -> Callable[P, R]:
                 _explain(function, args, kwargs)
             raise
 
-    return call
+    return cast(F, call)
 
 
 def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

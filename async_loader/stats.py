@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -72,6 +72,17 @@ class StageStats:
     def busy_fraction(self) -> float:
         total = self.busy_s + self.wait_s
         return self.busy_s / total if total else 0.0
+
+
+def summed(meters: Sequence[Meter], depth: int) -> StageStats:
+    """Several threads as one stage."""
+    return StageStats(
+        sum(meter.batches for meter in meters),
+        sum(meter.waits for meter in meters),
+        sum(meter.busy_s for meter in meters),
+        sum(meter.wait_s for meter in meters),
+        depth,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,14 +206,13 @@ def check_columns(batch, rows):
     assert type(batch["pair"]) is tuple
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "packed"])
 @pytest.mark.parametrize("batch_size", [4, 8192], ids=["copied", "lent"])
 @WORKERS
-def test_columns_give_rows_that_belong_together_and_their_index(workers, batch_size, layout):
-    with AsyncDataLoader(columns(), batch_size, num_workers=workers, layout=layout) as loader:
+def test_columns_give_rows_that_belong_together_and_their_index(workers, batch_size):
+    with AsyncDataLoader(columns(), batch_size, num_workers=workers) as loader:
         for batch in take(loader, 4):
             check_columns(batch, batch_size)
-            assert batch["f"].is_contiguous() == (layout == "contiguous")
+            assert batch["f"].is_contiguous()
 
 
 def test_columns_under_every_start_method_travel_in_one_segment(start_method):
@@ -708,19 +707,6 @@ def test_a_source_of_the_users_gets_feedback():
 # -- layout, slots, numbers ---------------------------------------------------------------------------------------------------
 
 
-@WORKERS
-def test_the_packed_layout_gives_equal_values(workers):
-    def run(layout):
-        with AsyncDataLoader(jobs_in_order(64, of=transition), 64, num_workers=workers, layout=layout) as loader:
-            return take(loader, 3)
-
-    for one, two in zip(run("contiguous"), run("packed"), strict=True):
-        assert all(torch.equal(one[k], two[k]) for k in one)
-        assert all(one[k].is_contiguous() for k in one)
-        assert not two["obs"].is_contiguous()
-        assert abs(two["obs"].data_ptr() - two["action"].data_ptr()) < two["obs"].stride(0) * 4  # in one row
-
-
 def transition(i):
     rng = np.random.default_rng(i)
     return {"obs": rng.random(17, np.float32), "action": rng.random(6), "done": bool(i % 2), "r": float(i)}
@@ -852,17 +838,25 @@ BAD = {
     "timeout bool": ({"timeout_s": True}, "timeout_s=True: give seconds, 0 "),
     "in_order str": ({"in_order": "no"}, "in_order is 'no'"),
     "on_error": ({"on_error": "ignore"}, "on_error is 'ignore': give one of 'raise', 'skip', 'fatal'"),
-    "layout": ({"layout": "rows"}, "layout is 'rows': give one of 'contiguous', 'packed'"),
+    "batch_format": ({"batch_format": "jax"}, "batch_format='jax': 'numpy', 'torch' or 'tensordict'"),
+    "arrays on a device": ({"batch_format": "numpy", "device": "cuda"}, "batch_format='numpy' and device='cuda': arrays are on"),
+    "worker_type": ({"worker_type": "threads"}, "worker_type is 'threads': give one of 'process', 'thread'"),
     "context": ({"multiprocessing_context": "thread"}, "multiprocessing_context is 'thread': give one of"),
     "context type": ({"multiprocessing_context": 3}, "multiprocessing_context is 3: give one of"),
     "slot_bytes": ({"slot_bytes": 0}, "slot_bytes is 0"),
     "collate_fn": ({"collate_fn": "default"}, "collate_fn is str: give a callable or None"),
     "worker_init_fn": ({"worker_init_fn": 3}, "worker_init_fn is int: give a callable or None"),
     "device": ({"device": "abacus"}, "device 'abacus' is nothing that torch knows"),
-    "device None": ({"device": None}, "device"),
-    "data_source list": ({"data_source": [1, 2]}, "data_source is list: give a callable"),
-    "data_source None": ({"data_source": None}, "data_source is NoneType"),
-    "data_source array": ({"data_source": np.zeros(3)}, "data_source is ndarray"),
+    "device None": ({"device": None}, "device=None: give a name such as 'cpu'"),
+    "device bool": (
+        {"device": True},
+        "device=True: give a name such as 'cpu', .*; by place come data_source, batch_size, device",
+    ),
+    "device number": ({"device": 1}, "device=1: give a name such as 'cuda:1'"),
+    "data_source list": ({"data_source": [1, 2]}, r"data_source is a list, a dataset: say async_loader.DataLoader\(dataset"),
+    "data_source dataset": ({"data_source": torch.utils.data.TensorDataset()}, "TensorDataset, a dataset: say async_loader.Data"),
+    "data_source None": ({"data_source": None}, "data_source is a NoneType: give a callable"),
+    "data_source array": ({"data_source": np.zeros(3)}, "data_source is a ndarray, a dataset"),
     "a source's class": ({"data_source": Counting}, "data_source is the class Counting: give an instance"),
     "empty dict": ({"data_source": {}}, "empty dict: give at least one column"),
     "empty nested dict": ({"data_source": {"obs": {}}}, "empty dict: give at least one column"),

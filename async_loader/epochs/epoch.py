@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from async_loader.epochs.course import Course
 from async_loader.epochs.ferry import Ferry
@@ -16,9 +16,12 @@ from async_loader.interrupts import HeldBack
 from async_loader.pipeline.batch import Failure
 from async_loader.pipeline.iteration import NOTHING, Iteration
 from async_loader.source import END
+from async_loader.stats import Meter, StageStats
+
+B = TypeVar("B")
 
 
-class Epoch(Iterator[Any]):
+class Epoch(Iterator[B]):
     """Made by ``iter(DataLoader)``. One consumer at a time.
 
     Attributes
@@ -40,6 +43,8 @@ class Epoch(Iterator[Any]):
         What was over before.
     finish : callable | None
         Done to each batch in the consumer's thread.
+    meter : Meter
+        Of the consumer, for all epochs of a loader.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Epoch(Iterator[Any]):
         number: int,
         course: Course,
         finish: Callable[[Any], Any] | None,
+        meter: Meter,
     ) -> None:
         self.number = number
         self.yielded = course.over
@@ -59,20 +65,27 @@ class Epoch(Iterator[Any]):
         self._batches = batches
         self._course = course
         self._finish = finish
+        self._meter = meter
         self._opened = False
         self._unfit: deque[BaseException] = deque()
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> Epoch[B]:
         return self
 
     def hold(self) -> None:
         """See to it that ``held`` is the next batch. See NOTE [held] in `async_loader.pipeline.iteration`."""
         if self.held is NOTHING:
-            if not self._opened:
-                self.open()
-            self.raise_unfit()
-            self._catch_up()
-            self._hold()
+            meter = self._meter
+            meter.wait()
+            try:
+                if not self._opened:
+                    self.open()
+                self.raise_unfit()
+                self._catch_up()
+                self._hold()
+                meter.batches += 1
+            finally:
+                meter.work()
         self._iteration.release()
 
     def _hold(self) -> None:
@@ -99,11 +112,12 @@ class Epoch(Iterator[Any]):
             self.held, self._where = batch, where
             return
 
-    def __next__(self) -> Any:
+    def __next__(self) -> B:
         """The next batch. See `async_loader.pipeline.iteration.Iteration.__next__` for what is raised."""
         self.hold()
         try:
-            return self.held
+            batch: B = self.held
+            return batch
         finally:
             self.held, self.yielded = NOTHING, self.yielded + 1
 
@@ -133,6 +147,15 @@ class Epoch(Iterator[Any]):
         """The error of the next worker that could not begin, if there is one."""
         if self._unfit:
             raise self._unfit.popleft()
+
+    @property
+    def interrupted(self) -> bool:
+        """A signal interrupted ``next``, and the batch that it had is not handed out yet."""
+        return self.held is not NOTHING
+
+    def copying(self) -> StageStats | None:
+        """What the copy to a device has done; ``None`` where there is none."""
+        return self._iteration.stage() if isinstance(self._iteration, Ferry) else None
 
     def _catch_up(self) -> None:
         """Count what was handed out, or failed in its turn and is not to be done again; not what is held."""

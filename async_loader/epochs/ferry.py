@@ -29,6 +29,7 @@ from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.streamer import Streamer
 from async_loader.pipeline.tickets import Tickets
 from async_loader.source import END
+from async_loader.stats import StageStats
 
 AHEAD = 2
 """Batches on the device, or on their way there, beyond the one that the consumer has."""
@@ -89,6 +90,10 @@ class Ferry(Iterator[Any]):
     @property
     def beyond(self) -> tuple[int, ...]:
         return self._crossing.passed[1]
+
+    def stage(self) -> StageStats:
+        """What the streamer has done."""
+        return self._crossing.stage()
 
     def openings(self) -> list[Any]:
         """See `async_loader.pipeline.iteration.Iteration.openings`."""
@@ -221,6 +226,9 @@ class _Crossing:
             passed.popleft()
         self._landing.tickets.give(given)
         self._outcomes, self._owed, self.passed = given, False, passed[0][1]
+
+    def stage(self) -> StageStats:
+        return self._streamer.meter.snapshot(self._queue.depth)
 
     def openings(self) -> list[Any]:
         return self.iteration.openings(self._timeout_s)

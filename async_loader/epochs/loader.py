@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
@@ -26,6 +26,18 @@ from async_loader.pipeline.device import TorchBackend, backend_for
 from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.pool import CLOSE_TIMEOUT_S, Pool
 from async_loader.pipeline.work import Kind, WorkerType
+from async_loader.stats import LoaderStats, Meter, StageStats, bottleneck
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    B = TypeVar("B", default=dict[str, Any])
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
+__all__ = ["DataLoader"]
 
 _AHEAD_FROM = 1 << 20
 """Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
@@ -34,8 +46,10 @@ _STATE_VERSION = 2
 _STATE_VERSIONS = (1, 2)
 
 
-class DataLoader:
+class DataLoader(Generic[B]):
     """Batches of a dataset, epoch by epoch, with the next ones made ahead by workers that live as long as the loader.
+
+    Threads: one consumer at a time for each iteration; `stats` and `close` may be called by any.
 
     Parameters
     ----------
@@ -62,7 +76,7 @@ class DataLoader:
     in_order : bool
         Deliver in the order of the batches; otherwise what is finished first.
     timeout_s : float | None
-        Seconds after which `next` raises Timeout; it may be called again. None: never.
+        Seconds after which `next` raises Timeout; it may be called again. 0: try once. None, inf: never.
     collate_fn : callable | None
         A list of items to a batch. Default: as ``torch.utils.data.default_collate``.
     worker_init_fn : callable | None
@@ -106,7 +120,7 @@ class DataLoader:
         prefetch: int | None = None,
         in_order: bool = True,
         timeout_s: float | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], B] | None = None,
         worker_init_fn: Callable[[int], Any] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         seed: int | None = None,
@@ -137,7 +151,8 @@ class DataLoader:
         self._dataset_epoch: int | None = None
         self._epoch = 0
         self._start: dict[str, Any] | None = None
-        self._latest: Epoch | None = None
+        self._latest: Epoch[B] | None = None
+        self._meter = Meter()
         items = Items(dataset) if is_columns(dataset) else dataset
         if not hasattr(items, "__getitem__") and not hasattr(items, "__iter__"):
             raise ConfigError(f"the dataset is a {type(dataset).__name__}: give an object with __getitem__ or __iter__")
@@ -201,7 +216,7 @@ class DataLoader:
         """
         return len(self._batches)
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> Iterator[B]:
         """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
         start = dict(self._start or {})
         number, anew = self._epoch, bool(start.get("finished"))
@@ -224,7 +239,7 @@ class DataLoader:
         batches: Any = iteration
         if self._backend is not None:
             batches = Ferry(iteration, _own_backend(self._backend, self.device), self._timeout_s, self._pages)
-        epoch = Epoch(batches, self._batches, number, course, self._finish)
+        epoch: Epoch[B] = Epoch(batches, self._batches, number, course, self._finish, self._meter)
         # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next call.
         self._latest, self._start, self._epoch = epoch, None, number + 1
         return epoch
@@ -288,13 +303,45 @@ class DataLoader:
         self._epoch = state["epoch"]
         self._start = dict(state)
 
+    def stats(self) -> LoaderStats:
+        """What each stage has done since the loader was made, and which of them the others wait for.
+
+        ``source`` is all zero: the order is made within ``next``. Without workers the work is done there too: then
+        ``workers`` is what the caller waits for. ``copy`` is that of the latest epoch.
+        """
+        learner = self._meter.snapshot(0)
+        workers = self._pool.stage()
+        if workers is None:  # the consumer does it, while it waits
+            workers = StageStats(learner.batches, learner.batches, learner.wait_s, learner.busy_s, 0)
+        nothing = StageStats(0, 0, 0.0, 0.0, 0)
+        copy = nothing if self._latest is None else self._latest.copying() or nothing
+        ring = self._pool.ring
+        return LoaderStats(
+            source=nothing,
+            workers=workers,
+            copy=copy,
+            learner=learner,
+            slots=0 if ring is None else ring.count,
+            slots_lent=0 if ring is None else ring.lent,
+            copied_out=0,
+            skipped=0,
+            interrupted=int(self._latest is not None and self._latest.interrupted),
+            workers_replaced=self._pool.replaced,
+            bottleneck=bottleneck(nothing, workers, copy, learner, one_thread=False),
+        )
+
     # -- the end -----------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._pool.closed
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the workers; idempotent. A loader that is dropped does so by itself."""
         self._pool.close(seconds("timeout_s", timeout_s))
 
-    def __enter__(self) -> DataLoader:
+    def __enter__(self) -> DataLoader[B]:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -30,7 +30,7 @@ from async_loader.pipeline.handle import Handle, unguarded
 from async_loader.pipeline.job_queue import Job, JobQueue, Part, Shift
 from async_loader.pipeline.worker import Orders
 from async_loader.source import Reader
-from async_loader.stats import Meter
+from async_loader.stats import Meter, StageStats
 
 _GRACE_S = 0.5
 """How long workers may finish what they are doing once the end flag is up, before they are killed."""
@@ -158,6 +158,11 @@ class Crew:
         fd, self._parent_fd = self._parent_fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def stage(self, depth: int) -> StageStats:
+        """What the workers have done, with seconds summed over them."""
+        m, busy = self.meter, self.busy_s
+        return StageStats(m.batches, m.waits, busy, max(0.0, (m.busy_s + m.wait_s) * self.size - busy), depth)
 
     def waiting_for(self) -> str | None:
         """The worker that holds the oldest part, in words."""

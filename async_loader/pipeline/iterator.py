@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 from async_loader.errors import Timeout, WouldDeadlock
@@ -36,6 +37,21 @@ class Queue(Protocol):
     def wait(self, deadline: Deadline) -> Any: ...
 
     def drop(self) -> None: ...
+
+
+class How(Protocol):
+    """What a loader's settings say of ``next``."""
+
+    @property
+    def on_error(self) -> OnError: ...
+
+    @property
+    def timeout_s(self) -> float | None:
+        """For each `next`. Without one it warns once when nothing came for ten seconds."""
+
+    @property
+    def finish(self) -> Callable[[Any], Any] | None:
+        """Makes what is handed out of a batch of tensors. Called in the consumer's thread; may be called again."""
 
 
 class Overseer(Protocol):
@@ -71,8 +87,7 @@ class Iterator:
 
     Parameters
     ----------
-    timeout_s : float | None
-        For each `next`. Without one it warns once when nothing came for ten seconds.
+    how : How
 
     Attributes
     ----------
@@ -87,8 +102,7 @@ class Iterator:
         source: Source,
         overseer: Overseer,
         delivery: Delivery,
-        on_error: OnError,
-        timeout_s: float | None,
+        how: How,
     ) -> None:
         self.meter = Meter()
         self.skipped = 0
@@ -100,8 +114,9 @@ class Iterator:
         self._source = source
         self._overseer = overseer
         self._delivery = delivery
-        self._on_error = on_error
-        self._timeout_s = timeout_s
+        self._on_error = how.on_error
+        self._timeout_s = how.timeout_s
+        self._finish = how.finish
         self._warned = False
         self._lease: object = None  # of the batch that is held, or was handed out last, until that is used
         self._pid = os.getpid()
@@ -156,6 +171,8 @@ class Iterator:
         """Whether it is held. It is not, if its source delivers it elsewhere by now."""
         try:
             batch = self._delivery.hand_out(item) if isinstance(item, Slotted | Loose) else self._overseer.receive(item)
+            if self._finish is not None:
+                batch = self._finish(batch)
         except Exception as error:  # of this batch alone, as far as can be known: the next call goes on with the next one
             self.held, self._owed = Failure(error), True
             return True

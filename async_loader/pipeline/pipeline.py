@@ -25,8 +25,10 @@ from async_loader.pipeline.iterator import Iterator, OnError, own_threads, secon
 from async_loader.pipeline.main_worker import MainWorker
 from async_loader.pipeline.places import Places
 from async_loader.pipeline.producer import Producer, Workshop
+from async_loader.pipeline.thread_crew import ThreadCrew
 from async_loader.pipeline.tickets import Tickets
 from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.pipeline.work import WorkerType
 from async_loader.pipeline.worker import Orders
 from async_loader.source import Leasing, Source, waiting_for
 from async_loader.stats import LoaderStats, StageStats, bottleneck
@@ -57,16 +59,17 @@ class Settings:
     batch_size: int
     chunk_size: int
     num_workers: int
+    worker_type: WorkerType
     prefetch: int
     in_order: bool
     timeout_s: float | None
     seed: int
     on_error: OnError
-    packed: bool
     slot_bytes: int | None
     collate_fn: Callable[[list[Any]], Any] | None
     worker_init_fn: Callable[[int], Any] | None
     context: BaseContext
+    finish: Callable[[Any], Any] | None
 
 
 class Pipeline:
@@ -89,26 +92,30 @@ class Pipeline:
         self._source = source
         self._settings = settings
         s = settings
-        self.places = Places(s.prefetch, SPARE_SLOTS, s.slot_bytes, packed=s.packed, always_slots=backend is not None)
+        self.places = Places(s.prefetch, SPARE_SLOTS, s.slot_bytes, always_slots=backend is not None)
         self.train_queue = TrainQueue(s.in_order)
         self.delivery = Delivery()
         prepare = self.delivery.prepare if backend is None else as_it_is
         tickets = Tickets(s.prefetch, self.end)
-        filler = Filler(self.places, s.collate_fn)
         whole = s.collate_fn is not None
+        filler = Filler(self.places, s.collate_fn)
         workshop = Workshop(MainWorker(filler, s.seed, prepare, whole=whole))
         self._reserve_known()
-        if s.num_workers > 1:
+        if s.num_workers > 1 and s.worker_type == "thread":
+            mains = [MainWorker(Filler(self.places, s.collate_fn), s.seed, prepare, whole=whole) for _ in range(s.num_workers)]
+            workshop.threads = ThreadCrew(mains, self.train_queue, self.end, s.worker_init_fn, self.break_)
+        elif s.num_workers > 1:
             workshop.assembly = Assembly(self.places, filler, prepare, self.train_queue, s.chunk_size, whole=whole)
             workshop.crew = Crew(s.num_workers, s.context, self.end, workshop.assembly, self._orders, self.break_)
-        self.crew, self._assembly = workshop.crew, workshop.assembly
+        self.crew: Crew | ThreadCrew | None = workshop.crew or workshop.threads
+        self._assembly = workshop.assembly
         self.producer = Producer(source, s.batch_size, tickets, self.train_queue, workshop, self.end, self.break_)
         self.streamer: Streamer | None = None
         self.cuda_queue: CudaQueue | None = None
         if backend is not None:
             self._add_streamer(backend)
         queue = self.cuda_queue or self.train_queue
-        self.iterator = Iterator(queue, tickets, source, self, self.delivery, s.on_error, s.timeout_s)
+        self.iterator = Iterator(queue, tickets, source, self, self.delivery, s)
 
     def _add_streamer(self, backend: DeviceBackend) -> None:
         from async_loader.pipeline.cuda_queue import CudaQueue
@@ -120,8 +127,9 @@ class Pipeline:
     def start(self) -> None:
         """See NOTE [start order]."""
         try:
-            if self.crew is not None and self._assembly is not None:
-                self._assembly.main = MainModule()
+            if self.crew is not None:
+                if self._assembly is not None:
+                    self._assembly.main = MainModule()
                 self.crew.hire()
             with HeldBack():  # a torch that was imported in part stays so, and a thread whose start was cut is not known
                 importlib.import_module("torch")
@@ -318,9 +326,7 @@ class Pipeline:
         source = producer.meter.snapshot(len(self.crew.jobs) if self.crew is not None else 0)
         workers = producer.work_meter.snapshot(self.train_queue.depth)
         if self.crew is not None:
-            m, busy = self.crew.meter, self.crew.busy_s
-            total = (m.busy_s + m.wait_s) * self.crew.size
-            workers = StageStats(m.batches, m.waits, busy, max(0.0, total - busy), self.train_queue.depth)
+            workers = self.crew.stage(self.train_queue.depth)
         copy = StageStats(0, 0, 0.0, 0.0, 0)
         if copy_meter is not None and self.cuda_queue is not None:
             copy = copy_meter.snapshot(self.cuda_queue.depth)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 
@@ -29,17 +28,14 @@ class Places:
         Batches the consumer may hold without being copied.
     slot_bytes : int | None
         Fixed size of a slot; ``None`` fits it to the batches.
-    packed : bool
-        Lay rows out packed instead of field by field.
     always_slots : bool
         Use slots for small batches too: they will be page-locked for a device.
     """
 
-    def __init__(self, prefetch: int, spare: int, slot_bytes: int | None, *, packed: bool, always_slots: bool) -> None:
+    def __init__(self, prefetch: int, spare: int, slot_bytes: int | None, *, always_slots: bool) -> None:
         self._count = prefetch + spare
         self._spare = spare
         self._slot_bytes = None if slot_bytes is None else whole_pages(slot_bytes)
-        self._packed = packed
         self._always_slots = always_slots
         self._ring: SlotRing | None = None
         self._lock = threading.Lock()
@@ -55,8 +51,7 @@ class Places:
         known = self._known
         if known is not None and known[1] == rows and (known[0] is schema or known[0] == schema):
             return known[2]
-        make: Callable[[Schema, int], BatchLayout] = BatchLayout.packed if self._packed else BatchLayout.contiguous
-        layout = make(schema, rows)
+        layout = BatchLayout.contiguous(schema, rows)
         self._known = (schema, rows, layout)
         return layout
 

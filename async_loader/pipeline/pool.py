@@ -44,6 +44,7 @@ from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.work import END, Kind, Seeding, Shifts, WorkOrders
 from async_loader.pipeline.worker import Orders
 from async_loader.shm.slots import SlotRing
+from async_loader.stats import StageStats
 
 log = logging.getLogger("async_loader")
 
@@ -142,6 +143,24 @@ class Pool:
         """The worker processes that there are at this moment, as `multiprocessing` has them."""
         crew = self._core.team if self._core is not None else None
         return [handle.process for handle in list(crew.handles)] if isinstance(crew, Crew) else []
+
+    @property
+    def ring(self) -> SlotRing | None:
+        """The slots in use."""
+        return None if self._core is None else self._core.ring
+
+    @property
+    def replaced(self) -> int:
+        """Worker processes that died and were started again, since all of them were started."""
+        return 0 if self._core is None or self._core.team is None else self._core.team.replaced
+
+    def stage(self) -> StageStats | None:
+        """What the workers have done, with seconds summed over them; ``None`` where the consumer does it."""
+        if self.kind == "inline":
+            return None
+        if self._core is None or self._core.team is None:
+            return StageStats(0, 0, 0.0, 0.0, 0)
+        return self._core.team.stage(sum(queue.depth for queue in list(self._core.queues)))
 
     def start(self) -> None:
         """Start the workers now; idempotent.
@@ -344,7 +363,7 @@ class _Core:
         self.broken: Broken | None = None
         self.team: Crew | Threads | None = None
         self.shifts: Shifts | None = None
-        self.places = Places(prefetch, SPARE_SLOTS, None, packed=False, always_slots=True)
+        self.places = Places(prefetch, SPARE_SLOTS, None, always_slots=True)
         self.desks: Desks | None = None
         self._what = describe(orders.work)
         self._life = Life()

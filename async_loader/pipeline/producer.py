@@ -15,6 +15,7 @@ from async_loader.pipeline.batch import Failure, Loose, Slotted
 from async_loader.pipeline.crew import Crew
 from async_loader.pipeline.failures import guarded
 from async_loader.pipeline.main_worker import MainWorker
+from async_loader.pipeline.thread_crew import ThreadCrew
 from async_loader.pipeline.tickets import Tickets
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END, Jobs, Plan, Reader, Ready, Rows, Source
@@ -23,11 +24,12 @@ from async_loader.stats import Meter
 
 @dataclass(slots=True)
 class Workshop:
-    """What the producer sends plans to: the main worker in its own thread, and a crew when there is one."""
+    """What the producer sends plans to: the main worker in its own thread, and worker processes or threads if there are any."""
 
     main: MainWorker
     assembly: Assembly | None = None
     crew: Crew | None = None
+    threads: ThreadCrew | None = None
 
 
 class Producer:
@@ -121,6 +123,9 @@ class Producer:
         if shop.crew is not None and shop.assembly is not None and isinstance(plan, Rows | Jobs):
             shop.crew.submit(shop.assembly.cut(seq, plan, self._reader))
             return
+        if shop.threads is not None and isinstance(plan, Rows | Jobs):
+            shop.threads.submit(seq, plan)
+            return
         self.work_meter.work()
         try:
             outcome = shop.main.do(seq, plan, self._reader)
@@ -138,3 +143,6 @@ class Producer:
             raise AsyncLoaderError(f"{type(self._source).__name__} planned rows and has no reader for them")
         if self._workshop.crew is not None:
             self._workshop.crew.use_reader(self._reader)
+        if self._workshop.threads is not None:
+            others = [self._source.reader() or self._reader for _ in range(self._workshop.threads.size - 1)]
+            self._workshop.threads.use_readers([self._reader, *others])

@@ -11,6 +11,7 @@ from async_loader.pipeline.batch import Drained, Failure, Loose
 from async_loader.pipeline.failures import guarded
 from async_loader.pipeline.job_queue import JobQueue, Part
 from async_loader.pipeline.work import END, Shifts, WorkOrders
+from async_loader.stats import Meter, StageStats, summed
 
 
 class Desks(list[Shifts]):
@@ -37,6 +38,8 @@ class Threads:
         self._end = end
         self._changed = threading.Condition()
         self._at_work: dict[int, Part] = {}
+        self._meters = [Meter() for _ in range(size)]
+        self.replaced = 0
         end.on_set(self.wake)
         self._threads = [
             threading.Thread(target=self._run, args=(n,), name=f"async-loader-thread-{n}", daemon=True) for n in range(size)
@@ -76,6 +79,10 @@ class Threads:
     def forget(self) -> None:
         """In a forked child, which has none of them."""
 
+    def stage(self, depth: int) -> StageStats:
+        """What the threads have done, with seconds summed over them."""
+        return summed(self._meters, depth)
+
     def waiting_for(self) -> str | None:
         held = sorted((part.job.seq, number) for number, part in list(self._at_work.items()))
         return None if not held else f"thread {held[0][1]} is at work on batch {held[0][0]}"
@@ -83,7 +90,11 @@ class Threads:
     def _run(self, number: int) -> None:
         while (part := self._take(number)) is not None and (desks := self._desks()) is not None:
             self._at_work[number] = part
+            meter = self._meters[number]
+            meter.work()
             outcome = self._do(part, number, desks[number])
+            meter.wait()
+            meter.batches += 1
             del self._at_work[number]
             if not part.job.over:
                 part.job.over = True

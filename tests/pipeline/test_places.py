@@ -16,8 +16,8 @@ def schema(nbytes: int) -> Schema:
     return Schema.of({"x": ((nbytes,), np.uint8)})
 
 
-def places(prefetch=2, spare=1, slot_bytes=None, *, packed=False, always_slots=False) -> Places:
-    return Places(prefetch, spare, slot_bytes, packed=packed, always_slots=always_slots)
+def places(prefetch=2, spare=1, slot_bytes=None, *, always_slots=False) -> Places:
+    return Places(prefetch, spare, slot_bytes, always_slots=always_slots)
 
 
 def test_small_batches_lie_in_fresh_memory():
@@ -126,4 +126,3 @@ def test_the_layout_is_remembered_until_schema_or_rows_change():
     assert p.layout(schema(5), 3) is one
     assert p.layout(schema(5), 4) is not one
     assert p.layout(schema(6), 3).nbytes >= 18
-    assert places(packed=True).layout(schema(5), 3).stride == 8

@@ -42,16 +42,13 @@ def check(batch: dict[str, Any], n_step: int) -> None:
 
 
 @pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
-@pytest.mark.parametrize("layout", ["contiguous", "packed"])
-def test_stacks_returns_and_weights_arrive_whole(workers: int, method: str | None, layout: str) -> None:
+def test_stacks_returns_and_weights_arrive_whole(workers: int, method: str | None) -> None:
     buffer = ReplayBuffer(500, SCHEMA, sampler=Prioritized(alpha=1.0, beta=1.0, eps=0.0), seed=0)
     episodes(buffer, 700)
     live = np.arange(200, 1000)
     buffer.update_priorities(live, 1.0 + live % 7)
     source = buffer.source(view=Transitions(n_steps=4, gamma=0.5))
-    with AsyncDataLoader(
-        source, 32, num_workers=workers, multiprocessing_context=method, layout=layout, timeout_s=60, chunk_size=8
-    ) as loader:
+    with AsyncDataLoader(source, 32, num_workers=workers, multiprocessing_context=method, timeout_s=60, chunk_size=8) as loader:
         for _ in range(12):
             batch = next(loader)
             check(batch, 4)

@@ -1,0 +1,232 @@
+"""AsyncDataLoader and DataLoader as a script meets them: tables, formats of a batch, worker threads, stats, the end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import partial
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
+from async_loader.errors import Broken, ConfigError, Unsupported
+from async_loader.source import Applied, Rows
+from async_loader.sources.columns import ColumnsReader, ColumnsSource
+
+SLACK_S = 60.0
+
+
+def filled(seed: int | None = None) -> ReplayBuffer:
+    buffer = ReplayBuffer(100, {"x": "int64", "y": "float32"}, seed=seed)
+    buffer.extend(x=np.arange(100), y=np.zeros(100, np.float32))
+    return buffer
+
+
+# -- what it draws from --------------------------------------------------------------------------------------------------
+
+
+def test_the_loader_of_a_table_changes_rows_by_id():
+    with filled() as buffer, AsyncDataLoader(buffer, 8, timeout_s=SLACK_S) as loader:
+        index = next(loader)["index"]
+        ids = torch.unique(index)
+        assert loader.update(ids, y=torch.ones(len(ids))) == Applied(len(ids), 0)
+        batch = buffer.sample(100)
+        changed = np.isin(batch["index"], ids.numpy())
+        assert (batch["y"] == changed).all()
+
+
+def test_rows_that_cannot_be_changed_are_named():
+    with AsyncDataLoader({"x": np.arange(9)}, 3) as loader, pytest.raises(Unsupported, match="ColumnsSource cannot be changed"):
+        loader.update([0], x=[1])
+
+
+# -- formats -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [4, 1 << 15], ids=["copied", "lent"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_come_as_arrays_where_that_is_asked_for(workers, batch_size):
+    columns = {"x": np.arange(1000), "obs": {"a": np.arange(1000, dtype=np.float32)}}
+    with AsyncDataLoader(
+        columns, batch_size, num_workers=workers, batch_format="numpy", multiprocessing_context="fork", timeout_s=SLACK_S
+    ) as loader:
+        kept = [next(loader) for _ in range(8)]
+    for batch in kept:  # also behind the loader's end
+        assert type(batch["x"]) is type(batch["obs"]["a"]) is np.ndarray
+        assert (batch["x"] == batch["index"]).all()
+        assert (batch["x"] == batch["obs"]["a"]).all()
+
+
+def test_batches_come_as_a_tensordict_where_that_is_asked_for(monkeypatch):
+    class TensorDict(dict):
+        def __init__(self, source, batch_size, device=None):
+            super().__init__(source)
+            self.batch_size, self.device = batch_size, device
+
+    module = ModuleType("tensordict")
+    module.TensorDict = TensorDict
+    monkeypatch.setitem(sys.modules, "tensordict", module)
+    with AsyncDataLoader({"x": np.arange(9)}, 3, batch_format="tensordict", timeout_s=SLACK_S) as loader:
+        batch = next(loader)
+    assert (type(batch), batch.batch_size) == (TensorDict, [3])
+    assert torch.equal(batch["x"], batch["index"])
+
+
+def test_a_format_without_its_package_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensordict", None)
+    with pytest.raises(ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"):
+        AsyncDataLoader({"x": np.arange(9)}, 3, batch_format="tensordict")
+
+
+# -- worker threads ------------------------------------------------------------------------------------------------------
+
+
+def test_worker_threads_make_the_batches_that_no_workers_make():
+    def drawn(**how):
+        with AsyncDataLoader(
+            {"x": np.arange(1000)}, 16, seed=5, timeout_s=SLACK_S, collate_fn=lambda rows: [row["x"] for row in rows], **how
+        ) as loader:
+            return [[int(x) for x in next(loader)] for _ in range(6)]
+
+    assert drawn(num_workers=3, worker_type="thread") == drawn()
+
+
+def test_jobs_run_in_several_threads_at_once():
+    both = threading.Barrier(2)
+
+    def job():
+        return {"thread": int(threading.current_thread().name[-1]), "place": both.wait(SLACK_S)}
+
+    with AsyncDataLoader(lambda n: [job], 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S) as loader:
+        batches = [next(loader) for _ in range(2)]
+        both.abort()  # of the batches that are made ahead
+    assert {batch["thread"].item() for batch in batches} == {0, 1}
+
+
+def test_an_error_in_a_worker_thread_is_its_batch_alone():
+    numbers = iter(range(100))
+
+    def job(n):
+        if n == 1:
+            raise ZeroDivisionError("one")
+        return {"x": n}
+
+    def source(n):
+        return [partial(job, next(numbers))]
+
+    with AsyncDataLoader(source, 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S) as loader:
+        assert next(loader)["x"].item() == 0
+        with pytest.raises(ZeroDivisionError, match="one"):
+            next(loader)
+        assert [next(loader)["x"].item() for _ in range(3)] == [2, 3, 4]
+        assert loader.stats().workers.batches >= 5
+
+
+def test_worker_threads_are_told_their_number_and_may_refuse_to_begin():
+    told = []
+    with AsyncDataLoader(
+        {"x": np.arange(9)}, 3, num_workers=2, worker_type="thread", worker_init_fn=told.append, timeout_s=SLACK_S
+    ) as loader:
+        for _ in range(8):
+            next(loader)
+    assert sorted(told) == [0, 1]
+
+    def refuse(number):
+        raise OSError("no")
+
+    with AsyncDataLoader(
+        {"x": np.arange(9)}, 3, num_workers=2, worker_type="thread", worker_init_fn=refuse, timeout_s=SLACK_S
+    ) as loader:
+        with pytest.raises(Broken, match="worker_init_fn failed: OSError"):
+            next(loader)
+
+
+class Watched(ColumnsReader):
+    """Tells when two threads read with it at once."""
+
+    busy = threading.Lock()
+    overlapped = False
+
+    def read(self, index, into, seed):
+        Watched.overlapped |= not self.busy.acquire(blocking=False)
+        super().read(index, into, seed)
+        self.busy.release()
+
+
+def test_a_reader_that_threads_share_reads_for_one_at_a_time():
+    source = ColumnsSource({"x": np.arange(1000)}, 0)
+    source._reader.__class__ = Watched
+    assert isinstance(source.plan(3, None), Rows)
+    with AsyncDataLoader(source, 512, num_workers=4, worker_type="thread", timeout_s=SLACK_S) as loader:
+        for _ in range(50):
+            next(loader)
+    assert not Watched.overlapped
+
+
+def test_a_blocked_worker_thread_is_left_behind_at_the_end_of_the_time(caplog):
+    gate, begun = threading.Event(), threading.Event()
+
+    def job():
+        begun.set()
+        gate.wait(SLACK_S)
+        return {"x": 1}
+
+    loader = AsyncDataLoader(lambda n: [job], 1, num_workers=2, worker_type="thread")
+    assert begun.wait(SLACK_S)
+    loader.close(timeout_s=0.1)
+    assert "crew is still at work" in caplog.text
+    gate.set()
+    for thread in loader._pipeline.crew._threads:
+        thread.join(SLACK_S)
+
+
+# -- numbers and the end -------------------------------------------------------------------------------------------------
+
+
+def test_a_loader_says_whether_it_was_closed():
+    loader = AsyncDataLoader({"x": np.arange(9)}, 3)
+    assert not loader.closed
+    loader.close()
+    assert loader.closed
+    epochs = DataLoader([1, 2, 3])
+    assert not epochs.closed
+    epochs.close()
+    assert epochs.closed
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"num_workers": 2, "worker_type": "thread"}, {"num_workers": 2}], ids=["next", "thread", "process"]
+)
+def test_a_dataset_loader_counts_what_each_stage_has_done(how):
+    with DataLoader([{"x": n} for n in range(12)], 3, **how) as loader:
+        assert loader.stats().learner.batches == 0
+        for _ in range(2):
+            assert len(list(loader)) == 4
+        stats = loader.stats()
+    assert stats.learner.batches == stats.workers.batches == 8
+    assert stats.workers.busy_s > 0
+    assert stats.bottleneck in ("workers", "learner")
+    assert (stats.skipped, stats.interrupted, stats.workers_replaced) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: AsyncDataLoader({"x": np.arange(9)}, 3, timeout=3), "has no timeout: say timeout_s"),
+        (lambda: AsyncDataLoader({"x": np.arange(9)}, 3, context="fork"), "has no context: say multiprocessing_context"),
+        (lambda: AsyncDataLoader({"x": np.arange(9)}, 3, layout="packed"), "has no layout: fields of a batch are always contig"),
+        (lambda: DataLoader([1], workers="threads"), "has no workers: say num_workers=N and worker_type='process' or 'thread'"),
+        (lambda: DataLoader([1], compiled=True), "has no compiled: say bulk"),
+        (
+            lambda: DataLoader([1], 1, True),
+            r"takes dataset, batch_size by place, and 3 values were given: name the others \(shuffle=",
+        ),
+        (lambda: DataLoader([1], persistent_workers=True), "has no persistent_workers: workers live as long as"),
+    ],
+)
+def test_a_word_of_before_or_of_torch_is_answered_with_ours(make, text):
+    with pytest.raises(TypeError, match=text):
+        make()
