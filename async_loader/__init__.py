@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from async_loader import errors
+
 __version__ = "0.1.0"
 
 __all__ = [
     "END",
+    "Applied",
     "AsyncDataLoader",
     "DataLoader",
     "Field",
@@ -18,38 +21,45 @@ __all__ = [
     "MinHeap",
     "MinSize",
     "Prioritized",
-    "Queue",
     "RankPrioritized",
     "RateLimiter",
     "ReplayBuffer",
+    "Sampler",
     "Schema",
-    "Stack",
+    "Source",
+    "Table",
     "Transitions",
     "Uniform",
+    "Writer",
     "__version__",
+    "connect",
+    "errors",
 ]
 
 if TYPE_CHECKING:
     from async_loader.epochs.loader import DataLoader
+    from async_loader.feeder import connect
     from async_loader.loader import AsyncDataLoader
     from async_loader.replay.buffer import ReplayBuffer
-    from async_loader.replay.limiter import MinSize, Queue, RateLimiter, Stack
-    from async_loader.replay.samplers import Fifo, Lifo, Linear, MaxHeap, MinHeap, Prioritized, RankPrioritized, Uniform
+    from async_loader.replay.limiter import MinSize, RateLimiter
+    from async_loader.replay.samplers import Fifo, Lifo, Linear, MaxHeap, MinHeap, Prioritized, RankPrioritized, Sampler, Uniform
     from async_loader.replay.views import Transitions
     from async_loader.schema import Field, Schema
-    from async_loader.source import END
+    from async_loader.source import END, Applied, Source
+    from async_loader.table import Table, Writer
 else:
     _HOMES = {
         "AsyncDataLoader": "async_loader.loader",
         "DataLoader": "async_loader.epochs.loader",
         "ReplayBuffer": "async_loader.replay.buffer",
         "Transitions": "async_loader.replay.views",
-        "Field": "async_loader.schema",
-        "Schema": "async_loader.schema",
-        "END": "async_loader.source",
-        **dict.fromkeys(("MinSize", "Queue", "RateLimiter", "Stack"), "async_loader.replay.limiter"),
+        "connect": "async_loader.feeder",
+        **dict.fromkeys(("Field", "Schema"), "async_loader.schema"),
+        **dict.fromkeys(("END", "Applied", "Source"), "async_loader.source"),
+        **dict.fromkeys(("Table", "Writer"), "async_loader.table"),
+        **dict.fromkeys(("MinSize", "RateLimiter"), "async_loader.replay.limiter"),
         **dict.fromkeys(
-            ("Fifo", "Lifo", "Linear", "MaxHeap", "MinHeap", "Prioritized", "RankPrioritized", "Uniform"),
+            ("Fifo", "Lifo", "Linear", "MaxHeap", "MinHeap", "Prioritized", "RankPrioritized", "Sampler", "Uniform"),
             "async_loader.replay.samplers",
         ),
     }
@@ -57,6 +67,10 @@ else:
     def __getattr__(name):
         """Public names are imported when they are first used: a table needs no loader, a loader no table."""
         if name not in _HOMES:
+            from async_loader.names import PUBLIC
+
+            if name in PUBLIC:  # of an AttributeError "from async_loader import name" would keep the type alone
+                raise ImportError(f"async_loader has no {name}: {PUBLIC[name]}")
             raise AttributeError(f"module 'async_loader' has no attribute {name!r}")
         from importlib import import_module
 

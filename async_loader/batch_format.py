@@ -11,6 +11,11 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError
 
+__all__ = [
+    "FORMATS",
+    "BatchFormat",
+]
+
 BatchFormat = Literal["numpy", "torch", "tensordict"]
 """What a batch is made of: arrays or tensors in (nested) dicts, or tensors in a ``tensordict.TensorDict``."""
 

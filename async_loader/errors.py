@@ -2,6 +2,27 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "AddressInUse",
+    "AsyncLoaderError",
+    "Broken",
+    "CannotSend",
+    "Closed",
+    "ConfigError",
+    "CorruptCheckpoint",
+    "InsecureBindError",
+    "JobFailed",
+    "MissingExtra",
+    "NotEnoughData",
+    "OutOfMemory",
+    "ResourceLimit",
+    "SchemaError",
+    "Timeout",
+    "Unsupported",
+    "WorkerDied",
+    "WouldDeadlock",
+]
+
 
 class AsyncLoaderError(Exception):
     """Root of everything that async_loader raises on its own account."""

@@ -15,6 +15,14 @@ import numpy.typing as npt
 from async_loader import spaces, tree
 from async_loader.errors import SchemaError
 
+__all__ = [
+    "RESERVED",
+    "Field",
+    "Padding",
+    "Schema",
+    "SchemaLike",
+]
+
 RESERVED = ("index", "weight", "stream", "redelivered")
 
 

@@ -28,6 +28,24 @@ import numpy.typing as npt
 from async_loader.lifecycle import Patience
 from async_loader.schema import Schema
 
+__all__ = [
+    "END",
+    "Applied",
+    "Explaining",
+    "Foresighted",
+    "Jobs",
+    "Leasing",
+    "Plan",
+    "Reader",
+    "Ready",
+    "Rows",
+    "Samples",
+    "Seed",
+    "Source",
+    "Updating",
+    "Window",
+]
+
 Seed = tuple[int, ...]
 
 

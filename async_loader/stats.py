@@ -6,6 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+__all__ = [
+    "LoaderStats",
+    "StageStats",
+]
+
 
 class Meter:
     """What one stage has done. Written by that stage's thread only.

@@ -232,7 +232,8 @@ TABLES = HEAVY.replace(", 'numba'", "")
     "code",
     [
         "import async_loader",
-        "from async_loader import AsyncDataLoader, ReplayBuffer, Schema, Field, END",
+        "from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer, Schema, Field, END",
+        "from async_loader import Table, Writer, Source, Sampler, Applied, errors",
         """import numpy as np
 from async_loader.sources.columns import ColumnsSource
 from async_loader.lifecycle import Patience
@@ -250,7 +251,7 @@ assert buffer.sample(4)['x'].shape == (4, 3)""",
 import numpy as np
 assert collate.collate([{'x': 1.0, 'a': np.zeros(3)}] * 2)['a'].shape == (2, 3)""",
     ],
-    ids=["import", "public names", "columns", "replay", "collate"],
+    ids=["import", "public names", "protocols", "columns", "replay", "collate"],
 )
 def test_tables_and_columns_run_without_torch(code):
     run(f"{code}\n{TABLES if 'buffer.add' in code else HEAVY}")

@@ -19,6 +19,10 @@ from typing import Any
 from async_loader.compat.torch import DataLoader, StatefulDataLoader
 from async_loader.errors import MissingExtra
 
+__all__ = [
+    "install",
+]
+
 _INSTALLED = "_async_loader_installed"
 
 

@@ -24,7 +24,7 @@ from async_loader.names import describe, explain_wrong_names
 from async_loader.pipeline.arguments import callable_or_none, one_of, whole
 from async_loader.pipeline.device import TorchBackend, backend_for
 from async_loader.pipeline.pages import Pages
-from async_loader.pipeline.pool import CLOSE_TIMEOUT_S, Pool
+from async_loader.pipeline.pool import Pool
 from async_loader.pipeline.work import Kind, WorkerType
 from async_loader.stats import LoaderStats, Meter, StageStats, bottleneck
 
@@ -38,6 +38,8 @@ else:
     B = TypeVar("B")
 
 __all__ = ["DataLoader"]
+
+CLOSE_TIMEOUT_S = 10.0
 
 _AHEAD_FROM = 1 << 20
 """Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""

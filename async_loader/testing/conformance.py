@@ -30,6 +30,17 @@ from async_loader.pipeline import codec
 from async_loader.schema import Schema
 from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Source, waiting_for
 
+__all__ = [
+    "MakeSource",
+    "NotConforming",
+    "check_plan",
+    "check_reader",
+    "check_source",
+    "check_travel",
+    "check_update_priorities",
+    "check_waiting",
+]
+
 SEED: Seed = (1, 2, 3)
 _PATIENCE_S = 30.0
 _BLOCKED_S = 5.0

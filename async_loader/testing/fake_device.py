@@ -33,6 +33,15 @@ from async_loader.layout import Region
 if TYPE_CHECKING:
     import torch
 
+__all__ = [
+    "FakeArray",
+    "FakeBackend",
+    "FakeBlock",
+    "FakeEvent",
+    "FakeResult",
+    "FakeStream",
+]
+
 POISON = 0xDB
 
 Bytes = npt.NDArray[np.uint8]

@@ -12,6 +12,12 @@ from async_loader.errors import Unsupported
 from async_loader.lifecycle import Bell, Patience
 from async_loader.source import END, Applied, Plan, Reader, Rows, Seed, Window
 
+__all__ = [
+    "ItemsReader",
+    "ItemsSource",
+    "WaitingSource",
+]
+
 
 class ItemsSource:
     """A map-style dataset as a source: rows in order, epoch after epoch, read one item at a time.

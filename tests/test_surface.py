@@ -1,0 +1,189 @@
+"""The public names: all written down in tests/data/api.txt, all importable, none of the words of before left anywhere."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import surface
+
+import async_loader
+from async_loader import names
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_surface_is_the_one_on_record():
+    before, now = surface.RECORD.read_text().splitlines(), surface.text().splitlines()
+    changes = "\n".join(difflib.unified_diff(before, now, "on record", "now", lineterm="", n=0))
+    assert not changes, f"the public interface has changed; if it is meant, run: python tests/surface.py\n{changes}"
+
+
+def test_a_changed_signature_is_seen():
+    def one(index: int, /, *, timeout_s: float | None = None, **fields: Any) -> None: ...
+
+    assert surface.signature(one) == "(index: int, /, *, timeout_s: float | None = None, **fields: Any) -> None"
+
+
+@pytest.mark.parametrize("module", surface.MODULES)
+def test_every_public_module_names_what_it_offers(module):
+    found = importlib.import_module(module)
+    assert found.__all__
+    assert all(hasattr(found, name) for name in found.__all__)
+    assert len(set(found.__all__)) == len(found.__all__)
+
+
+def test_doors_name_what_they_offer():
+    for door in ("torch", "ding", "gluonnlp", "fastai", "accelerate"):
+        assert importlib.import_module(f"async_loader.compat.{door}").__all__
+
+
+def test_the_package_lists_its_names():
+    assert set(dir(async_loader)) >= set(async_loader.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(names.PUBLIC))
+def test_a_name_that_is_looked_for_is_answered(name):
+    with pytest.raises(ImportError, match=re.escape(names.PUBLIC[name])):
+        getattr(async_loader, name)
+
+
+def test_a_name_that_there_is_not_is_an_attribute_error():
+    assert not hasattr(async_loader, "nothing_of_that_kind")
+
+
+# -- words of before -----------------------------------------------------------------------------------------------------
+
+OURS: dict[str, Any] = {
+    name: getattr(async_loader, name)
+    for name in async_loader.__all__
+    if inspect.isclass(getattr(async_loader, name)) or inspect.isfunction(getattr(async_loader, name))
+}
+GONE = {
+    r"\bwho_waits\b": "stats().waiting",
+    r"\.feedback\(|\bdef feedback\b": "update_priorities",
+    r"\bReplayStats\b": "TableStats",
+    r"\basync_loader\.naming\b": "async_loader.names",
+    r"\boverlapping=": "nothing",
+}
+"""Words of before in any text, and ours."""
+ABOUT_WRONG_NAMES = {
+    "async_loader/names.py", "tests/test_names.py", "tests/test_surface.py", "tests/test_loader_interface.py",
+    "tests/faults/test_engine_ends.py", "CHANGELOG.md",
+}  # fmt: skip
+"""They say the words of before, to have them refused."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    for name in listed.splitlines():
+        if name.endswith((".py", ".md", ".yaml", ".yml", ".toml")) and name not in ABOUT_WRONG_NAMES and (ROOT / name).exists():
+            yield name, (ROOT / name).read_text()
+
+
+def scripts(name: str, text: str) -> Iterator[ast.AST]:
+    """The Python in a file: all of it, or the examples on a page."""
+    if name.endswith(".py"):
+        yield ast.parse(text)
+    elif name.endswith(".md"):
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            yield ast.parse(textwrap.dedent(block))
+
+
+def imported(tree: ast.AST) -> dict[str, Any]:
+    """Names in a script that are ours, and what they are."""
+    found, others = {}, set()
+    for node in ast.walk(tree):
+        where = (node.module or "").split(".") if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and where[0] == "async_loader" and "compat" not in where:
+            found.update({alias.asname or alias.name: OURS[alias.name] for alias in node.names if alias.name in OURS})
+        elif isinstance(node, ast.ImportFrom):
+            others |= {alias.asname or alias.name for alias in node.names}
+    return {name: value for name, value in found.items() if name not in others}
+
+
+def wrong_keywords(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Line, callable and keyword of each call of ours with a keyword that it does not have."""
+    ours = imported(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in ours:
+            parameters = inspect.signature(ours[node.func.id]).parameters
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+            parameters = METHODS[node.func.attr]
+        else:
+            continue
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            for keyword in node.keywords:
+                said = keyword.arg in names.SAY if isinstance(node.func, ast.Name) else keyword.arg == "timeout"
+                if keyword.arg and said and keyword.arg not in parameters:
+                    yield node.lineno, ast.unparse(node.func), keyword.arg
+
+
+METHODS = {
+    name: inspect.signature(getattr(async_loader.ReplayBuffer, name)).parameters
+    for name in ("sample", "source", "update_priorities", "end_episode")
+}
+"""Methods that objects of other libraries have too: only ``timeout`` is looked for."""
+
+
+def test_no_call_says_a_word_of_before():
+    found = [
+        f"{name}: {function}(..., {keyword}=), in line {line} of its script"
+        for name, text in texts()
+        for tree in scripts(name, text)
+        for line, function, keyword in wrong_keywords(tree)
+    ]
+    assert found == []
+
+
+def test_no_text_says_a_word_of_before():
+    found = [
+        f"{name}: {match[0]!r}: say {ours}"
+        for name, text in texts()
+        for word, ours in GONE.items()
+        for match in re.finditer(word, text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("script", "keyword"),
+    [
+        ("from async_loader import AsyncDataLoader\nAsyncDataLoader(f, 8, timeout=3)", "timeout"),
+        ("from async_loader import DataLoader as D\nD(f, 8, context='fork')", "context"),
+        ("buffer.sample(8, timeout=3)", "timeout"),
+        ("from async_loader.replay.samplers import Prioritized\nPrioritized(new='given')", "new"),
+    ],
+)
+def test_a_planted_word_of_before_is_found(script, keyword):
+    assert [found[2] for found in wrong_keywords(ast.parse(script))] == [keyword]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "from torch.utils.data import DataLoader\nDataLoader(f, 8, timeout=3)",
+        "from async_loader.compat.torch import DataLoader\nDataLoader(f, 8, timeout=3)",
+        "from async_loader import AsyncDataLoader\nAsyncDataLoader(f, 8, timeout_s=3)",
+        "subprocess.run([], timeout=3)",
+    ],
+)
+def test_words_of_others_are_theirs(script):
+    assert list(wrong_keywords(ast.parse(script))) == []
+
+
+def test_the_record_is_written_by_the_command_in_the_message():
+    assert f"python {Path(surface.__file__).relative_to(ROOT)}" == "python tests/surface.py"
+    assert sys.modules["surface"] is surface
