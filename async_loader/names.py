@@ -16,8 +16,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SAY: tuple[tuple[str, str], ...] = (
     ("timeout timeout_sec timeout_seconds timeout_ms rate_limiter_timeout_ms patience", "timeout_s"),
+    ("buffer_size max_size maxsize maxlen max_len n", "size"),
     ("buffer_size max_size maxsize maxlen max_len max_capacity memory_size size", "capacity"),
-    ("capacity buffer_size max_size maxsize maxlen max_len n", "size"),
     ("rate_limiter", "limiter"),
     ("env_dict signature spec specs data_spec fields", "schema"),
     ("observation_space action_space", "schema={'obs': observation_space, 'action': action_space, ...}"),

@@ -155,7 +155,7 @@ def report(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[
     """What was measured between the first batch and now."""
     table, before, seconds = actor.table, start["table"], time.monotonic() - start["time"]
     inserted, sampled = table.stats().inserted - before.inserted, table.stats().sampled - before.sampled
-    stored = ReplayBuffer.nbytes_for(SMALL | dict.fromkeys(("obs", "next_obs"), ((STACK, 84, 84), "uint8")), table.capacity)
+    stored = ReplayBuffer.nbytes_for(table.capacity, SMALL | dict.fromkeys(("obs", "next_obs"), ((STACK, 84, 84), "uint8")))
     waited, told = loader.stats().learner.wait_s - start["loader"].learner.wait_s, learner.applied + learner.stale
     grid = Table("measured", "value", "", title="DQN on Pong, from the first batch on")
     for row in (

@@ -14,7 +14,7 @@ import yaml
 
 from async_loader.errors import ConfigError
 from async_loader.names import hint
-from async_loader.replay.arguments import size_of
+from async_loader.replay.arguments import bytes_of
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -93,9 +93,9 @@ def _bytes(kind: type, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ConfigError(f"expected bytes, as in 1048576 or '64MiB', got {_named(value)}")
     try:
-        return Bytes(size_of(1, value)[1] or 0)
+        return Bytes(bytes_of("", value))
     except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("max_bytes=")) from None
+        raise ConfigError(str(error).removeprefix("=")) from None
 
 
 # -- what is wrong, and where: msgspec's own paths leave out the keys of maps ---------------------------------------------------

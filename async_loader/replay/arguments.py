@@ -19,7 +19,7 @@ TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 """Names that a field of a step cannot have: they are added to batches, or are keywords of `ReplayBuffer.add`."""
 
 _INT64 = np.dtype(np.int64)
-_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
+_UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
@@ -37,15 +37,23 @@ def size_of(capacity: Any, max_bytes: Any) -> tuple[int | None, int | None]:
     if isinstance(capacity, str):
         if max_bytes is not None:
             raise ConfigError(f"capacity={capacity!r} and max_bytes={max_bytes!r}: give bytes once")
-        return None, _bytes("capacity", capacity)
-    return positive("capacity", capacity), None if max_bytes is None else _bytes("max_bytes", max_bytes)
+        return None, bytes_of("capacity", capacity)
+    return positive("capacity", capacity), None if max_bytes is None else bytes_of("max_bytes", max_bytes)
 
 
-def _bytes(name: str, value: Any) -> int:
+def bytes_of(name: str, value: Any) -> int:
+    """Bytes: an int, or text with a unit (B; KB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024). Raises ConfigError.
+
+    Digits alone are refused as text: where a number counts steps they would mean another thing.
+    """
     if not isinstance(value, str):
         return positive(name, value)
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
-    if found is None or found[2].upper() not in _UNITS or found[1].count(".") > 1 or found[1] == ".":
+    found = re.fullmatch(r"\s*([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)\s*([A-Za-z]*)\s*", value)
+    if found is not None and not found[2]:
+        raise ConfigError(
+            f"{name}={value!r} has no unit: text is bytes, as in '{found[1]}B' or '8GiB'; a count is a plain number"
+        )
+    if found is None or found[2].upper() not in _UNITS:
         raise ConfigError(f"{name}={value!r}: a size is a number and a unit, as in '8GiB' or '500MB'")
     return positive(name, int(float(found[1]) * _UNITS[found[2].upper()]))
 

@@ -5,28 +5,30 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy.typing as npt
 
 from async_loader.errors import CannotSend, ConfigError
+from async_loader.names import explain_wrong_names
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import one_of, positive, size_of
 from async_loader.replay.as_source import AsSource
 from async_loader.replay.by_id import ById
 from async_loader.replay.drawing import Drawer, Taken
 from async_loader.replay.inserting import Inserter
-from async_loader.replay.limiter import RateLimiter
+from async_loader.replay.limiter import Queue, RateLimiter
 from async_loader.replay.owner import Owner
+from async_loader.replay.queues import capacity_of, check_limiter, check_stack
 from async_loader.replay.remote.handle import WriterHandle
-from async_loader.replay.samplers import Fifo, Sampler, Uniform
+from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
 from async_loader.replay.stats import TableStats
 from async_loader.replay.storage import StorageLayout
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import Transitions
 from async_loader.replay.writer import LocalWriter, how_ended
-from async_loader.schema import Schema
+from async_loader.schema import Schema, SchemaLike
 from async_loader.table import AutoReset, Ids, VectorEnv
 
 
@@ -56,9 +58,7 @@ class ReplayBuffer(AsSource, ById):
         How far sampling and inserting may run ahead of each other.
     max_times_sampled : int
         An item is gone after so many draws; 0 is any number. With a limiter that holds back inserting until every item was
-        drawn as often (`Queue`, `Stack`), no item is overwritten before: writers wait for a row too. Rows beside the items
-        (``final_obs``, steps that wait for their successors, the past of stacks) take room, so give such a table more
-        capacity than the queue's size where many episodes are open at once.
+        drawn as often, no item is overwritten before: writers wait for a row too. `queue` and `stack` make such tables.
     seed : int, optional
         The same seed and the same calls give the same samples.
     max_bytes : int | str, optional
@@ -85,7 +85,7 @@ class ReplayBuffer(AsSource, ById):
     def __init__(
         self,
         capacity: int | str,
-        schema: Any = None,
+        schema: SchemaLike | None = None,
         *,
         sampler: Sampler | None = None,
         remover: Sampler | None = None,
@@ -98,8 +98,8 @@ class ReplayBuffer(AsSource, ById):
         for name, one in (("sampler", sampler), ("remover", remover)):
             if not isinstance(one, Sampler):
                 raise ConfigError(f"{name}={one!r}: give a sampler, as in {name}=Uniform()")
-        _check_limiter(limiter)
         most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
+        check_limiter(limiter, most)
         self._owner = Owner(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed)
         self._in, self._out = Inserter(self._owner), Drawer(self._owner)
         self._saver = checkpoint.Saver(self._owner)
@@ -107,10 +107,82 @@ class ReplayBuffer(AsSource, ById):
             self._owner.start(Schema.of(schema))
         _buffers.add(self)
 
+    @classmethod
+    @explain_wrong_names
+    def queue(
+        cls,
+        size: int,
+        schema: SchemaLike | None = None,
+        *,
+        capacity: int | str | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """Make a queue: each item is drawn exactly once, in the order of insertion; at most ``size`` wait to be.
+
+        No item is lost: `add` waits while ``size`` items wait, and for a row (NOTE [queue tables] in table.py). Over a feeder
+        an item is delivered at least once: after a fault of a learner or a connection it may come again, flagged
+        ``redelivered``. The end of an episode adds all steps that waited for it, up to n beyond ``size`` with n-step returns.
+
+        Parameters
+        ----------
+        size : int
+            Items that may wait.
+        schema : as in ReplayBuffer, optional
+        capacity : int | str, optional
+            Rows, or memory as in ``"8GiB"``. By default ``size`` where steps stand alone. Where the schema links them
+            (``Field(stack=..., next=...)``) final observations and open episodes take rows too: room for one final
+            observation for each item with ``next``, and for 32 open episodes. Give more where more episodes are open at once.
+        seed : int, optional
+
+        Raises
+        ------
+        ConfigError, SchemaError, OutOfMemory
+            As the constructor does; and for a size below 1.
+
+        Examples
+        --------
+        >>> rollouts = ReplayBuffer.queue(64)
+        >>> for n in range(3):
+        ...     _ = rollouts.add(x=n)
+        >>> rollouts.sample(2)["x"], len(rollouts)
+        (array([0, 1]), 1)
+        """
+        made = None if schema is None else Schema.of(schema)
+        rows = capacity_of(size, made)
+        return cls(
+            rows if capacity is None else capacity, made, sampler=Fifo(), remover=Fifo(), limiter=Queue(size),
+            max_times_sampled=1, seed=seed,
+        )  # fmt: skip
+
+    @classmethod
+    @explain_wrong_names
+    def stack(
+        cls,
+        size: int,
+        schema: SchemaLike | None = None,
+        *,
+        capacity: int | str | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """Make a stack: as `queue`, and the newest item is drawn first. Its schema can have no ``stack`` and no ``next``.
+
+        Raises
+        ------
+        ConfigError, SchemaError, OutOfMemory
+            As `queue` does; and for a schema that links steps.
+        """
+        made = None if schema is None else Schema.of(schema)
+        check_stack(made)
+        rows = capacity_of(size, made)
+        return cls(
+            rows if capacity is None else capacity, made, sampler=Lifo(), remover=Lifo(), limiter=Queue(size),
+            max_times_sampled=1, seed=seed,
+        )  # fmt: skip
+
     # -- what it is ------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def nbytes_for(schema: Any, capacity: int) -> int:
+    def nbytes_for(capacity: int, schema: SchemaLike) -> int:
         """Bytes of shared memory that a full buffer of ``capacity`` steps takes, exactly."""
         return StorageLayout.of(Schema.of(schema), positive("capacity", capacity)).nbytes
 
@@ -136,7 +208,7 @@ class ReplayBuffer(AsSource, ById):
 
     @limiter.setter
     def limiter(self, limiter: RateLimiter | None) -> None:
-        _check_limiter(limiter)
+        check_limiter(limiter, self._owner.max_times_sampled)
         self._owner.limiter = limiter
 
     def __len__(self) -> int:
@@ -414,11 +486,6 @@ class ReplayBuffer(AsSource, ById):
             "a ReplayBuffer stays in its process: send its reader() to read, its writer_handle() to write, or use a loader; "
             "save() and ReplayBuffer.load() keep what it holds"
         )
-
-
-def _check_limiter(limiter: object) -> None:
-    if limiter is not None and not isinstance(limiter, RateLimiter):
-        raise ConfigError(f"limiter={limiter!r}: give a RateLimiter, or MinSize, Queue or Stack")
 
 
 _buffers: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()

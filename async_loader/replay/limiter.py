@@ -170,12 +170,7 @@ def MinSize(n: int) -> RateLimiter:
 
 
 def Queue(size: int) -> RateLimiter:
-    """Each item is sampled exactly once; at most ``size`` wait to be.
-
-    For a table with ``sampler=Fifo(), max_times_sampled=1``. No item is overwritten before it was drawn: writers wait,
-    for the limiter, and for a row (see `ReplayBuffer`). The end of an episode adds all steps that waited for it, up to n
-    beyond ``size`` with n-step returns. Over a feeder an item is delivered at least once: after a fault of a
-    learner or a connection it may come again, flagged ``redelivered``.
+    """The limiter of `ReplayBuffer.queue` and `ReplayBuffer.stack`: each item is drawn once, and at most ``size`` wait.
 
     Raises
     ------
@@ -185,11 +180,6 @@ def Queue(size: int) -> RateLimiter:
     limiter = object.__new__(RateLimiter)  # a queue of 1 works, though its bounds are closer than those of a ratio may be
     limiter._set(1, 1.0, (0.0, float(_count("size", size))))
     return limiter
-
-
-def Stack(size: int) -> RateLimiter:
-    """As `Queue`; for a table with a Lifo sampler and remover."""
-    return Queue(size)
 
 
 class Limits:

@@ -122,7 +122,6 @@ def test_every_kind_of_limiter_is_made(tmp_path, text, limiter):
         ("10_000", "{capacity: 10000}"),
         ("8GiB", "{max_bytes: 8GiB}"),
         ("{capacity: 900GiB}", "{max_bytes: 900GiB}"),
-        ("{capacity: '1000'}", "{capacity: 1000}"),
     ],
 )
 def test_a_size_may_be_said_in_short(tmp_path, short, full):

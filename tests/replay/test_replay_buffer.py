@@ -16,11 +16,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from async_loader.errors import CannotSend, ConfigError, OutOfMemory, SchemaError, Unsupported
 from async_loader.replay import ReplayBuffer, storage
+from async_loader.replay.arguments import bytes_of
 from async_loader.replay.rows import LAST
 from async_loader.replay.samplers import Draw, Prioritized, Uniform
 from async_loader.replay.views import Transitions
@@ -236,10 +237,30 @@ def test_a_bad_schema_is_refused_by_name(schema: Any, said: str) -> None:
         ReplayBuffer(10, schema)
 
 
-@pytest.mark.parametrize("capacity", [0, -1, 1.5, None, True, "8 parsecs", "GiB", "1.2.3GB", ""])
+@pytest.mark.parametrize("capacity", [0, -1, 1.5, None, True, "8 parsecs", "GiB", "1.2.3GB", "", ".GB", "1e3KB"])
 def test_a_capacity_is_a_positive_integer(capacity: Any) -> None:
     with pytest.raises(ConfigError, match="capacity="):
         ReplayBuffer(capacity)
+
+
+@pytest.mark.parametrize("digits", ["1000000", " 64 ", "1.5", "0"])
+def test_digits_alone_are_no_size_as_text(digits: str) -> None:
+    for make in (lambda: ReplayBuffer(digits), lambda: ReplayBuffer(9, max_bytes=digits)):
+        with pytest.raises(ConfigError, match=r"has no unit: text is bytes, as in .* or '8GiB'; a count is a plain number"):
+            make()
+
+
+@given(
+    number=st.integers(1, 999) | st.decimals(min_value="0.01", max_value=999, places=2),
+    unit=st.sampled_from(["B", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"]),
+    case=st.sampled_from([str.upper, str.lower, str]),
+    space=st.sampled_from(["", " ", "  "]),
+)
+def test_a_size_with_a_unit_is_bytes(number: Any, unit: str, case: Any, space: str) -> None:
+    base = 1024 if "i" in unit else 1000
+    exact = float(number) * base ** ["B", "K", "M", "G", "T"].index(unit[0])
+    assume(exact >= 1)
+    assert bytes_of("max_bytes", f"{space}{number}{space}{case(unit)}{space}") == int(exact)
 
 
 def test_steps_that_are_no_steps_are_refused() -> None:

@@ -195,7 +195,7 @@ SCHEMAS = [
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("capacity", [1, 100, 12_345])
 def test_the_memory_that_is_told_is_what_the_system_gives(schema: Any, capacity: int) -> None:
-    told = ReplayBuffer.nbytes_for(schema, capacity)
+    told = ReplayBuffer.nbytes_for(capacity, schema)
     buffer = ReplayBuffer(capacity, schema)
     assert buffer.nbytes == told
     maps = [
@@ -207,7 +207,7 @@ def test_the_memory_that_is_told_is_what_the_system_gives(schema: Any, capacity:
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_a_capacity_in_bytes_is_the_most_steps_that_fit(schema: Any) -> None:
     buffer = ReplayBuffer("1MiB", schema)
-    assert buffer.nbytes <= 1 << 20 < ReplayBuffer.nbytes_for(schema, buffer.capacity + 1)
+    assert buffer.nbytes <= 1 << 20 < ReplayBuffer.nbytes_for(buffer.capacity + 1, schema)
     assert ReplayBuffer(10, schema, max_bytes="1MiB").capacity == 10
     assert ReplayBuffer(10**9, schema, max_bytes=1 << 20).capacity == buffer.capacity
     late = ReplayBuffer("1MiB")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader.errors import ConfigError
-from async_loader.replay.limiter import UNLIMITED, Limits, MinSize, Queue, RateLimiter, Stack
+from async_loader.replay.limiter import UNLIMITED, Limits, MinSize, Queue, RateLimiter
 
 NAMES = ("min_size_to_sample", "samples_per_insert", "error_buffer")
 WORKED = RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20)
@@ -100,7 +100,7 @@ TRACES: dict[str, tuple[RateLimiter, Trace]] = {
         ],
     ),
     "stack of 2": (
-        Stack(2),
+        Queue(2),
         [
             ("insert", 1, YES, 1, 1),
             ("insert", 1, YES, 0, 2),
@@ -291,7 +291,7 @@ def test_a_minimum_size_alone_refuses_no_batch_for_good() -> None:
 def test_bounds_of_an_error_buffer() -> None:
     assert WORKED.bounds == (380, 420)
     assert RateLimiter(min_size_to_sample=1, samples_per_insert=1, error_buffer=(-3, 9)).bounds == (-3, 9)
-    assert Queue(7).bounds == Stack(7).bounds == (0, 7)
+    assert Queue(7).bounds == (0, 7)
     assert (Queue(7).samples_per_insert, Queue(7).min_size_to_sample) == (1, 1)
     assert MinSize(5).bounds == (-math.inf, math.inf)
     assert Limits(WORKED).window() == 40

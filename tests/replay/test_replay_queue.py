@@ -22,15 +22,15 @@ from async_loader import (
     MinHeap,
     MinSize,
     Prioritized,
-    Queue,
     RateLimiter,
     ReplayBuffer,
-    Stack,
     Transitions,
     Uniform,
 )
 from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
 from async_loader.feeder.settings import ServerSettings
+from async_loader.replay.limiter import Queue
+from async_loader.replay.queues import OPEN_EPISODES
 from tests.replay.test_replay_waiting import Doing, until
 
 OBS = Field((), "int64", next="next_obs")
@@ -282,12 +282,93 @@ def test_writers_of_other_processes_overwrite_no_item_of_a_queue() -> None:
     assert got == {0: list(range(150)), 1: list(range(150))}
 
 
+# -- what ReplayBuffer.queue and stack make ------------------------------------------------------------------------------------
+
+
+@given(
+    size=st.integers(1, 40),
+    stack=st.integers(1, 4),
+    linked=st.booleans(),
+    streams=st.integers(1, OPEN_EPISODES),
+    steps=st.lists(
+        st.tuples(st.integers(0, OPEN_EPISODES - 1), st.sampled_from(["go on", "terminated", "truncated"])), min_size=1
+    ),
+)
+@settings(max_examples=60)
+def test_as_many_items_as_its_size_can_wait_in_a_queue_however_episodes_end(
+    size: int, stack: int, linked: bool, streams: int, steps: list[tuple[int, str]]
+) -> None:
+    obs = Field((), "int64", stack=stack, next="next_obs" if linked else None)
+    schema = {"obs": obs, "terminated": "bool", "truncated": "bool"}
+    got: list[int] = []
+
+    def draw(count: int) -> None:
+        obs = queue.sample(count, timeout_s=0)["obs"]
+        got.extend((obs[:, -1] if stack > 1 else obs).tolist())
+
+    with ReplayBuffer.queue(size, schema) as queue:
+        often = 6 * (size + 3 * streams)
+        for number, (stream, how) in enumerate((steps * often)[:often]):
+            final = -1 if linked and how == "truncated" else None
+            step = {"obs": number, "terminated": how == "terminated", "truncated": how == "truncated"}
+            try:
+                queue.add(step, stream=stream % streams, final_obs=final, timeout_s=0)
+            except Timeout:
+                assert len(queue) >= size, "a row was missing before the queue was full"
+                draw(len(queue))
+                queue.add(step, stream=stream % streams, final_obs=final, timeout_s=0)
+        while len(queue):
+            draw(1)
+    assert len(set(got)) == len(got), "an item came twice"
+
+
+def test_a_queue_hands_out_each_item_once_and_in_order() -> None:
+    with ReplayBuffer.queue(64, {"x": "int64"}) as queue:
+        queue.extend(x=np.arange(40))
+        assert queue.sample(8)["x"].tolist() == list(range(8))
+        assert queue.sample(32)["x"].tolist() == list(range(8, 40))
+        assert queue.capacity == 64
+        with pytest.raises(Timeout):
+            queue.sample(1, timeout_s=0)
+
+
+def test_a_stack_hands_out_the_newest_first_and_each_once() -> None:
+    with ReplayBuffer.stack(64, {"x": "int64"}) as stack:
+        stack.extend(x=np.arange(40))
+        assert stack.sample(3)["x"].tolist() == [39, 38, 37]
+        stack.add(x=40)
+        assert stack.sample(38)["x"].tolist() == [40, *range(36, -1, -1)]
+
+
+def test_a_queue_takes_more_capacity_and_names_ours_for_other_words() -> None:
+    with ReplayBuffer.queue(8, {"obs": OBS}, capacity=1000, seed=1) as queue:
+        assert (queue.capacity, queue.limiter) == (1000, Queue(8))
+    with pytest.raises(TypeError, match=r"queue\(\) has no max_size: say size"):
+        ReplayBuffer.queue(max_size=8)  # type: ignore[call-arg]
+
+
 # -- settings that can never be served ---------------------------------------------------------------------------------------
 
 REFUSED = {
     "min_size beyond the capacity": (lambda: ReplayBuffer(1000, limiter=MinSize(5000)), "min_size_to_sample=5,000"),
     "a queue beyond the capacity": (lambda: ReplayBuffer(1000, limiter=Queue(5000), max_times_sampled=1), "a queue of 5,000"),
-    "a stack beyond the capacity": (lambda: ReplayBuffer(1000, limiter=Stack(1001), max_times_sampled=1), "a size of 1,000"),
+    "a stack beyond the capacity": (lambda: ReplayBuffer.stack(1001, capacity=1000), "a size of 1,000"),
+    "a stack of linked steps": (
+        lambda: ReplayBuffer.stack(10, {"obs": OBS}),
+        r"field 'obs' has a stack= or a next=.*use ReplayBuffer.queue\(size, schema\)",
+    ),
+    "the limiter of a queue where items are drawn again": (
+        lambda: ReplayBuffer(64, limiter=Queue(64)),
+        r"max_times_sampled=0 says otherwise: use ReplayBuffer.queue\(64, schema\)",
+    ),
+    "the limiter of a queue where items are drawn twice": (
+        lambda: ReplayBuffer(64, limiter=Queue(64), max_times_sampled=2), "max_times_sampled=2 says otherwise",
+    ),
+    "the limiter of a queue that is set later": (
+        lambda: setattr(ReplayBuffer(64), "limiter", Queue(64)), "max_times_sampled=0 says otherwise",
+    ),
+    "a queue of no items": (lambda: ReplayBuffer.queue(0), "size=0: it must be a positive integer"),
+    "what is no limiter": (lambda: ReplayBuffer(9, limiter=3), r"limiter=3: give a RateLimiter or MinSize\(n\)"),
     "min_size of linked steps": (
         lambda: ReplayBuffer(50, {"obs": OBS}, limiter=MinSize(50)),
         "50 steps, of which 49 can be drawn while an episode is open.* use 49 or less, or raise the capacity by 1",

@@ -16,13 +16,9 @@ from hypothesis import strategies as st
 from async_loader import (
     AsyncDataLoader,
     Field,
-    Fifo,
-    Lifo,
     MinSize,
-    Queue,
     RateLimiter,
     ReplayBuffer,
-    Stack,
     Transitions,
     Uniform,
 )
@@ -207,7 +203,7 @@ def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: 
 
 
 def test_a_queue_hands_out_every_item_once_in_order() -> None:
-    buffer = ReplayBuffer(5, {"x": np.int64}, sampler=Fifo(), limiter=Queue(5), max_times_sampled=1)
+    buffer = ReplayBuffer.queue(5, {"x": np.int64})
     actor = Doing(lambda: [buffer.add(x=n) for n in range(40)])
     drawn = [int(x) for _ in range(20) for x in buffer.sample(2, timeout_s=20)["x"]]
     actor.done()
@@ -216,7 +212,7 @@ def test_a_queue_hands_out_every_item_once_in_order() -> None:
 
 
 def test_a_stack_hands_out_the_newest_first_and_its_room_again() -> None:
-    buffer = ReplayBuffer(5, {"x": np.int64}, sampler=Lifo(), remover=Lifo(), limiter=Stack(5), max_times_sampled=1)
+    buffer = ReplayBuffer.stack(5, {"x": np.int64})
     for n in range(5):
         buffer.add(x=n)
     assert buffer.sample(3)["x"].tolist() == [4, 3, 2]
