@@ -43,8 +43,6 @@ _MOST_TTL_MS = 6_553_500
 """It travels as 16 bits of tenths of seconds."""
 _CONTROL_BYTES = 64 << 20
 """Of a frame on the control plane: a part of weights."""
-_LOCAL_BYTES = 1 << 20
-"""That the kernel keeps of INSERTs on the way to a server of this host, which inserts some meanwhile. TCP sets its own."""
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 SILENCES = 3
 """After how often the time that ends a session a data connection without a sign of life is given up. Not once: a heartbeat stands
@@ -223,8 +221,6 @@ class Planes:
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.IMMEDIATE, plane is Plane.INSERT)  # see NOTE [last words]
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
-        if plane is Plane.INSERT and endpoint.startswith("ipc:"):
-            socket.setsockopt(zmq.SNDBUF, _LOCAL_BYTES)
         if "[" in endpoint:
             socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
