@@ -91,6 +91,9 @@ def serve(
         str | None, typer.Option(help="tcp://127.0.0.1:5555 or ipc:///path; by default a socket of your own.")
     ] = None,
     allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Bind beyond this machine without keys.")] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder that clients may save tables to; each table has a folder of its own in it.")
+    ] = None,
 ) -> None:
     """Run a feeder: replay tables in a process of their own. SIGTERM, Ctrl-C and 'async-loader drain' end it."""
     from rich.console import Console
@@ -99,7 +102,7 @@ def serve(
         from async_loader.feeder import commands
         from async_loader.feeder.settings import ServerSettings
 
-        settings = ServerSettings.of(table or (), bind=bind, config=config, allow_insecure=allow_insecure)
+        settings = ServerSettings.of(table or (), bind=bind, config=config, allow_insecure=allow_insecure, checkpoint=checkpoint)
         commands.log_to(console := Console(stderr=True))
         raise typer.Exit(commands.serve(settings, console))
 
@@ -123,13 +126,16 @@ def status(
 @app.command()
 def drain(
     address: Annotated[str | None, ADDRESS] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when it has ended.")] = False,
     keys: Annotated[str | None, KEYS] = None,
 ) -> None:
     """Tell a feeder to take nothing new, to give out what it has, and to end."""
+    from rich.console import Console
+
     with _errors():
         from async_loader.feeder import commands
 
-        commands.drain(address, keys)
+        commands.drain(address, keys, as_json=as_json, console=Console())
 
 
 @app.command()

@@ -176,17 +176,19 @@ def _watch(client: Any, as_json: bool, console: Console) -> None:
             before, pause_s = now, LIVE_S
 
 
-def drain(address: str | None, keys: str | None) -> None:
+def drain(address: str | None, keys: str | None, *, as_json: bool, console: Console) -> None:
     """Tell a server to take nothing new, to give out what it has, and to end. Returns when it has done so."""
     with _client(address, keys) as client:
         client.drain()
+        if as_json:
+            _print_json({"address": client.address, "drained": True}, console)
 
 
 @contextlib.contextmanager
 def _client(address: str | None, keys: str | None) -> Iterator[Any]:
-    from async_loader.feeder import addresses, connect
+    from async_loader.feeder import connect
 
-    with connect(address or str(addresses.default()), on_disconnect="raise", timeout_s=10.0, keys=keys) as client:
+    with connect(address or None, on_disconnect="raise", timeout_s=10.0, keys=keys) as client:
         yield client
 
 

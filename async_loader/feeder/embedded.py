@@ -146,7 +146,7 @@ def main(parent: int, told: int) -> int:
 
     settings = settings_of(msgspec.json.decode(sys.stdin.buffer.read()), ServerSettings)
     try:
-        server = Serving(settings)
+        server = Serving(settings, private=True)
         threading.Thread(target=_follow, args=(parent, server), name="async-loader-parent", daemon=True).start()
         with contextlib.suppress(BrokenPipeError):  # the parent is gone already, as will be seen
             os.write(told, b"\1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.feeder.front import Front
+from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.server import Server
 from async_loader.feeder.settings import ServerSettings
 
@@ -15,6 +16,8 @@ class Serving:
     Parameters
     ----------
     settings : ServerSettings
+    private : bool
+        See `Folders`.
 
     Raises
     ------
@@ -23,7 +26,7 @@ class Serving:
     AddressInUse, InsecureBindError
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, private: bool = False) -> None:
         limits, tables = settings.limits, settings.make_tables()
         self._front: Front | None = None
         try:
@@ -41,6 +44,7 @@ class Serving:
                 drain_s=settings.drain_s,
                 bind=front.bind,
                 memory=front.claim.address.memory,
+                checkpoints=Folders(settings.checkpoint.path, private),
                 gatekeeper=front.gatekeeper,
             )
         except BaseException:

@@ -77,6 +77,19 @@ class SecuritySettings(Settings, frozen=True, kw_only=True):
     allow_insecure: bool = False
 
 
+class CheckpointSettings(Settings, frozen=True, kw_only=True):
+    """Where clients may save tables to, and load them from.
+
+    Parameters
+    ----------
+    path : str, optional
+        A folder; each table has one of its own in it, and clients name folders in that. Without it no table is saved or
+        loaded. In a file, relative to that file.
+    """
+
+    path: str | None = None
+
+
 class ServerSettings(Settings, frozen=True, kw_only=True):
     """All of a feeder.
 
@@ -92,6 +105,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     drain_s : float
         How long, at the end, what was received may wait for its table.
     security : SecuritySettings
+    checkpoint : CheckpointSettings
 
     Raises
     ------
@@ -111,6 +125,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     silence_s: Seconds = 10.0
     drain_s: Seconds = 10.0
     security: SecuritySettings = SecuritySettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -146,6 +161,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
         bind: str | None = None,
         config: str | Path | None = None,
         allow_insecure: bool = False,
+        checkpoint: str | Path | None = None,
     ) -> ServerSettings:
         """From the command line: a file if there is one, and on top of it tables as in ``replay:1000000`` or ``replay:8GiB``."""
         plain: dict[str, Any] = {} if config is None else read_yaml(Path(config))
@@ -162,6 +178,8 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
         settings = _checked(plain, None if config is None else Path(config))
         if allow_insecure:
             settings = replace(settings, security=replace(settings.security, allow_insecure=True))
+        if checkpoint is not None:
+            settings = replace(settings, checkpoint=CheckpointSettings(path=str(checkpoint)))
         return settings
 
     @classmethod
@@ -220,8 +238,15 @@ def _checked(plain: dict[str, Any], path: Path | None) -> ServerSettings:
     settings = settings_of(plain, ServerSettings, where)
     keys = settings.security.keys
     if path is not None and keys is not None:
-        settings = replace(settings, security=replace(settings.security, keys=str(path.parent / Path(keys).expanduser())))
+        settings = replace(settings, security=replace(settings.security, keys=_beside(path, keys)))
+    if path is not None and settings.checkpoint.path is not None:
+        settings = replace(settings, checkpoint=CheckpointSettings(path=_beside(path, settings.checkpoint.path)))
     return settings
+
+
+def _beside(path: Path, named: str) -> str:
+    """What a file names, relative to that file."""
+    return str(path.parent / Path(named).expanduser())
 
 
 def _spelled_out(table: Any, where: str, name: object) -> Any:

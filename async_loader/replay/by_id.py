@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -10,6 +11,7 @@ from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of, named
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.owner import Owner
+from async_loader.replay.staging import Stage
 from async_loader.source import Applied
 
 _SETTLED = ("terminated", "truncated", "done")
@@ -69,15 +71,7 @@ class ById:
         owner = self._owner
         if not owner.ready:
             return Applied(0, len(ids))
-        columns: dict[int, npt.NDArray[Any]] = {}
-        known = {field.name: i for i, field in enumerate(owner.stage.schema.fields)}
-        for name, value in named(fields):
-            if name not in known or name in _SETTLED:
-                raise SchemaError(f"field {name!r} cannot be updated: {', '.join(n for n in known if n not in _SETTLED)} can")
-            column = owner.stage.fits[known[name]].column(value)
-            if len(column) != len(ids):
-                raise SchemaError(f"field {name!r} has {len(column)} rows for {len(ids)} ids: one for each")
-            columns[known[name]] = column
+        columns = columns_of(owner.stage, fields, len(ids))
         with owner.lock:
             return owner.own().patch(ids, columns)
 
@@ -91,3 +85,17 @@ class ById:
             applied = owner.own().delete(ids)
             owner.waiters.ring()
             return applied
+
+
+def columns_of(stage: Stage, fields: Mapping[str, Any], rows: int) -> dict[int, npt.NDArray[Any]]:
+    """New values ``[rows, ...]`` of fields, by their places in the schema. Raises SchemaError, as `ById.update`."""
+    columns: dict[int, npt.NDArray[Any]] = {}
+    known = {field.name: i for i, field in enumerate(stage.schema.fields)}
+    for name, value in named(fields):
+        if name not in known or name in _SETTLED:
+            raise SchemaError(f"field {name!r} cannot be updated: {', '.join(n for n in known if n not in _SETTLED)} can")
+        column = stage.fits[known[name]].column(value)
+        if len(column) != rows:
+            raise SchemaError(f"field {name!r} has {len(column)} rows for {rows} ids: one for each")
+        columns[known[name]] = column
+    return columns

@@ -104,6 +104,20 @@ class ServedTable:
         """Whether every item goes out once: then what a learner took and did not use has to come back."""
         return self._owner.max_times_sampled == 1
 
+    @property
+    def sampler(self) -> Sampler:
+        """The table's own."""
+        return self._owner.sampler
+
+    def nothing(self, count: int) -> Exception:
+        """What `ReplayBuffer.sample` raises where there is too little and no limiter."""
+        with self._owner.lock:
+            return self._out._nothing(count)
+
+    def begin_anew(self) -> None:
+        """The table was loaded: its rows are others."""
+        self._seen.clear()
+
     def start(self, schema: Schema) -> None:
         """The first writer says what a step is. Raises SchemaError, ConfigError and OutOfMemory as a ReplayBuffer does."""
         self._owner.start(schema)
@@ -264,23 +278,27 @@ class ServedTable:
 
     # -- out -------------------------------------------------------------------------------------------------------------
 
-    def drawing(self, view: Transitions | None, rank: int, world_size: int, seed: int | None) -> Drawing:
+    def drawing(
+        self, view: Transitions | None, rank: int, world_size: int, seed: int | None,
+        given: Sampler | None = None, min_size: int = 1,
+    ) -> Drawing:  # fmt: skip
         """What one learner draws with. The table has a schema.
 
         One learner alone, without a seed, draws as `ReplayBuffer.sample` does, the same items in the same order.
+        ``given``: a sampler of the learner's own, which is told of every item from now on.
         """
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
         owner, sampler = self._owner, self._owner.sampler
-        own = type(sampler) is Uniform and (world_size > 1 or seed is not None)
+        own = given is not None or (type(sampler) is Uniform and (world_size > 1 or seed is not None))
         if own:
-            sampler = Uniform()
+            sampler = Uniform() if given is None else given
             words = [rank, world_size, *owner.seeds.generate_state(4).tolist()] if seed is None else [rank, world_size, seed]
             sampler.bind(owner.table.items, np.random.SeedSequence(words))
-        drawing = Drawing(self, view, sampler, own)
+        drawing = Drawing(self, view, sampler, own, min_size)
         if own:
             with owner.lock:
-                owner.table.attach(sampler)
+                owner.attach(sampler)
         return drawing
 
 
@@ -328,8 +346,9 @@ def _from_row(fields: Ids, row: int) -> Ids:
 class Drawing:
     """How one learner's batches are drawn. Made by `ServedTable.drawing`."""
 
-    def __init__(self, table: ServedTable, view: Transitions | None, sampler: Sampler, own: bool) -> None:
+    def __init__(self, table: ServedTable, view: Transitions | None, sampler: Sampler, own: bool, min_size: int = 1) -> None:
         self._table, self._view, self._sampler, self._own = table, view, sampler, own
+        self._min_size = min_size
         self._recipe = table._out.recipe(view, sampler)
         self._reader: ReplayReader | None = None
 
@@ -348,7 +367,7 @@ class Drawing:
         owner = self._table._owner
         with owner.lock:
             owner.check_open()
-            return self._table._out.why_not(self._sampler, count)
+            return self._table._out.why_not(self._sampler, count, self._min_size)
 
     def most(self, count: int) -> int:
         """How many can be drawn at once now, up to ``count``."""
@@ -377,5 +396,7 @@ class Drawing:
     def close(self) -> None:
         """Nobody draws with it any more."""
         if self._own:
-            with self._table._owner.lock:
-                self._table._owner.table.detach(self._sampler)
+            owner = self._table._owner
+            owner.let_go_of(self._sampler)
+            with owner.lock:
+                owner.table.let_go()

@@ -67,6 +67,8 @@ class FakeServer:
 class FakeClient:
     """Has statuses to give; raises those that are exceptions."""
 
+    address = "tcp://127.0.0.1:5555"
+
     def __init__(self, *statuses):
         self.statuses, self.asked, self.drained, self.closed = list(statuses), [], 0, 0
 
@@ -267,16 +269,18 @@ def test_drain_drains(client):
     assert fake.drained == 1
 
 
-@pytest.mark.parametrize("command", ["status", "drain"])
-def test_without_an_address_it_is_that_of_a_server_without_one(client, monkeypatch, tmp_path, command):
-    from async_loader.feeder import addresses
-    from async_loader.feeder.settings import ServerSettings
+def test_drain_says_as_json_that_it_has_ended(client):
+    client()
+    result = invoke("drain", "tcp://127.0.0.1:5555", "--json")
+    assert json.loads(result.output) == {"address": "tcp://127.0.0.1:5555", "drained": True}
 
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+@pytest.mark.parametrize("command", ["status", "drain"])
+def test_without_an_address_it_is_that_of_connect(client, command):
     fake = client(status_of(), status_of())
     assert invoke(command).exit_code == 0
     ((address, _),) = fake.asked
-    assert address == str(ServerSettings.of(["replay:10"]).address()) == str(addresses.default())
+    assert address is None
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------------

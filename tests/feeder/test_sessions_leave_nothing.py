@@ -32,8 +32,8 @@ def kib_of(pid: int) -> int:
 
 def test_sessions_that_come_and_go_leave_the_feeder_as_large_as_it_was() -> None:
     with connect("embedded", tables={"replay": 1000}, timeout_s=60.0) as host:
-        assert host.embedded is not None
-        pid = host.embedded.pid
+        assert host._embedded is not None
+        pid = host._embedded.pid
         for _ in range(WARM_UP):
             come_and_go(host.address)
         host.status()

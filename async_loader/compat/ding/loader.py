@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -111,9 +110,9 @@ class AsyncDataLoader(loader.AsyncDataLoader):
             return arrived(batch, self.device)
         return batch.value if isinstance(batch, Kept) else batch
 
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    def __del__(self) -> None:
         """Close. May be called by hand, and then again by the collector."""
-        if not finalizing() and hasattr(self, "_pipeline"):
+        if hasattr(self, "_pipeline"):
             self.close()
             log.debug("Del AsyncDataLoader")
 

@@ -30,13 +30,14 @@ import async_loader
 from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Malformed, Unsupported
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.planes import Plane, Planes
-from async_loader.feeder.client.refusals import error_of
+from async_loader.feeder.client.refusals import error_as, error_of
 from async_loader.feeder.client.session import Act, Phase, Session
 from async_loader.feeder.client.waiting import News
 from async_loader.feeder.keys import ClientKeys
 from async_loader.feeder.wire import (
     NEWEST,
     OLDEST,
+    SINCE_3,
     Control,
     Data,
     End,
@@ -59,6 +60,8 @@ _LAST_WORDS_S = 1.0
 """After the session's END: the ends of its readers come over another connection, and perhaps later."""
 _TURN_S = 0.001
 """See NOTE [turns]."""
+_ANSWERS = (Type.APPLIED, Type.SAMPLED, Type.GOT)
+"""On the pull plane; what else comes there is of a reader."""
 _AT_ONCE = 256
 """Messages of one plane that are read before the others have their turn."""
 
@@ -82,14 +85,17 @@ class Line(Protocol):
 
 
 class Call:
-    """A request that somebody waits for. ``ready`` says whether it may be sent now."""
+    """A request that somebody waits for. ``ready`` says whether it may be sent now; ``make`` makes the body for each sending."""
 
-    __slots__ = ("body", "data", "error", "number", "plane", "ready", "reply", "sequence")
+    __slots__ = ("body", "data", "error", "make", "number", "plane", "ready", "reply", "sequence", "where")
 
-    def __init__(self, body: Control | Data, sequence: int, plane: Plane, number: int, data: Any, ready: Any) -> None:
+    def __init__(
+        self, body: Control | Data, sequence: int, plane: Plane, number: int, data: Any, ready: Any, make: Any, where: str | None
+    ) -> None:  # fmt: skip
         self.body, self.sequence, self.plane, self.number, self.data, self.ready = body, sequence, plane, number, data, ready
+        self.make, self.where = make, where
         self.reply: Message | None = None
-        self.error: AsyncLoaderError | None = None
+        self.error: AsyncLoaderError | OSError | None = None
 
 
 class Connection:
@@ -105,6 +111,8 @@ class Connection:
         Monotonic seconds.
     keys : ClientKeys, optional
         For a server that has keys.
+    name : str
+        Of the client, for the server's status.
     """
 
     def __init__(
@@ -113,8 +121,9 @@ class Connection:
         wait_s: float | None,
         clock: Callable[[], float] = time.monotonic,
         keys: ClientKeys | None = None,
+        name: str = "",
     ) -> None:
-        self.address, self.clock, self._keys = address, clock, keys
+        self.address, self.clock, self._keys, self._name = address, clock, keys, name
         self.lock = threading.Lock()
         self.news = News(self.lock)
         self.session = Session(clock(), wait_s, random.random)
@@ -201,7 +210,7 @@ class Connection:
 
     def call(
         self, body: Control | Data, deadline: Deadline, *, plane: Plane = Plane.CONTROL, number: int = 0, data: Any = None,
-        ready: Callable[[], bool] | None = None,
+        ready: Callable[[], bool] | None = None, make: Callable[[], Control | Data] | None = None, where: str | None = None,
     ) -> Message:  # fmt: skip
         """Ask, and wait for the answer; it is asked again after a reconnect.
 
@@ -212,11 +221,11 @@ class Connection:
         Closed, Broken, Unsupported, ...
             As `check`, and as `refusals` makes of the server's ERROR.
         """
-        return self.answer(self.ask(body, plane=plane, number=number, data=data, ready=ready), deadline)
+        return self.answer(self.ask(body, plane=plane, number=number, data=data, ready=ready, make=make, where=where), deadline)
 
     def ask(
         self, body: Control | Data, *, plane: Plane = Plane.CONTROL, number: int = 0, data: Any = None,
-        ready: Callable[[], bool] | None = None,
+        ready: Callable[[], bool] | None = None, make: Callable[[], Control | Data] | None = None, where: str | None = None,
     ) -> Call:  # fmt: skip
         """As `call`, without waiting: either `answer` or `forget_calls` has to follow.
 
@@ -226,7 +235,7 @@ class Connection:
         self.check()
         with self.lock:
             self._sequences += 1
-            call = Call(body, self._sequences, plane, number, data, ready)
+            call = Call(body, self._sequences, plane, number, data, ready, make, where)
         try:
             with self.lock:
                 self._calls[call.sequence] = self._unsent[call.sequence] = call
@@ -387,7 +396,7 @@ class Connection:
             self._planes.open_control()
             hello = Hello(
                 client=self.client, pid=self._pid, host=hosts.gethostname()[:256] or "?", oldest=OLDEST, newest=NEWEST,
-                user_agent=f"async_loader/{async_loader.__version__}",
+                user_agent=f"{self._name} async_loader/{async_loader.__version__}".lstrip(),
             )  # fmt: skip
             self._planes.send(Plane.CONTROL, encode(Message(hello, version=OLDEST)))
         elif act is Act.LEAVE:
@@ -396,6 +405,21 @@ class Connection:
             self.send(Plane.CONTROL, Ping(), 0, self.sequence())
         else:
             self._fail(lambda: Broken(f"the feeder at {self.address} was lost: {self.state()}"))
+
+    @property
+    def version(self) -> int:
+        """What both sides speak. There is a session, or was."""
+        return OLDEST if self.session.welcome is None else self.session.welcome.version
+
+    def check_version(self, what: str, needed: int = 3) -> None:
+        """Raise Unsupported for what the session's version does not have."""
+        if self.version < needed:
+            raise self._too_old(what, needed)
+
+    def _too_old(self, what: Type | str, needed: int = 3) -> Unsupported:
+        name = what.name if isinstance(what, Type) else what
+        text = f"{name} is of version {needed} of the wire, and the feeder at {self.address} speaks version {self.version}"
+        return Unsupported(f"{text}: update the feeder")
 
     def sequence(self) -> int:
         """A number for a request that a line makes. IO thread."""
@@ -410,11 +434,12 @@ class Connection:
     def send(self, plane: Plane, body: Control | Data, number: int, sequence: int, data: Any = None) -> None:
         """In order, as soon as it can be. IO thread, while there is a session."""
         self.session.sent(self.clock())
-        self._planes.send(plane, encode(Message(body, self.session.number, sequence, number, data=data)))
+        message = Message(body, self.session.number, sequence, number, version=self.version, data=data)
+        self._planes.send(plane, encode(message))
 
     def send_insert(self, body: Data, number: int, sequence: int, schema: int, flags: int) -> bool:
         """Whether it could be sent. IO thread, while there is a session."""
-        frames = encode(Message(body, self.session.number, sequence, number, schema, flags))
+        frames = encode(Message(body, self.session.number, sequence, number, schema, flags, self.version))
         if not self._planes.send_now(Plane.INSERT, frames):
             return False
         self.session.sent(self.clock())
@@ -426,7 +451,10 @@ class Connection:
                 if call.ready is not None and not call.ready():
                     continue
                 self._unsent.pop(call.sequence, None)
-                self.send(call.plane, call.body, call.number, call.sequence, call.data)
+                if call.body.TYPE in SINCE_3 and self.version < 3:
+                    raise self._too_old(call.body.TYPE)
+                body = call.body if call.make is None else call.make()
+                self.send(call.plane, body, call.number, call.sequence, call.data)
             except AsyncLoaderError as error:  # what a peer would refuse; what its reader failed with
                 self.forget_calls([call])
                 call.error = error
@@ -506,7 +534,9 @@ class Connection:
             return True
         if message.number not in (0, call.number):  # what is said of another reader
             return False
-        return message.type is Type.APPLIED or (isinstance(body, Error) and body.code != ErrorCode.TIMEOUT)
+        if isinstance(body, Error):
+            return body.code != ErrorCode.TIMEOUT or call.body.TYPE is Type.SAMPLE
+        return message.type in _ANSWERS
 
     def _answer(self, call: Call | None, message: Message) -> None:
         body = message.body
@@ -517,7 +547,7 @@ class Connection:
                 line.begin()
                 self._unsent[call.sequence] = call
                 return
-            call.error = error_of(body, self.address)
+            call.error = error_of(body, self.address) if call.where is None else error_as(body, call.where)
         else:
             call.reply = message
         self.forget_calls([call])  # also where the thread that asked was interrupted, and does not

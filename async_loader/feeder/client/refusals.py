@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import zmq
 
-from async_loader.errors import AsyncLoaderError, Broken, ConfigError, Malformed, SchemaError, Timeout, Unsupported
+from async_loader.errors import (
+    AsyncLoaderError,
+    Broken,
+    ConfigError,
+    CorruptCheckpoint,
+    Malformed,
+    NotEnoughData,
+    OutOfMemory,
+    SchemaError,
+    Timeout,
+    Unsupported,
+)
 from async_loader.feeder.wire import Error, ErrorCode
 
 _KINDS: dict[int, type[AsyncLoaderError]] = {
@@ -16,6 +27,10 @@ _KINDS: dict[int, type[AsyncLoaderError]] = {
     ErrorCode.TIMEOUT: Timeout,
     ErrorCode.MALFORMED: Malformed,
     ErrorCode.TOO_LARGE: Malformed,
+    ErrorCode.CONFIG: ConfigError,
+    ErrorCode.NOT_ENOUGH: NotEnoughData,
+    ErrorCode.OUT_OF_MEMORY: OutOfMemory,
+    ErrorCode.CORRUPT: CorruptCheckpoint,
 }
 """All others, and those that came later, are Broken: the other side cannot."""
 
@@ -25,6 +40,19 @@ def error_of(body: Error, where: str) -> AsyncLoaderError:
     kind = _KINDS.get(body.code, Broken)
     again = " (it may be asked again)" if body.retryable and kind is Broken else ""
     return kind(f"the feeder says ({where}): {body.text}{again}")
+
+
+def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSError:
+    """What a call of a table raised there, in the words that it has here. What is not the call's own: as `error_of`."""
+    if body.code == ErrorCode.FILES:
+        return OSError(body.expected or 0, body.text)
+    if body.code == ErrorCode.NOT_ENOUGH:
+        return NotEnoughData(body.text, needed, body.expected or 0)
+    if body.code in (ErrorCode.CONFIG, ErrorCode.SCHEMA, ErrorCode.TIMEOUT, ErrorCode.OUT_OF_MEMORY, ErrorCode.CORRUPT):
+        return _KINDS[body.code](body.text)
+    if body.code == ErrorCode.UNSUPPORTED:
+        return Unsupported(body.text)
+    return error_of(body, where)
 
 
 def refusal_of(event: int, value: int, keys: bool) -> tuple[str, bool]:

@@ -13,29 +13,26 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tree
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Lease, Phase, ReaderLine, Transport
+from async_loader.feeder.client.shown import Shown, ids_here, ids_there
 from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.feeder.wire import OpenReader, Priorities, View
 from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Bell, Deadline, Patience
 from async_loader.replay.arguments import floats_of
 from async_loader.replay.views import Transitions
-from async_loader.schema import Schema
 from async_loader.source import END, Applied, Plan, Ready
 
 _GOODBYE_S = 1.0
 """For the feeder to say that it has what goes back: a loader's close waits no longer."""
-_SERVER_BITS = 48
-"""Above the bits of an id is which server gave it; see `Connection.servers`. The ids of the first are as it gave them."""
 IN_A_HURRY_S = 0.01
 """Who asks for more batches twice in that time has its connection take its turn at once; see NOTE [turns] in connection.py."""
 
 
-class _Elsewhere(AsyncLoaderError):
+class Elsewhere(AsyncLoaderError):
     """The rows were those of a server that is no more."""
 
 
@@ -74,10 +71,9 @@ class RemoteSource:
         self._handed_out: dict[Lease, None] = {}
         self._over = False
         self._asked_at = -math.inf
-        self._shown: Schema | None = None
-        self._names: tuple[str, ...] | None = None
+        self._shown: Shown | None = None
         self._closed = False
-        self.on_open: Callable[[ReaderLine], None] = lambda line: None
+        self._on_open: Callable[[ReaderLine], None] = lambda line: None
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """A loader will plan so many batches ahead, so as many are worth being on their way; more if asked for."""
@@ -264,32 +260,17 @@ class RemoteSource:
                 leases = (self._planned_leases, self._handed_out)
                 weakref.finalize(self, _let_go, self._connection, line, leases).atexit = False
                 self._line = line
-                self.on_open(line)
+                self._on_open(line)
             line = self._line
         if line.wanted.batch_size != batch_size:
             raise ConfigError(f"batch_size={batch_size}, and this source was opened for {line.wanted.batch_size}: make another")
         return line
 
     def _ready(self, line: ReaderLine, came: Came) -> Ready:
-        columns, schema = came.body.arrays(), line.schema
-        assert schema is not None
-        if came.server:
-            at = [field.name for field in schema.fields].index("index")
-            columns[at] = columns[at] + (came.server << _SERVER_BITS)
-        if schema is not self._shown:
-            self._shown, self._names = schema, _names_of(schema)
-        if self._names is not None:
-            return Ready(dict(zip(self._names, columns, strict=True)), lent=True, lease=came.lease)
-        batch: Any = schema.rebuild(columns)
-        return Ready(batch, lent=True, lease=came.lease)
-
-
-def _names_of(schema: Schema) -> tuple[str, ...] | None:
-    """Of the arrays of a batch, where it is one dict of them, as most are."""
-    root = schema.structure
-    if type(root) is tree.Node and root.kind is dict and not any(root.children):
-        return root.keys
-    return None
+        assert line.schema is not None
+        if self._shown is None or line.schema is not self._shown.schema:
+            self._shown = Shown(line.schema)
+        return Ready(self._shown.batch(came.body.arrays(), came.server), lent=True, lease=came.lease)
 
 
 def _let_go(connection: Connection, line: ReaderLine, leases: tuple[dict[Lease, None], dict[Lease, None]]) -> None:
@@ -311,10 +292,11 @@ def view_of(view: Transitions | View | None) -> View | None:
     """As it travels. Raises ConfigError for what is none."""
     if view is None:
         return None
-    try:
-        return View(n=view.n if isinstance(view, View) else view.n_steps, gamma=view.gamma)
-    except (AttributeError, TypeError, ValueError):
-        raise ConfigError(f"view={view!r}: a Transitions(n_steps, gamma) or None") from None
+    if isinstance(view, View):
+        return view
+    if not isinstance(view, Transitions):
+        raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
+    return View(n=view.n_steps, gamma=float(view.gamma), reward=view.reward)
 
 
 def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, deadline: Deadline) -> Applied:
@@ -329,12 +311,12 @@ def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, 
         return Applied(0, 0)
 
     server = connection.servers
-    here = ids >> _SERVER_BITS == server
-    total, ids, values = len(ids), ids[here] - (server << _SERVER_BITS), values[here]
+    here = ids_here(ids, server)
+    total, ids, values = len(ids), ids_there(ids[here], server), values[here]
 
     def ready() -> bool:
         if connection.servers != server:
-            raise _Elsewhere("these rows died with their server")
+            raise Elsewhere("these rows died with their server")
         if line.failure is not None:
             raise line.failure()
         if line.phase is Phase.CLOSED:
@@ -342,7 +324,7 @@ def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, 
         return line.is_open
 
     applied, most = 0, connection.limits.message_bytes // (ids.itemsize + values.itemsize)
-    with contextlib.suppress(_Elsewhere):
+    with contextlib.suppress(Elsewhere):
         for at in range(0, len(ids), most):
             some = Priorities(ids[at : at + most].copy(), values[at : at + most])
             reply = connection.call(some, deadline, plane=Plane.PULL, number=line.number, ready=ready).body

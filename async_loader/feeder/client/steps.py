@@ -8,15 +8,15 @@ first (`Packer.row`) and written then (`Part.put`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors, tree
-from async_loader.errors import ConfigError, SchemaError
+from async_loader import tree
+from async_loader.errors import ConfigError
 from async_loader.feeder.client.memory import blank, copied
 from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Insert, RowLayout
 from async_loader.replay.arguments import floats_of, one_float
@@ -235,6 +235,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.streams)
 
+    def ended(self) -> list[int]:
+        """Streams whose last row here ends an episode."""
+        last = len(self) - 1 - np.unique(self.streams[::-1], return_index=True)[1]
+        return [int(one) for one in self.streams[last[self.flags[last] != 0]]]
+
     def finals(self, first: int, count: int) -> int:
         """How many of these are no steps."""
         return int(np.count_nonzero(self.flags[first : first + count] & FINAL))
@@ -303,22 +308,28 @@ class Packer:
     def followed(self) -> list[int]:
         return self.stage.followed
 
-    def rows(self, batch: Mapping[str, Any], stream: Any, priority: Any, final_obs: Any) -> Rows:
-        """Many steps, with their final observations in between.
+    def rows(
+        self, batch: dict[str, Any], streams: npt.NDArray[np.uint32], priority: Any, final_obs: Any,
+        terminated: Any = False, truncated: Any = False,
+    ) -> Rows:  # fmt: skip
+        """Many steps, with their final observations in between. ``batch`` may be changed.
 
         Raises
         ------
         SchemaError, ConfigError
         """
         stage = self.stage
+        ends = self._said.into_columns(batch, terminated, truncated)
         columns = stage.columns(batch)
         count = len(columns[0])
         flags = stage.column_ends(columns)
+        if ends is not None:
+            flags |= ends
         has_final, finals = np.zeros(count, np.bool_), None
         if final_obs is not None:
             finals, has_final = stage.final_columns(final_obs, (flags & _ENDS) != 0)
         said = (stage.check_ends(flags, has_final) & _ENDS).astype(np.uint32)
-        streams, priorities = streams_of(stream, count), _priorities(priority, count)
+        priorities = _priorities(priority, count)
         rows = Rows(columns, streams, said, priorities)
         return rows if finals is None or not has_final.any() else self._with_finals(rows, finals, has_final)
 
@@ -361,22 +372,6 @@ class Packer:
         return payload
 
 
-def streams_of(stream: Any, count: int) -> npt.NDArray[np.uint32]:
-    """One number for each row. Raises ConfigError, SchemaError."""
-    array = tensors.as_array(stream)
-    try:
-        given = np.asarray(stream) if array is None else array
-    except ValueError:
-        raise ConfigError(f"stream={stream!r}: one number for each row, or one for all") from None
-    if given.dtype.kind not in "iu" or (given.size and not 0 <= given.min() <= given.max() < 2**32):
-        raise ConfigError(f"stream={stream!r}: streams are numbers from 0 to 2**32 - 1")
-    if given.ndim == 0:
-        return np.full(count, given, np.uint32)
-    if given.shape != (count,):
-        raise SchemaError(f"{len(given)} streams are given for {count} rows: one for each, or one for all")
-    return given.astype(np.uint32)
-
-
 def checked_priority(priority: Any) -> float:
     """Raises ConfigError for what is no priority."""
     value = float(one_float(priority, "priority")[0])
@@ -389,8 +384,9 @@ def _priorities(priority: Any, count: int) -> npt.NDArray[np.float64]:
     if priority is None:
         return np.full(count, np.nan)
     given = floats_of(priority, "priority")
-    if given.shape != (count,):
+    if given.size != count:
         raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
+    given = given.reshape(count)
     if given.size and not (given.min() >= 0 and given.max() < np.inf):
         raise ConfigError(f"priorities from {given.min()} to {given.max()}: they are finite, 0 or more")
     return given

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
+import numpy as np
+
+from async_loader.errors import AsyncLoaderError, Timeout
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
+from async_loader.feeder.client.stream_numbers import StreamNumbers
 from async_loader.feeder.client.writer_line import MESSAGE_BYTES_MOST, Phase, WriterLine
-from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED
+from async_loader.feeder.wire import FINAL, SHOWN
+from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.replay.arguments import one_of, schema_of_columns
+from async_loader.replay.staging import Ends, count_of
+from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
+from async_loader.replay.writer import how_ended
 from async_loader.schema import Schema
+from async_loader.table import Streams
 
 
 class RemoteWriter:
-    """Appends steps to a table of a feeder. Made by `TableClient.writer`. Any thread; the steps of a stream are in one.
+    """Appends steps to a table of a feeder: a `async_loader.table.Writer`. Made by `TableClient.writer`.
+
+    Threads: any, where the steps of a stream are added by one.
 
     Steps are gathered into messages, which are sent when they are full or have lingered, and kept until the feeder has
     acknowledged that they are in its table: however often the connection is lost, each is there once, in order.
@@ -26,22 +36,37 @@ class RemoteWriter:
     Parameters
     ----------
     connection, line : Connection, WriterLine
-    stream : int
-        Of steps that name none.
+    stream : hashable
+        Of steps that name none; by default one of its own.
     timeout_s : float
         For every call that waits, unless it says otherwise.
+    owner : object
+        Lives as long as this does.
     """
 
-    def __init__(self, connection: Connection, line: WriterLine, stream: int, timeout_s: float, owner: object) -> None:
-        self._connection, self._line, self._stream, self._timeout_s = connection, line, stream, timeout_s
+    def __init__(
+        self, connection: Connection, line: WriterLine, stream: Hashable | None, timeout_s: float, owner: object
+    ) -> None:
+        self._connection, self._line, self._timeout_s = connection, line, timeout_s
+        self._streams = StreamNumbers(fresh_stream() if stream is None else stream_name(stream))
         self._owner = owner  # the client lives as long as its writers
         self._generation = forks.generation
 
     @property
+    def stream(self) -> Hashable:
+        """Of the steps that name none."""
+        return self._streams.own
+
+    @property
     def schema(self) -> Schema | None:
-        """Of the table's steps; ``None`` while nobody has said it."""
+        """Of the table's steps; ``None`` while that is unknown, also before the feeder has said it."""
         packer = self._line.packer
         return None if packer is None else packer.schema
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._line.closing
 
     @property
     def steps(self) -> int:
@@ -60,8 +85,8 @@ class RemoteWriter:
         terminated: Any = False,
         truncated: Any = False,
         final_obs: Any = None,
+        stream: Hashable | None = None,
         priority: float | None = None,
-        stream: int | None = None,
         timeout_s: float | None = None,
         **fields: Any,
     ) -> None:
@@ -71,11 +96,11 @@ class RemoteWriter:
         ----------
         terminated, truncated : bool
             Whether nothing comes after this step, or the episode was cut off after it. Stored too, where the schema (or
-            the first step, if there is no schema) has fields of these names.
+            the first step, if there is no schema) has fields of these names and the step does not say it itself.
         final_obs : array or (nested) dict of arrays, optional
             The observation after the episode's last step.
-        stream : int, optional
-            Which of the writer's environments this is, 0 to 2**32 - 1.
+        stream : hashable, optional
+            Which of the writer's streams this continues: an environment's, for instance.
         timeout_s : float, optional
             How long to wait for room in the buffer, and for the table's schema; by default as long as `connect` was told.
 
@@ -102,9 +127,7 @@ class RemoteWriter:
             )
         if values is step and packer.stored and not packer.stored <= values.keys():
             values = dict(values)  # what is stored is added to it
-        number = self._stream if stream is None else stream
-        if type(number) is not int or not 0 <= number < 1 << 32:
-            number = _stream_number(number)
+        number = self._streams.number(self._streams.own if stream is None else stream)
         if priority is not None:
             priority = checked_priority(priority)
         if final_obs is None and packer.goes_on(values, terminated, truncated):
@@ -115,20 +138,33 @@ class RemoteWriter:
                     return
         checked, flags, final = packer.row(values, terminated, truncated, final_obs)
         self._append(packer, checked, number, flags, priority, final, timeout_s)
+        if flags:
+            self._streams.ended((number,))
 
     def extend(
-        self, batch: Mapping[str, Any] | None = None, /, *, stream: Any = None, priority: Any = None, final_obs: Any = None,
-        timeout_s: float | None = None, **columns: Any,
-    ) -> None:  # fmt: skip
+        self,
+        batch: Mapping[str, Any] | None = None,
+        /,
+        *,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_obs: Any = None,
+        stream: Streams | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> None:
         """Add many steps: one array ``[rows, ...]`` for each field.
 
         Parameters
         ----------
-        stream : int or int array [rows], optional
-            Which stream each row continues.
-        priority : float array [rows], optional
+        terminated, truncated : bool | bool array [rows]
+            As for `append`.
         final_obs : as for `append`, [rows, ...], optional
             Only rows that end an episode are looked at.
+        stream : hashable | sequence or array [rows], optional
+            One for all rows, or each row's own. By default the writer's.
+        priority : float array [rows], optional
 
         Raises
         ------
@@ -139,40 +175,107 @@ class RemoteWriter:
         """
         self._connection.check()
         deadline = self._deadline(timeout_s)
-        whole = one_of(batch, columns, "batch")
-        packer = self._line.packer or self._agree(
-            lambda: schema_of_columns(whole),
-            lambda trial: trial.rows(whole, self._stream if stream is None else stream, priority, final_obs),
-            deadline,
-        )
-        rows = packer.rows(whole, self._stream if stream is None else stream, priority, final_obs)
+        whole = dict(one_of(batch, fields, "batch"))
+        names: Any = self._streams.own
+        if stream is not None:
+            names = stream_names(stream, count_of(whole), self._streams.names())
+        packer, rows = self._rows(whole, names, terminated, truncated, priority, final_obs, deadline)
         at = 0
         try:
             while at < len(rows):
                 at += self._some(packer, rows, at, deadline)
         except Timeout as error:
             raise Timeout(f"the first {at} of {len(rows)} rows were added, the others were not: {error}") from None
+        self._streams.ended(rows.ended())
+
+    def _rows(
+        self, batch: dict[str, Any], names: Any, terminated: Any, truncated: Any, priority: Any, final_obs: Any,
+        deadline: Deadline,
+    ) -> tuple[Packer, Rows]:  # fmt: skip
+        """A batch, checked. Nothing was added when this raises."""
+        streams = self._streams.of_rows(names, count_of(batch))
+
+        def made(packer: Packer) -> Rows:
+            return packer.rows(dict(batch), streams, priority, final_obs, terminated, truncated)
+
+        def proposed() -> Schema:
+            first = dict(batch)
+            Ends(None).into_columns(first, terminated, truncated)
+            return schema_of_columns(first)
+
+        packer = self._line.packer or self._agree(proposed, made, deadline)
+        return packer, made(packer)
+
+    def _extend_together(
+        self,
+        batch: Mapping[str, Any],
+        streams: Sequence[Hashable],
+        *,
+        terminated: Any,
+        truncated: Any,
+        final_obs: Any,
+        priority: Any,
+        timeout_s: float | None,
+    ) -> None:
+        """As `extend`, all rows or none. For a `VectorWriter`."""
+        self._connection.check()
+        deadline = self._deadline(timeout_s)
+        packer, rows = self._rows(dict(batch), list(streams), terminated, truncated, priority, final_obs, deadline)
+        line, count = self._line, len(rows)
+        nbytes = max(count * packer.layout.row_bytes, packer.part_bytes)
+
+        def attempt() -> bool:
+            line.check()
+            return line.fits(nbytes) or line.gives_up_rows
+
+        line.warn()
+        line.news.until(attempt, deadline, lambda: self._full("no step was added"))
+        with line.lock, HeldBack():  # Ctrl-C comes before all of it or after
+            line.check()
+            if not line.fits(nbytes):
+                line.give_up(count - rows.finals(0, count), np.unique(rows.streams).tolist())
+            elif line.part is not None and line.part.count + count <= line.part.most:
+                line.part.put_rows(rows, 0, count)
+                line.seal_full()
+            else:
+                line.seal()
+                at = 0
+                while at < count:
+                    some = packer.whole(rows, at)
+                    if some < packer.part_rows:
+                        line.begin_part(self._connection.clock()).put_rows(rows, at, some)
+                    else:
+                        line.put_rows(rows, at, some)
+                    at += some
+        self._streams.ended(rows.ended())
+        self._connection.wake()
 
     def end_episode(
-        self, final_obs: Any = None, *, stream: int | None = None, terminated: bool = False, truncated: bool = False,
+        self,
+        *,
+        final_obs: Any = None,
+        stream: Hashable | None = None,
+        terminated: bool = False,
+        truncated: bool = False,
         timeout_s: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """End a stream's episode after its last step, which was thought to be followed by another.
 
         Raises
         ------
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
-        if terminated and truncated:
-            raise ConfigError("terminated and truncated: an episode ends in one way, give the one that counts")
+        ends = how_ended(terminated, truncated)
+        deadline = self._deadline(timeout_s)
         self._connection.check()
         packer, line = self._line.packer, self._line
-        if packer is None:
+        with line.lock:
+            line.check()
+        number = 0 if stream is None else self._streams.known(stream)
+        if packer is None or number is None:
             return  # there was no step
         final = None if final_obs is None else packer.final_values(final_obs)
-        ends = TERMINATED if terminated else TRUNCATED
-        number = _stream_number(self._stream if stream is None else stream)
-        room = self._make_room(self._deadline(timeout_s), refused="the end of the episode was not added")
+        room = self._make_room(deadline, refused="the end of the episode was not added")
         with line.lock:
             line.check()
             if final is not None and line.part is not None and line.part.ends_in(number):
@@ -181,7 +284,22 @@ class RemoteWriter:
                 shown = SHOWN if final else 0
                 self._part(1).put_final(packer.followed if final else (), final or (), number, FINAL | ends | shown)
             line.seal_full()
+        self._streams.ended((number,))
         self._connection.wake()
+
+    def _end_episodes(self, streams: Sequence[Hashable]) -> None:
+        """End the open episodes of these streams, as `end_episode` without arguments does."""
+        numbers = {self._streams.known(name) for name in streams}
+        self._end_open([number for number in self._streams.open() if number in numbers])
+
+    def _end_open(self, numbers: Sequence[int]) -> None:
+        line = self._line
+        if line.packer is not None and numbers:
+            with line.lock:
+                line.seal()
+                line.end_streams(numbers)
+            self._streams.ended(numbers)
+            self._connection.wake()
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when everything that was added is in the table.
@@ -197,7 +315,9 @@ class RemoteWriter:
         self._flush(self._deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """`flush`, and tell the feeder that nothing more comes. Twice does no harm. Waits for nothing if nothing was added.
+        """End the open episodes, as `end_episode` without arguments does, `flush`, and tell the feeder that nothing more comes.
+
+        May be called again. Waits for nothing if nothing was added.
 
         Raises
         ------
@@ -209,11 +329,14 @@ class RemoteWriter:
             return
         self._connection.check()
         deadline = self._deadline(timeout_s)
+        open_ = [] if line.closing else self._streams.open()
         with line.lock:
             if line.failure is not None:
                 raise line.failure()
-            line.closing = True
             line.seal()
+            if open_ and line.packer is not None and not line.closing:
+                line.end_streams(open_)
+            line.closing = True
             put = line.hurry()
             if line.phase is Phase.NAMELESS:
                 line.phase = Phase.CLOSED
@@ -365,11 +488,19 @@ class RemoteWriter:
         )
 
 
-def _stream_number(stream: Any) -> int:
-    try:
-        number = stream.__index__()
-    except AttributeError:
-        number = -1
-    if not 0 <= number < 1 << 32:
-        raise ConfigError(f"stream={stream!r}: streams are numbers from 0 to 2**32 - 1")
-    return int(number)
+class VectorTarget(RemoteWriter):
+    """What a vector of environments is written with: it has to know the table's schema before the first steps."""
+
+    @property
+    def schema(self) -> Schema | None:
+        """Of the table's steps; waits until the feeder has said whether there is one."""
+        line = self._line
+        if line.packer is None:
+
+            def attempt() -> bool:
+                line.check()
+                return line.packer is not None or line.phase is Phase.NAMELESS
+
+            deadline = self._deadline(None)
+            line.news.until(attempt, deadline, lambda: self._connection.no_answer("OPEN_WRITER"))
+        return super().schema

@@ -201,6 +201,12 @@ class WriterLine:
         if payload.part is None:
             self._keep(part)
 
+    def end_streams(self, numbers: Iterable[int]) -> None:
+        """The episodes of these streams end where they are, whether there is room for saying it or not."""
+        assert self.packer is not None
+        self._mend()
+        self._put(_cut_of(self.packer.cut(numbers)))
+
     def _mend(self) -> None:
         """Say where rows are missing, before anything is taken for their continuation."""
         if self._broken_off:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.feeder.server.calls import Calls
 from async_loader.feeder.server.closings import Closings
 from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.intake import WriterState
@@ -50,6 +51,7 @@ class Desk:
     ----------
     hall : Hall
         Everything that the server has.
+    calls : Calls
     welcome : callable
         Makes the WELCOME of a version.
     status : callable
@@ -59,9 +61,9 @@ class Desk:
     """
 
     def __init__(
-        self, hall: Hall, welcome: Callable[[int], Welcome], status: Callable[[], dict[str, Any]], patience_s: float
+        self, hall: Hall, calls: Calls, welcome: Callable[[int], Welcome], status: Callable[[], dict[str, Any]], patience_s: float
     ) -> None:
-        self._hall, self._welcome, self._status = hall, welcome, status
+        self._hall, self._calls, self._welcome, self._status = hall, calls, welcome, status
         self._waits = Waits()
         self._closings = Closings(patience_s, self.ack)
         self.drain_asked: list[tuple[Session, Message]] = []
@@ -74,6 +76,7 @@ class Desk:
             Type.PUBLISH: self._publish,
             Type.LATEST: self._latest,
             Type.DRAIN: self._drain,
+            **dict.fromkeys((Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD), calls.answer),
         }
 
     def hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
@@ -92,6 +95,7 @@ class Desk:
         """A session is over."""
         self._hall.sessions.drop(session)
         self._waits.forget(session)
+        self._calls.forget(session)
         for writer in session.writers.values():
             self._closings.drop(writer)
         self._hall.leave(session)

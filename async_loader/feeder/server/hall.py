@@ -16,6 +16,7 @@ from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.wire import ErrorCode, Limits
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.served import ServedTable
+from async_loader.replay.stats import TableStats
 
 
 class Table:
@@ -30,6 +31,31 @@ class Table:
         self.outlet = Outlet(name, self.table, limits)
         self.rates = Rates(clock)
         self.ended = False
+        self._stats: TableStats | None = None
+        self.calls_waiting: Callable[[], list[str]] = list
+        """What calls wait for it, and for what."""
+
+    def stats(self) -> TableStats:
+        """The table in numbers; while it is being loaded, those of before."""
+        if self._stats is None or not self.rests:
+            self._stats = self.buffer.stats()
+        return self._stats
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is being loaded: nothing goes in or out. See NOTE [slow work] in jobs.py."""
+        return self.intake.rests
+
+    @rests.setter
+    def rests(self, rests: bool) -> None:
+        self.stats()
+        self.intake.rests = rests
+
+    def begin_anew(self) -> None:
+        """It was loaded: rows and streams are others."""
+        self.table.begin_anew()
+        self.intake.begin_anew()
+        self.outlet.forget_rows()
 
 
 @dataclass(slots=True, eq=False)

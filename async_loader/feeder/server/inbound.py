@@ -1,14 +1,6 @@
-"""The insert plane: INSERTs in, ACKs and GAPs out. Knows no socket.
-
-NOTE [late ACKs]. An ACK says how many messages are in the table, so that one answers for many, and each costs the writer's
-process more than the rows of a small message do. A writer that does not wait for it is told after a moment, of all messages of
-that moment; at once is told who asked (ACK_NOW), who sent again, who misses something, and who fills the window with few
-messages.
-"""
+"""The insert plane: INSERTs in, ACKs and GAPs out. Knows no socket."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from async_loader.errors import Malformed
 from async_loader.feeder.server.hall import Hall, Table
@@ -18,11 +10,6 @@ from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.wire import ACK_NOW, SENT_BEFORE, Ack, ErrorCode, Gap, Insert, Message, Type
 
-_ACK_S = 1e-3
-"""How long the ACK of a writer that does not wait for it may be put off."""
-_FEW = 64
-"""A message of more than this fraction of the window is acknowledged at once."""
-
 
 class Inbound:
     """Takes inserts from writers.
@@ -31,15 +18,11 @@ class Inbound:
     ----------
     hall : Hall
     post : Post
-    clock : callable
-        Monotonic seconds.
     """
 
-    def __init__(self, hall: Hall, post: Post, clock: Callable[[], float]) -> None:
-        self._hall, self._post, self._clock = hall, post, clock
+    def __init__(self, hall: Hall, post: Post) -> None:
+        self._hall, self._post = hall, post
         self._unsaid: dict[WriterState, bool] = {}  # who is told, whatever came; and whether that something is missing
-        self._later: dict[WriterState, None] = {}  # who is told when that is due
-        self._due = 0.0
 
     def handle(self, session: Session, message: Message) -> None:
         """Raises Malformed for what cannot be taken."""
@@ -51,18 +34,16 @@ class Inbound:
         writer = session.writers.get(message.number)
         if writer is None:
             raise Malformed(f"session has no writer {message.number}: open it (again)", ErrorCode.UNKNOWN_WRITER)
+        if writer.intake.rests:
+            raise Malformed(f"table {writer.intake.name!r} is being loaded: send this again later", ErrorCode.LIMIT)
         self._check_room(session, writer, body)
         writer.heard = session.heard
         seen = bool(message.flags & SENT_BEFORE)
         receipt = writer.intake.receive(writer, message.sequence, body, message.schema, seen)
         if receipt is Receipt.GAP:
             self._unsaid[writer] = True
-        elif receipt is Receipt.AGAIN or message.flags & ACK_NOW or self._fills_window(body):
+        elif receipt is Receipt.AGAIN or message.flags & ACK_NOW:
             self._unsaid.setdefault(writer, False)
-
-    def _fills_window(self, body: Insert) -> bool:
-        hall = self._hall
-        return _FEW * body.nbytes > hall.window_bytes or _FEW * body.rows > hall.window_rows
 
     def _check_room(self, session: Session, writer: WriterState, body: Insert) -> None:
         """Whether more may wait, of a session that has some waiting with this writer already."""
@@ -72,26 +53,16 @@ class Inbound:
         if waiting + body.nbytes > self._hall.limits.in_flight_bytes:
             raise Malformed(f"{waiting} bytes of this session wait to be inserted: keep to the window", ErrorCode.LIMIT)
 
-    def left_s(self) -> float | None:
-        """Seconds until `tell` has something to say; ``None``: nothing is put off."""
-        return max(0.0, self._due - self._clock()) if self._later else None
-
-    def tell(self, at_once: bool = False) -> None:
-        """Acknowledge what came in: now, or when that is due. See NOTE [late ACKs]."""
+    def tell(self) -> None:
+        """Acknowledge, once for all that came in this round."""
         unsaid, self._unsaid = self._unsaid, {}
-        later = self._later
         for table in self._hall.tables.values():
             if table.intake.moved:
-                if not later:
-                    self._due = self._clock() + _ACK_S
                 for producer in table.intake.moved:
-                    later.update(dict.fromkeys(producer.writers))
+                    for writer in producer.writers:
+                        unsaid.setdefault(writer, False)
                 table.intake.moved.clear()
-        if later and (at_once or self._clock() >= self._due):
-            unsaid = dict.fromkeys(later, False) | unsaid
-            later.clear()
         for writer, gap in unsaid.items():
-            later.pop(writer, None)
             session = self._hall.sessions.get(writer.session)
             if session is not None and session.writers.get(writer.number) is writer and writer.fenced_by is None:
                 self._acknowledge(session, writer, gap)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -128,6 +128,8 @@ class Intake:
     ----------
     on_forget : callable
         Told of each producer that is not remembered any more.
+    rests : bool
+        The table is being loaded: nothing goes in.
     moved : dict of Producer to None
         Those with inserts that came into the table and were not acknowledged yet; whoever does that clears it.
     """
@@ -144,6 +146,7 @@ class Intake:
         self.on_forget: Callable[[bytes], None] = lambda key: None
         self.moved: dict[Producer, None] = {}
         self.rows = self.duplicates = self.gaps = 0
+        self.rests = False
 
     @property
     def layout(self) -> RowLayout:
@@ -348,6 +351,19 @@ class Intake:
             if producer.queue:
                 self._blocked.append(producer)
         return self.rows > before
+
+    def begin_anew(self) -> None:
+        """The table was loaded: its streams have other numbers, and are found by their names."""
+        for producer in self._producers.values():
+            before = {number: said for said, number in enumerate(producer.streams.tolist()) if number != _NOBODY}
+            producer.streams = _NO_STREAMS
+            for one in producer.queue:
+                one.steps = self._again(producer, one.steps, before)
+
+    def _again(self, producer: Producer, steps: Incoming, before: dict[int, int]) -> Incoming:
+        """Steps that wait, under the numbers that their streams have now."""
+        said = np.array([before[one] for one in steps.streams.tolist()], np.uint32)
+        return replace(steps, streams=self._streams(producer, said))
 
     def give_up(self) -> list[WriterState]:
         """The table was closed: what waits is dropped. Who wrote to it."""

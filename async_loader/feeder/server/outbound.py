@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.feeder.server.calls import Calls
 from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.outlet import ReaderState
 from async_loader.feeder.server.parcels import Parcel
@@ -20,6 +21,7 @@ from async_loader.feeder.wire import (
     ErrorCode,
     InSlot,
     Message,
+    OfTable,
     Priorities,
     Pull,
     Return,
@@ -40,10 +42,11 @@ class Outbound:
     ----------
     hall : Hall
     post : Post
+    calls : Calls
     """
 
-    def __init__(self, hall: Hall, post: Post) -> None:
-        self._hall, self._post = hall, post
+    def __init__(self, hall: Hall, post: Post, calls: Calls) -> None:
+        self._hall, self._post, self._calls = hall, post, calls
         self._bytes = self._slot_bytes = 0
         self._untold: dict[ReaderState, list[Parcel]] = {}  # batches that are ready, and still to be sent
         self._full: ReaderState | None = None  # whose batches make a message
@@ -54,6 +57,11 @@ class Outbound:
         if message.type is Type.PING:  # perhaps from where it can be reached again
             for one in session.readers.values():
                 one.outlet.want(one, session.heard)
+            return
+        if isinstance(body, OfTable):
+            answer = self._calls.answer(session, message)
+            if answer is not None:
+                self._post.send(session, Plane.PULL, answer)
             return
         reader = session.readers.get(message.number)
         if isinstance(body, Pull | Priorities | Return) and reader is None:
@@ -91,9 +99,9 @@ class Outbound:
         self._bytes = sent = 0
         while True:
             came = intake.blocked and intake.advance()
-            if not outlet.hungry:
+            if not outlet.hungry and not self._calls.wanted(table):
                 return False
-            went = outlet.serve(self._deliver, now, 1)
+            went = self._serve(table, now)
             sent += went
             if self._full is not None:
                 self._tell(self._full)
@@ -103,6 +111,19 @@ class Outbound:
                 return True
             if not went and not came:
                 return False
+
+    def _serve(self, table: Table, now: float) -> int:
+        """Let a batch out, to a reader or to a call. See NOTE [whose turn] in outlet.py."""
+        outlet, calls = table.outlet, self._calls
+        first = calls.oldest(table)
+        if first is None:
+            return outlet.serve(self._deliver, now, 1)
+        since = outlet.oldest
+        if not table.table.uses_up or since is None:
+            return calls.serve(table) + outlet.serve(self._deliver, now, 1)
+        if first <= since:
+            return calls.serve(table)
+        return outlet.serve(self._deliver, now, 1) + calls.serve(table, may_draw=False)
 
     def _deliver(self, reader: ReaderState, parcel: Parcel) -> bool:
         if self._hall.sessions.get(reader.session) is None:
@@ -166,6 +187,8 @@ class Outbound:
         """Tell those who have waited for too long, and those who wait for what can never be."""
         now = self._hall.clock()
         for table in self._hall.tables.values():
+            if table.rests:
+                continue
             for reader, reason in table.outlet.failed():
                 self._error(reader, ErrorCode.UNSUPPORTED, reason)
             for reader, reason in table.outlet.overdue(now):

@@ -8,20 +8,24 @@ behind may pass with what they take from nobody: rows that came back, of a view 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Malformed
+from async_loader.feeder.plain import sampler_from
 from async_loader.feeder.server.parcels import Parcel, Returned
 from async_loader.feeder.server.trays import Tray, tray_for
 from async_loader.feeder.shared import Shelf
-from async_loader.feeder.wire import MOST_AHEAD, BatchForm, ErrorCode, Limits, OpenReader
+from async_loader.feeder.wire import MOST_AHEAD, BatchForm, ErrorCode, Limits, OpenReader, View
+from async_loader.replay.samplers import Sampler
 from async_loader.replay.served import Drawing, ServedTable
 from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
 
+MOST_SAMPLERS = 16
 MOST_STEPS, MOST_VIEWS = 1024, 64
 """Of an n-step return: no step is an item before so many have followed. Views of a table are kept as long as it is."""
 
@@ -47,6 +51,10 @@ class ReaderState:
         Which array of a batch is ``index``.
     tray : Tray | None
         What its batches are sent from; ``None``: they go into memory of its own, ``shelf``, as soon as it has offered that.
+    asks : tuple | None
+        Of a reader for SAMPLE: table, batch size and view of its calls. It has a tray, and may offer memory too.
+    samples_itself : bool
+        Whether it has brought a sampler of its own.
     """
 
     session: int = field(repr=False)
@@ -65,6 +73,8 @@ class ReaderState:
     kept: deque[Parcel] = field(default_factory=deque)
     leases: OrderedDict[int, Parcel] = field(default_factory=OrderedDict)
     shelf: Shelf | None = None
+    asks: tuple[Any, ...] | None = None
+    samples_itself: bool = False
 
     @property
     def batch_size(self) -> int:
@@ -82,18 +92,24 @@ class ReaderState:
         return self.tray is None
 
     @property
-    def hungry(self) -> bool:
-        """Whether it may be sent a batch."""
-        return self.sent < self.granted and (self.tray is not None or bool(self.kept) or self._has_slot)
+    def takes_memory(self) -> bool:
+        """Whether it may offer memory."""
+        return self.tray is None or self.asks is not None
 
     @property
-    def _has_slot(self) -> bool:
+    def hungry(self) -> bool:
+        """Whether it may be sent a batch."""
+        return self.sent < self.granted and (self.tray is not None or bool(self.kept) or self.has_slot)
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether the next batch can go into its memory."""
         return self.shelf is not None and self.shelf.free > 0
 
     @property
     def memory(self) -> Tray | Shelf:
         """Where its batches go. It is hungry."""
-        memory = self.shelf if self.tray is None else self.tray
+        memory = self.shelf if self.tray is None or self.has_slot else self.tray
         assert memory is not None
         return memory
 
@@ -103,7 +119,7 @@ class ReaderState:
         if self.tray is not None:
             self.tray.received(min(received, self.sent))
 
-    def take_back(self, slots: Sequence[int]) -> None:
+    def take_back(self, slots: Iterable[int]) -> None:
         """It has no use for these slots any more. Raises Malformed for what it cannot give."""
         if self.shelf is None:
             raise Malformed(f"reader {self.number} gives slots, and has offered no memory: offer it first")
@@ -165,9 +181,11 @@ class Outlet:
         Malformed
             UNSUPPORTED, for what this table can never show; TOO_LARGE, for batches that do not fit into a message; LIMIT.
         """
-        view = self._view(wanted)
+        view = view_of(self, wanted.view)
         try:
-            drawing = self.table.drawing(view, wanted.rank, wanted.world_size, wanted.seed)
+            drawing = self.table.drawing(
+                view, wanted.rank, wanted.world_size, wanted.seed, self._own_sampler(wanted), wanted.min_size
+            )
         except ConfigError as error:
             raise Malformed(str(error), ErrorCode.UNSUPPORTED) from None
         try:
@@ -181,24 +199,32 @@ class Outlet:
         except BaseException:
             drawing.close()
             raise
-        self._views.add(view)
+        self.use_view(view)
         ahead = MOST_AHEAD if shared else self._limits.ahead(form.nbytes)
         tray = None if shared else tray_for(form, wanted.together, ahead, self._limits.message_bytes)
         place = drawing.index_place
         reader = ReaderState(session, number, self, drawing, form, wanted.timeout_s, ahead, opening, tray, place)
+        reader.samples_itself = wanted.sampler is not None
         self._readers.add(reader)
         return reader
 
-    def _view(self, wanted: OpenReader) -> Transitions | None:
-        if wanted.view is None:
+    def _own_sampler(self, wanted: OpenReader) -> Sampler | None:
+        """That a reader brings. Raises Malformed, LIMIT: each may take as much memory as the table's."""
+        if wanted.sampler is None:
             return None
-        if wanted.view.n > MOST_STEPS:
-            text = f"n_steps={wanted.view.n}: a server sums up {MOST_STEPS} at most, no step could be drawn before they followed"
-            raise Malformed(text, ErrorCode.UNSUPPORTED)
-        view = Transitions(n_steps=wanted.view.n, gamma=wanted.view.gamma)
+        if sum(one.samples_itself for one in self._readers) >= MOST_SAMPLERS:
+            text = f"readers of table {self.name!r} have {MOST_SAMPLERS} samplers of their own, which is all there can be"
+            raise Malformed(text, ErrorCode.LIMIT)
+        return sampler_from(wanted.sampler)
+
+    def check_view(self, view: Transitions) -> None:
+        """Raise Malformed, LIMIT, for one view too many."""
         if view not in self._views and len(self._views) >= MOST_VIEWS:
             raise Malformed(f"readers of table {self.name!r} use {MOST_VIEWS} views, which is all there can be", ErrorCode.LIMIT)
-        return view
+
+    def use_view(self, view: Transitions | None) -> None:
+        """It is kept as long as the table is."""
+        self._views.add(view)
 
     def _check(self, form: BatchForm) -> None:
         most = self._limits.message_bytes
@@ -223,6 +249,13 @@ class Outlet:
         for parcel in reader.leases.values():
             self._returned.put(reader.form.schema_id, parcel, seen=False)
         reader.leases.clear()
+
+    def take_back(self, reader: ReaderState, numbers: Collection[int]) -> None:
+        """No user code has had these batches: they go to others, as if they had never been sent."""
+        for number in numbers:
+            parcel = reader.leases.pop(number, None)
+            if parcel is not None:
+                self._returned.put(reader.form.schema_id, parcel, seen=False)
 
     def close(self, reader: ReaderState) -> None:
         """It is gone: what it had not given back goes to others. Again does nothing."""
@@ -267,18 +300,35 @@ class Outlet:
         self._line.extendleft(reversed(passed))
         return served
 
-    def _hand_over(self, reader: ReaderState, parcel: Parcel, send: Send, now: float) -> bool:
-        """Whoever cannot be sent to leaves the line until it is heard of."""
-        reader.hungry_since = None
-        if not send(reader, parcel):
-            self._keep(reader, parcel)
-            return False
+    def draw(self, reader: ReaderState) -> Parcel | None:
+        """A batch for a call, in the reader's memory; ``None``: there is none yet. Raises ConfigError if there never can be."""
+        return self._next(reader, True)
+
+    def handed_over(self, reader: ReaderState, parcel: Parcel) -> None:
+        """Count what `draw` gave, and remember it where it may have to come back."""
         if self.table.leased:
             reader.leases[reader.sent] = parcel
         reader.sent += 1
         self.batches += 1
         self.rows += parcel.rows
         self.redelivered += parcel.again
+
+    def forget_rows(self) -> None:
+        """The table was cleared or loaded: what came back is of rows that are no more."""
+        self._returned = Returned()
+
+    @property
+    def oldest(self) -> float | None:
+        """Since when the first in the line waits."""
+        return self._line[0].hungry_since if self._line else None
+
+    def _hand_over(self, reader: ReaderState, parcel: Parcel, send: Send, now: float) -> bool:
+        """Whoever cannot be sent to leaves the line until it is heard of."""
+        reader.hungry_since = None
+        if not send(reader, parcel):
+            self._keep(reader, parcel)
+            return False
+        self.handed_over(reader, parcel)
         self.want(reader, now)
         return True
 
@@ -412,3 +462,15 @@ class Outlet:
             f"{f'reader {numbers[0]}' if len(numbers) == 1 else f'{len(numbers)} readers'} to sample {rows}: {reason}"
             for (rows, reason), numbers in groups.items()
         ]
+
+
+def view_of(outlet: Outlet, said: View | None) -> Transitions | None:
+    """As it travels, for a table. Raises Malformed: UNSUPPORTED, LIMIT."""
+    if said is None:
+        return None
+    if said.n > MOST_STEPS:
+        text = f"n_steps={said.n}: a server sums up {MOST_STEPS} at most, no step could be drawn before they followed"
+        raise Malformed(text, ErrorCode.UNSUPPORTED)
+    view = Transitions(n_steps=said.n, gamma=said.gamma, reward=said.reward)
+    outlet.check_view(view)
+    return view

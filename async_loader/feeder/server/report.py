@@ -36,7 +36,7 @@ def _names(waiting: Mapping[Any, int]) -> Iterator[tuple[str, int]]:
 
 
 def _table(table: Table, hall: Hall, uptime: float, unopened: int) -> dict[str, Any]:
-    stats, intake, outlet = table.buffer.stats(), table.intake, table.outlet
+    stats, intake, outlet = table.stats(), table.intake, table.outlet
     sessions = list(hall.sessions)
     writers = [one for session in sessions for one in session.writers.values() if one.intake is intake]
     rates = table.rates.now(stats.inserted, stats.sampled)
@@ -52,7 +52,7 @@ def _table(table: Table, hall: Hall, uptime: float, unopened: int) -> dict[str, 
         "inserts_per_s_mean": stats.inserted / max(uptime, 1e-9),
         "samples_per_s_mean": stats.sampled / max(uptime, 1e-9),
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
-        "waiting": [*waits, *intake.waiting(), *outlet.waiting()][:_WAITING],
+        "waiting": [*waits, *_waiting(table)][:_WAITING],
         "policies": lags([one.producer.versions for one in writers], hall.published),
         "writers": len(writers),
         "readers": sum(one.outlet is outlet for session in sessions for one in session.readers.values()),
@@ -62,6 +62,13 @@ def _table(table: Table, hall: Hall, uptime: float, unopened: int) -> dict[str, 
         "batches_out": outlet.batches,
         "redelivered": outlet.redelivered,
     }
+
+
+def _waiting(table: Table) -> list[str]:
+    """Who waits for the table, and for what."""
+    if table.rests:
+        return ["everyone: it is being loaded"]
+    return [*table.intake.waiting(), *table.outlet.waiting(), *table.calls_waiting()]
 
 
 def _session(session: Session, now: float) -> dict[str, Any]:

@@ -14,15 +14,19 @@ from typing import Any
 
 from async_loader.errors import Closed
 from async_loader.feeder.auth import Gatekeeper
+from async_loader.feeder.server.calls import Calls
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.desk import Desk
+from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.hall import Hall, Table
 from async_loader.feeder.server.inbound import Inbound
+from async_loader.feeder.server.jobs import Jobs
 from async_loader.feeder.server.memory import keep_freed
 from async_loader.feeder.server.outbound import Outbound
 from async_loader.feeder.server.ports import Bind, Plane, Ports
 from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.report import status_of
+from async_loader.feeder.server.resting import Resting
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.shelves import Shelves
 from async_loader.feeder.server.warming import Warming
@@ -33,7 +37,10 @@ from async_loader.lifecycle import Bell, Deadline
 from async_loader.replay.buffer import ReplayBuffer
 
 _log = logging.getLogger("async_loader.feeder")
-_OF_TABLES = (Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN)
+_OF_TABLES = (
+    Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN, Type.ABOUT, Type.CLEAR, Type.SAVE,
+    Type.LOAD,
+)  # fmt: skip
 # Messages of each kind in one round, and their bytes: so long at most does a heartbeat wait.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
 _LINKS, _MORE_LINKS = 3, 512  # connections of a session; and of those that have none (yet)
@@ -61,6 +68,8 @@ class Server:
         See `Ports`.
     memory : str, optional
         Path of a unix socket: learners of this host, and of this user, have their batches written into memory of theirs.
+    checkpoints : Folders, optional
+        That clients may save tables to, and load them from.
     gatekeeper : Gatekeeper, optional
         Decides which keys may connect; without, there are no keys.
     clock : callable
@@ -87,6 +96,7 @@ class Server:
         drain_s: float = 10.0,
         bind: Bind | None = None,
         memory: str | None = None,
+        checkpoints: Folders | None = None,
         gatekeeper: Gatekeeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -112,9 +122,12 @@ class Server:
         for table in hall.tables.values():
             table.intake.on_forget = hall.release
         self._post = Post(self._ports, hall.sessions, limits, self.counters)
-        self._desk = Desk(hall, self._welcome, self.status, heartbeat_s)
+        self._jobs = Jobs(self._ring)
+        self._calls = Calls(hall, self._post, self._jobs, checkpoints or Folders(None))
+        self._desk = Desk(hall, self._calls, self._welcome, self.status, heartbeat_s)
         self._post.on_hello = self._desk.hello
-        self._inbound, self._outbound = Inbound(hall, self._post, clock), Outbound(hall, self._post)
+        self._inbound, self._outbound = Inbound(hall, self._post), Outbound(hall, self._post, self._calls)
+        self._resting = Resting(hall, self._post)
         self._bell = Bell()
         self._ports.watch(self._bell.fileno())
         self._callers: set[int] = set()  # who is about to offer memory
@@ -181,9 +194,9 @@ class Server:
         if self._more:
             return 0.0
         now = self._clock()
-        ending = self._ending.left() if self._ending is not None else None
-        moments = [self._hall.sessions.left_s(), self._desk.left_s(), self._inbound.left_s(), ending]
-        moments += [table.outlet.left_s(now) for table in self._hall.tables.values() if table.outlet.hungry]
+        moments = [self._hall.sessions.left_s(), self._desk.left_s(), self._ending.left() if self._ending is not None else None]
+        moments.append(self._calls.left_s(now))
+        moments += [table.outlet.left_s(now) for table in self._hall.tables.values() if table.outlet.hungry and not table.rests]
         return min((one for one in moments if one is not None), default=None)
 
     def _round(self) -> None:
@@ -192,6 +205,7 @@ class Server:
             Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer if begun else self._answer_early
         )  # fmt: skip
         self._more = False
+        self._jobs.finish()
         if begun:
             self._serve_tables()
         for session, answer in self._desk.late_answers():
@@ -201,11 +215,14 @@ class Server:
 
     def _serve_tables(self) -> None:
         self._post.receive(Plane.INSERT, *_BUDGET[Plane.INSERT], self._inbound.handle)
-        self._post.receive(Plane.PULL, *_BUDGET[Plane.PULL], self._outbound.handle)
+        self._resting.let_go()
+        self._post.receive(Plane.PULL, *_BUDGET[Plane.PULL], self._pulled)
         for table in self._hall.tables.values():
             if table.table.closed:
                 self._end_table(table)
-            elif table.outlet.hungry or table.intake.blocked:
+            elif table.rests:
+                self._calls.serve(table)
+            elif table.outlet.hungry or table.intake.blocked or self._calls.wanted(table):
                 self._more |= self._outbound.flow(table)
             if table.rates.due:
                 table.rates.note(*table.table.counts)
@@ -229,7 +246,13 @@ class Server:
             assert self._warming is not None
             self._warming.keep(session, message)
 
+    def _pulled(self, session: Session, message: Message) -> None:
+        if not (self._jobs.busy and self._resting.keeps(Plane.PULL, session, message, self._pulled)):
+            self._outbound.handle(session, message)
+
     def _answer(self, session: Session, message: Message) -> None:
+        if self._jobs.busy and self._resting.keeps(Plane.CONTROL, session, message, self._answer):
+            return
         if message.type is not Type.PING:
             reply = self._desk.answer(session, message)
             if reply is not None:
@@ -246,6 +269,7 @@ class Server:
             table.ended = True
             reason = f"table {table.name!r} was closed"
             self._inbound.end(table, reason)
+            self._calls.end(table, reason)
             self._outbound.end(table, reason)
             for session, answer in self._desk.end_table(table, reason):
                 self._post.send(session, Plane.CONTROL, answer)
@@ -264,8 +288,10 @@ class Server:
             return False
         if self._stops > 1 or self._ending.expired:
             return True
-        return not self._more and not any(
-            table.intake.blocked or not table.outlet.finished for table in self._hall.tables.values()
+        return (
+            not self._more
+            and not self._jobs.busy
+            and not any(table.intake.blocked or not table.outlet.finished for table in self._hall.tables.values())
         )
 
     def close(self) -> None:
@@ -275,6 +301,7 @@ class Server:
         self._closed = True
         if self._warming is not None:
             self._warming.close(self._drain_s)
+        self._jobs.close(self._drain_s)
         try:
             self._say_goodbye("the server was shut down")
         finally:
@@ -289,7 +316,7 @@ class Server:
                 table.buffer.close()
 
     def _say_goodbye(self, reason: str) -> None:
-        self._inbound.tell(at_once=True)
+        self._inbound.tell()
         for table in self._hall.tables.values():
             if not table.ended:
                 self._outbound.end(table, reason)

@@ -52,7 +52,7 @@ class Shelves:
     def _reader(self, offer: Offer) -> ReaderState:
         session = self._sessions.get(offer.session)
         reader = None if session is None else session.readers.get(offer.number)
-        if reader is None or not reader.shared:
+        if reader is None or not reader.takes_memory:
             raise Malformed(f"there is no reader {offer.number} of this session that takes memory: open it first")
         if reader.shelf is not None:
             raise Malformed(f"reader {offer.number} has its memory: open it again to offer another")

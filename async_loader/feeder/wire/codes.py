@@ -33,6 +33,12 @@ class Type(IntEnum):
     ERROR = 18
     END = 19
     PUBLISHED = 20
+    ABOUT = 21
+    ABOUT_REPLY = 22
+    CLEAR = 23
+    SAVE = 24
+    SAVED = 25
+    LOAD = 26
     INSERT = 32
     ACK = 33
     GAP = 34
@@ -41,6 +47,20 @@ class Type(IntEnum):
     PRIORITIES = 50
     APPLIED = 51
     RETURN = 52
+    SAMPLE = 53
+    SAMPLED = 54
+    GET = 55
+    GOT = 56
+    UPDATE = 57
+    DELETE = 58
+    PRIORITIZE = 59
+
+
+SINCE_3 = frozenset(
+    {Type.ABOUT, Type.ABOUT_REPLY, Type.CLEAR, Type.SAVE, Type.SAVED, Type.LOAD, Type.SAMPLE, Type.SAMPLED, Type.GET, Type.GOT,
+     Type.UPDATE, Type.DELETE, Type.PRIORITIZE}
+)  # fmt: skip
+"""What sessions of version 2 do not know: the calls of a table."""
 
 
 MUST_UNDERSTAND = 0xF0
@@ -81,6 +101,11 @@ class ErrorCode(IntEnum):
     INTERNAL = 14
     UNKNOWN_WRITER = 15
     UNKNOWN_READER = 16
+    CONFIG = 17
+    NOT_ENOUGH = 18
+    OUT_OF_MEMORY = 19
+    CORRUPT = 20
+    FILES = 21
 
 
 RETRY = {

@@ -26,8 +26,8 @@ from async_loader.feeder.wire.codes import ErrorCode, Type
 
 BYTES = 64
 MAGIC = b"ALDR"
-OLDEST, NEWEST = 2, 2
-"""Versions of the format that this package understands."""
+OLDEST, NEWEST = 2, 3
+"""Versions of the format that this package understands. Version 3 adds messages, and fields that may be left out."""
 
 _FRONT = struct.Struct("<4s4B2Q3I2HQ12x")
 _WHOLE = struct.Struct("<4s4B2Q3I2HQ12xI")

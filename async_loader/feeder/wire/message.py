@@ -12,7 +12,7 @@ from async_loader.feeder.wire import bounds, codes, control, data, header
 from async_loader.feeder.wire.batches import Batch
 from async_loader.feeder.wire.bounds import Limits
 from async_loader.feeder.wire.codes import ErrorCode, Type
-from async_loader.feeder.wire.control import Control, Error, Publish, Weights
+from async_loader.feeder.wire.control import Control, Error
 from async_loader.feeder.wire.data import Buffer, Data, SlotBatches
 from async_loader.feeder.wire.header import Header
 from async_loader.feeder.wire.rows import Insert
@@ -28,7 +28,7 @@ class Message(msgspec.Struct, frozen=True, eq=False):
     session, sequence, number, schema, flags, version, oldest : int
         As in `Header`.
     data : buffer, optional
-        The bytes that come with WEIGHTS and PUBLISH.
+        The bytes that come with WEIGHTS and PUBLISH, and with calls of a table.
     """
 
     body: Control | Data
@@ -114,12 +114,12 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
         body = Insert(head.rows, views)
     elif kind is Type.BATCH and not head.flags & codes.SHARED:
         body = Batch(head.rows, views)
-    elif kind >= Type.INSERT or kind is Type.CLOSE_READER:
-        body = data.unpack(kind, head.rows, views)
     elif kind in data.EMPTY:
         if views:
             raise Malformed(f"{kind.name} has {len(views)} body frames, it takes none")
         body = data.EMPTY[kind]()
+    elif kind not in control.DECODERS:
+        body = data.unpack(kind, head.rows, views)
     else:
         if not views:
             raise Malformed(f"{kind.name} has no body frame, it takes one of msgpack")
@@ -147,13 +147,7 @@ def _bodies(head: Header, frames: Sequence[Any], limits: Limits) -> list[memoryv
 
 
 def _check_part(body: Control, parts: Sequence[Any]) -> None:
-    """Whether WEIGHTS and PUBLISH come with the data frame that they speak of, and all others with none."""
-    carries = isinstance(body, Publish) or (isinstance(body, Weights) and bool(body.total_bytes))
-    if len(parts) != carries:
-        raise Malformed(f"{body.TYPE.name} has {len(parts)} data frames, it takes {int(carries)}")
-    if carries:
-        assert isinstance(body, Weights)
-        size = memoryview(parts[0]).nbytes
-        if not 0 < size <= body.total_bytes - body.offset:
-            text = f"{size} bytes at offset {body.offset} of weights that have {body.total_bytes}"
-            raise Malformed(f"{body.TYPE.name} holds {text}: send a part that is not empty and ends within")
+    """Whether a message comes with the data frame that it speaks of, and others with none."""
+    if len(parts) > 1:
+        raise Malformed(f"{body.TYPE.name} has {len(parts)} data frames, it takes 1 at most")
+    body.check_data(memoryview(parts[0]).nbytes if parts else None)

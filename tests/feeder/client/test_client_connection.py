@@ -143,11 +143,11 @@ def test_every_call_has_its_deadline(address, kind):
         writer.append(step(0))
         client._timeout_s = 0.0
         calls = {
-            Type.STATUS: lambda: client.status(0.01),
-            Type.DRAIN: lambda: client.drain(0.01),
-            Type.PUBLISH: lambda: client.publish("w", {"a": np.ones(3)}, 1, 0.01),
+            Type.STATUS: lambda: client.status(timeout_s=0.01),
+            Type.DRAIN: lambda: client.drain(timeout_s=0.01),
+            Type.PUBLISH: lambda: client.publish("w", {"a": np.ones(3)}, 1, timeout_s=0.01),
             Type.LATEST: lambda: client.latest("w", timeout_s=0.01),
-            Type.PRIORITIES: lambda: table.update_priorities([1], [1.0], 0.01),
+            Type.PRIORITIES: lambda: table.update_priorities([1], [1.0], timeout_s=0.01),
             Type.CLOSE_WRITER: lambda: writer.close(0.01),
         }
         with pytest.raises(Timeout):
@@ -371,3 +371,39 @@ def test_publishing_begins_again_when_the_feeder_was_lost(feeder, client, small_
     feeder.hooks[Type.PUBLISH] = lose
     client.publish("policy", {"a": np.arange(20_000.0)}, 1)
     assert client.latest("policy").tensors["a"][-1] == 19_999
+
+
+def test_without_an_address_it_is_that_of_a_server_without_one(monkeypatch, tmp_path):
+    from async_loader.feeder.settings import ServerSettings
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    address = str(ServerSettings.of(["replay:10"]).address())
+    with FakeFeeder(address), connect() as client:
+        assert client.address == address
+        assert not client.owns_feeder
+        assert not client.closed
+        assert address in repr(client)
+    assert client.closed
+
+
+def test_a_name_is_what_the_status_calls_the_client(address):
+    said = []
+    with FakeFeeder(address) as feeder:
+        feeder.hooks[Type.HELLO] = lambda feeder, plane, route, message: said.append(message.body)
+        with connect(address, name="learner 1"):
+            assert said[0].user_agent.startswith("learner 1 async_loader/")
+    for bad in (3, "x" * 65, "two\nlines"):
+        with pytest.raises(ConfigError, match="name="):
+            connect(address, name=bad)
+
+
+def test_a_call_that_the_feeder_is_too_old_for_names_both_versions(address):
+    with FakeFeeder(address), connect(address) as client:
+        table = client.table("replay")
+        calls = [
+            lambda: table.sample(4), lambda: table.get([1]), lambda: table.delete([1]), lambda: len(table), table.clear,
+            table.stats, lambda: table.save("x"), lambda: table.load("x"),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(Unsupported, match=r"is of version 3 of the wire, and the feeder at .* speaks version 2"):
+                call()

@@ -78,7 +78,7 @@ def test_an_interrupted_append_added_its_step_or_did_not_and_the_writer_says_whi
         writer.append(step(writer.steps), **more)
 
     def end() -> None:
-        writer.end_episode(np.zeros(2, np.float32), truncated=True)
+        writer.end_episode(final_obs=np.zeros(2, np.float32), truncated=True)
 
     def after(struck: Struck) -> None:
         added = writer.steps - len(expected)

@@ -319,13 +319,13 @@ def test_final_observations_follow_their_steps(address):
             writer.append(step(2), terminated=True)
             writer.end_episode()
             writer.append(step(3))
-            writer.end_episode(np.ones(2, np.float32))
+            writer.end_episode(final_obs=np.ones(2, np.float32))
             writer.append(step(4))
             writer.flush()
-            writer.end_episode(np.full(2, 7, np.float32), terminated=True)
+            writer.end_episode(final_obs=np.full(2, 7, np.float32), terminated=True)
         (rows,) = feeder.rows.values()
         assert [(stream, flags) for stream, flags, _ in rows] == [
-            (5, 0), (5, TRUNCATED), (5, FINAL), (0, TERMINATED), (0, FINAL | TRUNCATED), (0, TRUNCATED), (0, FINAL),
+            (1, 0), (1, TRUNCATED), (1, FINAL), (0, TERMINATED), (0, FINAL | TRUNCATED), (0, TRUNCATED), (0, FINAL),
             (0, 0), (0, FINAL | TERMINATED | SHOWN),
         ]  # fmt: skip
         assert rewards(feeder) == [0, 1, 2, 3, 4]
@@ -379,7 +379,7 @@ def test_what_does_not_fit_is_said_and_not_added(feeder, client):
     with pytest.raises(ConfigError, match="priority"):
         writer.append(step(0), priority=-1.0)
     with pytest.raises(ConfigError, match="stream"):
-        writer.append(step(0), stream=-1)
+        writer.append(step(0), stream=[1])
     writer.append(step(0))
     writer.close()
     writer.close()
@@ -402,8 +402,10 @@ def test_threads_share_a_writer_and_each_stream_stays_in_order(feeder, client):
         thread.join(PATIENCE_S)
     writer.flush()
     (rows,) = feeder.rows.values()
-    for stream in range(4):
-        assert [reward for s, _, reward in rows if s == stream] == list(range(500))
+    numbers = {number for number, _, _ in rows}
+    assert numbers == {1, 2, 3, 4}  # in the order in which they were first used; 0 is the writer's own
+    for number in numbers:
+        assert [reward for one, _, reward in rows if one == number] == list(range(500))
 
 
 def test_values_that_need_a_closer_look_are_the_same_rows(feeder, client):
@@ -479,3 +481,30 @@ def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(fe
     writer.flush()
     assert parts[0] not in [part for spares in line._spares.values() for part in spares]
     assert rewards(feeder) == list(range(44))
+
+
+def test_any_name_is_a_stream_and_ended_ones_are_forgotten(feeder, client):
+    writer = client.table("replay").writer("left", linger_ms=LATE)
+    assert writer.stream == "left"
+    for episode in range(2000):
+        for name in (("actor", episode), f"other {episode}"):
+            writer.append(step(0), stream=name)
+            writer.append(step(1), stream=name, terminated=True)
+    writer.append(step(2))
+    writer.append(step(3), stream="left")
+    writer.flush()
+    assert len(writer._streams) <= 512
+    (rows,) = feeder.rows.values()
+    assert max(number for number, _, _ in rows) <= 512
+    assert [number for number, _, reward in rows if reward > 1] == [0, 0]
+
+
+def test_close_ends_the_open_episodes_and_only_these(feeder, client):
+    with client.table("replay").writer("own", linger_ms=LATE) as writer:
+        writer.append(step(0))
+        writer.append(step(1), stream="open")
+        writer.append(step(2), stream="over", truncated=True)
+    assert writer.closed
+    (rows,) = feeder.rows.values()
+    assert [(number, flags) for number, flags, _ in rows[3:]] == [(0, FINAL | TRUNCATED), (1, FINAL | TRUNCATED)]
+    assert client.stats().rows_acked == 3

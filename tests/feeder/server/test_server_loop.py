@@ -239,6 +239,6 @@ def test_memory_stays_flat_while_clients_come_and_go(served, context):
 def test_hello_in_a_version_that_is_none_is_answered(served, context):
     with Peer(context, served.endpoints) as peer:
         answer = peer.ask(Plane.CONTROL, Hello(client=b"c" * 16, pid=1, host="h", oldest=9, newest=9))
-        assert (answer.body.code, answer.body.expected) == (1, 2)
+        assert (answer.body.code, answer.body.expected) == (1, 3)
         peer.send(Plane.PULL, Pull(1, 0, np.empty(0, np.uint32)))
         assert peer.receive(Plane.PULL).body.code == 4

@@ -198,7 +198,7 @@ def test_a_pickle_has_no_effect_wherever_it_stands(tmp_path):
                 except Malformed:
                     continue
                 # What it can be is bytes in a place for bytes, or rows that nobody has looked at.
-                assert isinstance(body, wire.Weights | wire.Batch), name
+                assert isinstance(body, wire.Weights | wire.Batch | wire.Sampled | wire.Got), name
     assert not marker.exists()
     pickle.loads(bombs[-1])
     assert marker.exists(), "the bombs were duds"
@@ -271,4 +271,4 @@ def test_a_reply_belongs_to_its_request():
 
 def test_every_control_message_has_its_decoder():
     known = {*control.DECODERS, *wire.message.data.EMPTY, wire.Type.CLOSE_READER}
-    assert known == {kind for kind in wire.Type if kind < wire.Type.INSERT}
+    assert known == {kind for kind in wire.Type if kind < wire.Type.INSERT} | wire.SINCE_3

@@ -264,7 +264,7 @@ def test_large_columns_are_sent_as_they_lie():
 
 
 def test_a_schema_of_large_fields_only_has_heads_in_its_first_frame():
-    field = Field((2048,), "u1")
+    field = Field((2048,), "u1", name="x")
     layout = wire.RowLayout.of(Schema.of([field]))
     rows = steps(Schema.of([field]), 2)
     frames = sent(layout, rows)

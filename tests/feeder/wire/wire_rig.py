@@ -11,6 +11,7 @@ from async_loader.feeder.wire import codes
 
 SMALL = Schema.of({"obs": Field((2,), "f4", next="next_obs"), "action": "i8", "reward": "f4"})
 PIXELS = Schema.of({"obs": {"pixels": Field((32, 32), "u1", stack=4, next="next_obs"), "hit": "?"}, "reward": "f4"})
+INDEXED = Schema.of({"index": "i8"})
 HELLO = wire.Hello(client=b"0123456789abcdef", pid=4711, host="a-host", oldest=2, newest=2, user_agent="example/1")
 
 
@@ -78,13 +79,38 @@ def examples() -> dict[str, wire.Message]:
         "PRIORITIES": wire.Priorities(np.array([3, 70], np.int64), np.array([0.5, 2.0])),
         "APPLIED": wire.Applied(1, 1),
         "RETURN": wire.Return(np.array([11, 12], np.uint64)),
+        "ABOUT": wire.About(table="replay"),
+        "ABOUT_REPLY": wire.AboutReply(
+            schema=spec, capacity=1000, nbytes=88_000, limiter=(100, 4.0, 20.0), sampler="Uniform()", stats={"size": 3},
+        ),
+        "CLEAR": wire.Clear(table="replay"),
+        "SAVE": wire.Save(table="replay", path="nightly"),
+        "SAVED": wire.Saved(kind="full", number=1, nbytes=4096, duration_s=0.25, pause_s=0.001, rows=3),
+        "LOAD": wire.Load(table="replay", path="nightly", number=1),
+        "SAMPLE": wire.Sample(table="replay", batch_size=256, timeout_s=2.0, waits=False, slots=(1,)),
+        "SAMPLED": wire.Sampled(rows=256, slot=1),
+        "SAMPLED over a socket": wire.Sampled(rows=1, schema=wire.spec_of(INDEXED), lease=5),
+        "GET": wire.Get(table="replay", count=2),
+        "GOT": wire.Got(rows=1, schema=wire.spec_of(INDEXED)),
+        "GOT nothing": wire.Got(rows=0, schema=wire.spec_of(INDEXED)),
+        "UPDATE": wire.Update(table="replay", count=2, specs=(wire.TensorSpec("reward", 11, (2,)),)),
+        "DELETE": wire.Delete(table="replay", count=2),
+        "PRIORITIZE": wire.Prioritize(table="replay", count=2),
     }  # fmt: skip
     schemas = {"INSERT": small.schema_id, "WRITER": small.schema_id, "BATCH": pixels.schema_id, "READER": pixels.schema_id}
-    data = {"WEIGHTS": np.eye(2, dtype=np.float32).tobytes(), "PUBLISH": np.eye(2, dtype=np.float32).tobytes()}
+    ids, block = np.array([3, 70], np.int64).tobytes(), wire.BatchForm.of(INDEXED, 1).batch([np.array([70])]).frames[0].tobytes()
+    data = {
+        "WEIGHTS": np.eye(2, dtype=np.float32).tobytes(), "PUBLISH": np.eye(2, dtype=np.float32).tobytes(), "GET": ids,
+        "DELETE": ids, "UPDATE": ids + np.array([0.5, 2], np.float32).tobytes(),
+        "PRIORITIZE": ids + np.array([0.5, 2.0]).tobytes(), "GOT": block, "SAMPLED over a socket": block,
+    }  # fmt: skip
     return {
-        name: wire.Message(body, 0 if at == 0 else 81, at, min(at, 1), schemas.get(name.split(" of ")[0], 0), data=data.get(name))
+        name: wire.Message(
+            body, 0 if at == 0 else 81, at, min(at, 1), schemas.get(name.split(" of ")[0], 0),
+            version=3 if body.TYPE in wire.SINCE_3 else 2, data=data.get(name),
+        )
         for at, (name, body) in enumerate(bodies.items())
-    }
+    }  # fmt: skip
 
 
 def _two_batches() -> wire.Batch:

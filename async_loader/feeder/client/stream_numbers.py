@@ -1,0 +1,99 @@
+"""Numbers for the names of a writer's streams, in the order in which they are first used. Sends nothing.
+
+NOTE [a number again]. The table knows a stream by its producer and its number. Where an episode has ended, the next step of
+that number begins another one, whatever the stream is called here. So names whose episodes have ended are forgotten when there
+are many, and their numbers are given again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import ConfigError
+from async_loader.replay.stream_names import stream_name
+
+MOST = 1 << 16
+"""Streams of a writer with open episodes: what a server takes."""
+_MANY = 256
+"""Names from which on those whose episodes have ended are forgotten."""
+
+
+class StreamNumbers:
+    """The streams of one writer. Any thread.
+
+    Parameters
+    ----------
+    own : hashable
+        The writer's own stream: number 0, which is never forgotten.
+    """
+
+    def __init__(self, own: Hashable) -> None:
+        self.own = own
+        self._numbers: dict[Hashable, int] = {own: 0}
+        self._ended: set[int] = {0}
+        self._free: list[int] = []
+        self._next, self._many = 1, _MANY
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Names that are known."""
+        return len(self._numbers)
+
+    def names(self) -> dict[Hashable, int]:
+        """All that are known. Do not change it."""
+        return self._numbers
+
+    def number(self, name: object) -> int:
+        """Of one stream, whose episode goes on from here. Raises ConfigError for what is no name."""
+        kind = type(name)
+        found = name if kind is int or kind is str else stream_name(name)
+        number = self._numbers.get(found)
+        if number is None:
+            number = self._new(found)
+        self._ended.discard(number)
+        return number
+
+    def known(self, name: object) -> int | None:
+        """Of a stream that has been used, and is not forgotten."""
+        return self._numbers.get(stream_name(name))
+
+    def of_rows(self, names: Hashable | Sequence[Hashable], rows: int) -> npt.NDArray[np.uint32]:
+        """Of one stream for all rows, or of each row's own, ``[rows]``."""
+        if not isinstance(names, list):
+            return np.full(rows, self.number(names), np.uint32)
+        numbers = [self.number(name) for name in names]
+        return np.array(numbers, np.uint32)
+
+    def _new(self, name: Hashable) -> int:
+        with self._lock:
+            if len(self._numbers) >= self._many:
+                self._forget_ended()
+            if self._free:
+                number = self._free.pop()
+            elif self._next < MOST:
+                number, self._next = self._next, self._next + 1
+            else:
+                text = f"{MOST} streams of this writer have open episodes, which is all that a feeder takes"
+                raise ConfigError(f"stream={name!r}: {text}: end some, or use another writer")
+            self._numbers[name] = number
+            return number
+
+    def _forget_ended(self) -> None:
+        gone = [name for name, number in self._numbers.items() if number in self._ended and number]
+        for name in gone:
+            number = self._numbers.pop(name)
+            self._ended.discard(number)
+            self._free.append(number)
+        self._many = max(_MANY, 2 * len(self._numbers))
+
+    def ended(self, numbers: Iterable[int]) -> None:
+        """The last step of each of these has ended its episode."""
+        self._ended.update(numbers)
+
+    def open(self) -> list[int]:
+        """Streams whose episodes go on, as far as is known here."""
+        return [number for number in list(self._numbers.values()) if number not in self._ended]

@@ -1,0 +1,149 @@
+"""What a feeder says of itself, by name: the keys of `Client.status`, of ``async-loader status --json``. Holds nothing.
+
+Rates that end in ``_per_s`` are those of now, over the last seconds; ``_per_s_mean`` are means since the start.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class PolicyLag(TypedDict, total=False):
+    """How far the steps of a table's writers are behind the newest weights of one name.
+
+    Attributes
+    ----------
+    newest, oldest : int
+        Versions that the newest steps of writers were made with: of the one that is furthest ahead, and furthest behind.
+    lag : int
+        Versions between ``oldest`` and what is published. Not there while nothing is.
+    lag_s : float
+        Seconds between the publication of these two.
+    """
+
+    newest: int
+    oldest: int
+    lag: int
+    lag_s: float
+
+
+class TableStatus(TypedDict):
+    """One table.
+
+    Attributes
+    ----------
+    size, capacity : int, int | None
+        Items that can be drawn; steps that are kept.
+    inserted, sampled, deleted : int
+        Items, since the table was made.
+    inserts_per_s, samples_per_s : float
+        Rates of now.
+    inserts_per_s_mean, samples_per_s_mean : float
+        Since the start.
+    samples_per_insert : float
+    waiting : list of str
+        Who waits, and for what: eight at most.
+    policies : dict of str to PolicyLag
+        By name of the weights.
+    writers, readers : int
+        That are open.
+    rows_in, duplicates, gaps : int
+        Rows that came in; messages that came twice, and before others that were missing.
+    batches_out, redelivered : int
+    """
+
+    size: int
+    capacity: int | None
+    inserted: int
+    sampled: int
+    deleted: int
+    inserts_per_s: float
+    samples_per_s: float
+    inserts_per_s_mean: float
+    samples_per_s_mean: float
+    samples_per_insert: float
+    waiting: list[str]
+    policies: dict[str, PolicyLag]
+    writers: int
+    readers: int
+    rows_in: int
+    duplicates: int
+    gaps: int
+    batches_out: int
+    redelivered: int
+
+
+class SessionStatus(TypedDict):
+    """One client.
+
+    Attributes
+    ----------
+    id, pid, host : int, int, str
+        Of the session; of the client's process.
+    user : str | None
+        The owner of its key; ``None`` without keys.
+    user_agent : str
+        With the ``name`` that `connect` was given.
+    age_s, silent_s : float
+    writers, readers : int
+    in_flight_bytes : int
+        Received, and not in a table yet.
+    """
+
+    id: int
+    pid: int
+    host: str
+    user: str | None
+    user_agent: str
+    age_s: float
+    silent_s: float
+    writers: int
+    readers: int
+    in_flight_bytes: int
+
+
+class FeederStatus(TypedDict):
+    """A feeder.
+
+    Attributes
+    ----------
+    incarnation : str
+        Another one after each start.
+    pid : int
+    address : str
+    version : int
+        The newest of the wire that it understands.
+    connections : dict of str to int
+        Open ones, and those that were ended, by reason.
+    uptime_s : float
+    draining : bool
+    tables : dict of str to TableStatus
+    sessions_open : int
+    sessions : list of SessionStatus
+        128 at most.
+    weights : dict of str to int
+        The newest version of each name.
+    weights_stale : int
+        Versions that were published and not taken.
+    weights_waiting : dict of str to int
+        Clients that wait for newer ones.
+    weights_age_s : dict of str to float
+    counters : dict of str to int
+        Messages and bytes, and what was refused.
+    """
+
+    incarnation: str
+    pid: int
+    address: str
+    version: int
+    connections: dict[str, int]
+    uptime_s: float
+    draining: bool
+    tables: dict[str, TableStatus]
+    sessions_open: int
+    sessions: list[SessionStatus]
+    weights: dict[str, int]
+    weights_stale: int
+    weights_waiting: dict[str, int]
+    weights_age_s: dict[str, float]
+    counters: dict[str, int]
