@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -287,9 +288,11 @@ class AsyncDataLoader(Generic[B]):
         self._dropped.detach()
         self._pipeline.close(CLOSE_TIMEOUT_S, used=kind is None)
 
-    def __del__(self) -> None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         pipeline = getattr(self, "_pipeline", None)
-        if pipeline is not None and pipeline.life.state in (State.RUNNING, State.BROKEN) and os.getpid() == pipeline.pid:
+        if finalizing() or pipeline is None:  # at the end, when modules are being taken apart, all loaders were closed
+            return
+        if pipeline.life.state in (State.RUNNING, State.BROKEN) and os.getpid() == pipeline.pid:
             text = f"{self!r} was dropped without close(): close it, or use it in a with block"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 

@@ -45,7 +45,9 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
         try:
             config.CACHE_DIR = home or ""
             options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if inline else {}
-            made: F = njit(nogil=not keeps_gil, error_model="numpy", **options)(function)
+            # Without numba's reference counts: each call of an inlined kernel would count its arrays up and down, in two
+            # locked instructions, which is two thirds of writing a small row. So no kernel can allocate an array.
+            made: F = njit(nogil=not keeps_gil, error_model="numpy", _nrt=False, **options)(function)
             if home is not None and not inline:
                 keep(made)
             _compile_whole(made)

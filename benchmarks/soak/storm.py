@@ -1,5 +1,7 @@
 """10,000 times Ctrl-C at random moments of next, close, the constructor, add, sample and save. Times nothing.
 
+Writers are struck too, one over an embedded feeder and one of a table in another process.
+
 Plays ``tests/faults/storm_play.py``, of other seeds than the test of a few hundred signals.
 """
 
@@ -25,6 +27,7 @@ def storm(seconds: float) -> Figures:
         "signals": seen.get("signals", 0),
         "within": seen.get("within the call", 0),
         "batches": seen.get("batches taken", 0),
+        "steps": sum(seen.get(f"steps {way}", 0) for way in ("over a feeder", "to a process")),
         "left": sum(seen.get(f"{what} left", 0) for what in ("processes", "descriptors", "threads")),
     }
 
@@ -39,6 +42,7 @@ ROW = Row(
         Metric("signals", "signals", "higher", digits=0),
         Metric("within", "of these within a call", "higher", digits=0),
         Metric("batches", "batches taken, each once", "higher", digits=0),
+        Metric("steps", "steps of struck writers, each in once", "higher", digits=0),
         Metric("left", "processes, descriptors, threads left", digits=0),
     ),
     (Contender(NAME, "project", storm),),

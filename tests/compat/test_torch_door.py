@@ -370,6 +370,40 @@ def test_results_come_as_they_are_ready_without_in_order():
     assert sorted(b[0].item() for b in loader) == list(range(11))
 
 
+class Paced(IterableDataset):
+    """Worker 1 gives nothing before its gate is opened."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __iter__(self):
+        worker = get_worker_info().id
+        if worker == 1:
+            os.close(os.open(self.gate, os.O_RDONLY))
+        return iter([worker] * 40)
+
+
+def test_a_slow_worker_of_an_iterable_dataset_holds_up_no_other_one_without_in_order(tmp_path):
+    gate = str(tmp_path / "gate")
+    os.mkfifo(gate)
+    loader = DataLoader(Paced(gate), batch_size=None, num_workers=2, in_order=False, timeout=60)
+    passing = iter(loader)
+    assert [next(passing) for _ in range(40)] == [0] * 40
+    os.close(os.open(gate, os.O_WRONLY))
+    assert list(passing) == [1] * 40
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("length", [None, 9])
+def test_what_asks_a_pass_for_its_length_gets_the_batches_of_an_iterable_dataset(kind, workers, length):
+    options = {"batch_size": 2, "num_workers": workers}
+    expected = plain(theirs.DataLoader(Stream(), **options))
+    loader = kind(Stream(length=length), **options)
+    assert plain(list(iter(loader))) == plain(tuple(iter(loader))) == expected
+    assert plain(sorted(iter(kind(Stream(length=length), batch_size=None)))) == list(range(9))
+
+
 def test_pinning_without_an_accelerator_is_a_warning():
     if torch.accelerator.is_available():
         pytest.skip("there is one")

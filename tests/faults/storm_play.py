@@ -1,4 +1,5 @@
-"""A storm of Ctrl-C: real signals at seeded random moments of next, close, the constructor, add, sample and save.
+"""A storm of Ctrl-C: real signals at seeded random moments of next, close, the constructor, add, sample and save,
+and of append and flush of writers over a feeder and of another process (storm_writers.py).
 
 As a script: ``storm_play.py SEED SIGNALS`` plays until that many have come, and prints what was seen as one line of JSON.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from storm_writers import others, strike_feeder, strike_process
 
 LONGEST_S = 60.0
 """No call takes longer, however often it is interrupted: then it is wedged."""
@@ -252,9 +254,9 @@ def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
     gc.collect()
     known, fds = set(children()), len(os.listdir("/proc/self/fd"))
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, others() as (client, owner):
             while storm.come < signals:
-                _round(storm, Path(folder), min(each, signals - storm.come))
+                _round(storm, Path(folder), client, owner, min(each, signals - storm.come))
                 gc.collect()
     finally:
         storm.close()
@@ -282,8 +284,8 @@ def _load_kernels() -> None:
         buffer.close()
 
 
-def _round(storm: Storm, folder: Path, times: int) -> None:
-    what = storm.chance.choice(("next", "next", "epoch", "epoch", "life", "buffer"))
+def _round(storm: Storm, folder: Path, client: Any, owner: Any, times: int) -> None:
+    what = storm.chance.choice(("next", "next", "epoch", "epoch", "life", "buffer", "feeder", "process"))
     workers = storm.chance.choice((0, 2))
     with beside(storm.chance.choice((0, 2))):
         if what == "next":
@@ -293,8 +295,12 @@ def _round(storm: Storm, folder: Path, times: int) -> None:
         elif what == "life":
             for _ in range(max(1, times // 8)):
                 strike_life(storm, workers)
-        else:
+        elif what == "buffer":
             strike_buffer(storm, folder, times)
+        elif what == "feeder":
+            strike_feeder(storm, client, times)
+        else:
+            strike_process(storm, owner, times)
 
 
 if __name__ == "__main__":

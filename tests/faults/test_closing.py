@@ -240,6 +240,75 @@ def test_the_interpreter_ends_while_a_user_thread_waits_in_next(tmp_path):
         script.wait_until_gone()
 
 
+KEPT = {
+    "loader": "AsyncDataLoader(Batches(make=wide), 4, num_workers=number, multiprocessing_context='fork')",
+    "epoch": "iter(DataLoader(list(range(64)), 4, num_workers=number, multiprocessing_context='fork', bulk=False))",
+    "threads": "iter(DataLoader(list(range(64)), 4, num_workers=number, worker_type='thread', bulk=False))",
+    "torch": "iter(async_loader.compat.torch.DataLoader(list(range(64)), 4, num_workers=number))",
+    "persistent": "iter(async_loader.compat.torch.DataLoader(list(range(64)), 4, num_workers=2, persistent_workers=True))",
+    "ding": "async_loader.compat.ding.AsyncDataLoader(lambda n: [plain(i) for i in range(n)], 4, 'cpu', num_workers=number)",
+}
+KEPT_ELSE = {
+    "handle": "buffer.writer_handle()",
+    "writer": "buffer.writer_handle().open()",
+    "records": "async_loader.compat.gluon.data.RecordFileDataset(__file__)",
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "make"),
+    [(0, KEPT["loader"])] + [(2, make) for make in KEPT.values()] + [(0, make) for make in KEPT_ELSE.values()],
+    ids=["loader-0", *KEPT, *KEPT_ELSE],
+)
+def test_what_outlives_the_modules_of_an_ending_interpreter_says_nothing(tmp_path, number, make):
+    body = f"""\
+        import async_loader.compat.ding
+        import async_loader.compat.gluon.data
+        import async_loader.compat.torch
+        from async_loader import DataLoader, ReplayBuffer
+
+        if __name__ == "__main__":
+            buffer, number = ReplayBuffer(100, {{"x": "int64"}}), {number}
+            open(os.path.splitext(__file__)[0] + ".idx", "w").close()
+            kept = {make}
+            batch = next(kept) if hasattr(kept, "__next__") else None
+            # Modules that are referred to are emptied one by one, the newest first, and os is older than the package.
+            os.kept = [kept, *(one for name, one in sys.modules.items() if name.startswith("async_loader"))]
+    """
+    with Script(tmp_path, body, fresh=True) as script:
+        assert script.end() == (0, "")
+        script.wait_until_gone()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("make", [KEPT["loader"], KEPT["epoch"], KEPT["torch"]], ids=["loader", "epoch", "torch"])
+def test_a_process_of_multiprocessing_that_fails_in_a_pass_says_that_alone(tmp_path, method, make):
+    body = f"""\
+        import multiprocessing
+        import async_loader.compat.torch
+        from async_loader import DataLoader
+
+        def train():
+            number = 2
+            batches = {make}
+            next(batches)
+            raise LookupError("mine")
+
+        if __name__ == "__main__":
+            process = multiprocessing.get_context({method!r}).Process(target=train)
+            process.start()
+            process.join()
+            sys.exit(process.exitcode)
+    """
+    with Script(tmp_path, body) as script:
+        code, err = script.end()
+        assert code == 1
+        assert err.splitlines()[-1] == "LookupError: mine"
+        assert err.count("Traceback") == 1
+        assert "worker" not in err, "a worker that ends with its process has not died"
+        script.wait_until_gone()
+
+
 # -- time --------------------------------------------------------------------------------------------------------------
 
 

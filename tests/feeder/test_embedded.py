@@ -13,11 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
+from async_loader import Field, Transitions
 from async_loader.errors import Broken, ConfigError, Timeout
 from async_loader.feeder import connect
 from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.settings import ServerSettings
-from async_loader.lifecycle import Patience, readable
+from async_loader.lifecycle import Deadline, Patience, readable
 
 SETTINGS = ServerSettings.of(["replay:1000"])
 SLACK_S = 60.0
@@ -35,6 +36,28 @@ def test_steps_go_in_and_come_out():
                 writer.append(x=np.int64(i))
         assert client.status()["tables"]["replay"]["size"] == 10
     embedded.close()
+
+
+@pytest.mark.parametrize("other", ["terminated", "truncated"])
+@pytest.mark.parametrize("way", ["append", "extend"])
+def test_a_step_that_is_done_ends_its_episode_in_the_feeder(way, other):
+    schema = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32, "done": np.bool_, other: np.bool_}
+    steps = [{"obs": t, "reward": 1.0, "done": t % 3 == 2, other: False} for t in range(9)]
+    with connect("embedded", tables={"replay": 1000}) as client:
+        with client.table("replay").writer(schema=schema) as writer:
+            if way == "append":
+                for step in steps:
+                    writer.append(step)
+            else:
+                writer.extend({name: np.array([step[name] for step in steps]) for name in schema})
+        source = client.table("replay").source(view=Transitions(n_steps=2, gamma=0.5))
+        batch = source.plan(200, Patience(deadline=Deadline(SLACK_S))).batch
+        source.close()
+    episode, t = np.divmod(batch["obs"], 3)
+    assert set(batch["obs"].tolist()) == set(range(9))
+    assert (batch["next_obs"] // 3 == episode).all(), "no episode is linked to the next"
+    assert batch["discount"].tolist() == np.where(t == 0, 0.25, 0.0).tolist(), "done is terminated"
+    assert batch["reward"].tolist() == np.where(t == 2, 1.0, 1.5).tolist()
 
 
 def test_a_client_can_have_a_feeder_of_its_own():

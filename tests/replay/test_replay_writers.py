@@ -314,6 +314,45 @@ def test_more_episodes_may_end_than_the_lane_has_records() -> None:
         assert (buffer._owner.table.last == -1).all()
 
 
+def write_a_stream_for_each_episode(handle: WriterHandle, count: int, written: Any, end: Any) -> None:
+    with handle.open(stream="long") as into:
+        no = {"terminated": False, "truncated": False}
+        into.append(obs=np.full(2, -2.0), reward=0.0, **no)
+        for n in range(count):
+            obs = np.repeat(np.arange(3 * n, 3 * n + 3, dtype=np.float32)[:, None], 2, 1)
+            ends = {"terminated": np.array([False, False, n % 2 == 0]), "truncated": np.zeros(3, np.bool_)}
+            into.extend(obs=obs, reward=np.zeros(3, np.float32), **ends, stream=f"episode {n}")
+            if n % 2:
+                into.end_episode(stream=f"episode {n}", terminated=True)
+        into.append(obs=np.full(2, -1.0), reward=0.0, **no)
+        into.end_episode(terminated=True)
+        into.flush(PATIENCE_S)
+        written.set()
+        assert end.wait(PATIENCE_S)
+
+
+def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_their_numbers_later() -> None:
+    fork, count = multiprocessing.get_context("fork"), 3000
+    written, end = fork.Event(), fork.Event()
+    with ReplayBuffer(20_000, LINKED, seed=0) as buffer:
+        process = fork.Process(target=write_a_stream_for_each_episode, args=(buffer.writer_handle(), count, written, end))
+        process.start()
+        assert written.wait(PATIENCE_S)
+        (link,) = buffer._owner.writers._links.values()  # type: ignore[union-attr]
+        assert len(link.streams) < 600, "numbers that the writer holds"
+        assert len(buffer._owner.table.last) < 1200, "numbers that there are"
+        end.set()
+        process.join(PATIENCE_S)
+        assert process.exitcode == 0
+        process.close()
+        items = contents(buffer, Transitions(n_steps=1, gamma=0.5))
+    expected = {float(obs): (float(obs + 1), 0.5) for obs in range(3 * count) if obs % 3 < 2}
+    expected |= {-2.0: (-1.0, 0.5)}
+    found = {obs: (item["next_obs"][-1][0], item["discount"]) for obs, item in items.items() if item["discount"]}
+    assert found == expected
+    assert sorted(items) == sorted([-2.0, -1.0, *map(float, range(3 * count))])
+
+
 # -- waiting ---------------------------------------------------------------------------------------------------------------
 
 

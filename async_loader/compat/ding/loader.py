@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -110,9 +111,9 @@ class AsyncDataLoader(loader.AsyncDataLoader):
             return arrived(batch, self.device)
         return batch.value if isinstance(batch, Kept) else batch
 
-    def __del__(self) -> None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close. May be called by hand, and then again by the collector."""
-        if hasattr(self, "_pipeline"):
+        if not finalizing() and hasattr(self, "_pipeline"):
             self.close()
             log.debug("Del AsyncDataLoader")
 

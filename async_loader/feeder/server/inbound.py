@@ -1,6 +1,14 @@
-"""The insert plane: INSERTs in, ACKs and GAPs out. Knows no socket."""
+"""The insert plane: INSERTs in, ACKs and GAPs out. Knows no socket.
+
+NOTE [late ACKs]. An ACK says how many messages are in the table, so that one answers for many, and each costs the writer's
+process more than the rows of a small message do. A writer that does not wait for it is told after a moment, of all messages of
+that moment; at once is told who asked (ACK_NOW), who sent again, who misses something, and who fills the window with few
+messages.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from async_loader.errors import Malformed
 from async_loader.feeder.server.hall import Hall, Table
@@ -10,6 +18,11 @@ from async_loader.feeder.server.post import Post
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.wire import ACK_NOW, SENT_BEFORE, Ack, ErrorCode, Gap, Insert, Message, Type
 
+_ACK_S = 1e-3
+"""How long the ACK of a writer that does not wait for it may be put off."""
+_FEW = 64
+"""A message of more than this fraction of the window is acknowledged at once."""
+
 
 class Inbound:
     """Takes inserts from writers.
@@ -18,11 +31,15 @@ class Inbound:
     ----------
     hall : Hall
     post : Post
+    clock : callable
+        Monotonic seconds.
     """
 
-    def __init__(self, hall: Hall, post: Post) -> None:
-        self._hall, self._post = hall, post
+    def __init__(self, hall: Hall, post: Post, clock: Callable[[], float]) -> None:
+        self._hall, self._post, self._clock = hall, post, clock
         self._unsaid: dict[WriterState, bool] = {}  # who is told, whatever came; and whether that something is missing
+        self._later: dict[WriterState, None] = {}  # who is told when that is due
+        self._due = 0.0
 
     def handle(self, session: Session, message: Message) -> None:
         """Raises Malformed for what cannot be taken."""
@@ -42,8 +59,12 @@ class Inbound:
         receipt = writer.intake.receive(writer, message.sequence, body, message.schema, seen)
         if receipt is Receipt.GAP:
             self._unsaid[writer] = True
-        elif receipt is Receipt.AGAIN or message.flags & ACK_NOW:
+        elif receipt is Receipt.AGAIN or message.flags & ACK_NOW or self._fills_window(body):
             self._unsaid.setdefault(writer, False)
+
+    def _fills_window(self, body: Insert) -> bool:
+        hall = self._hall
+        return _FEW * body.nbytes > hall.window_bytes or _FEW * body.rows > hall.window_rows
 
     def _check_room(self, session: Session, writer: WriterState, body: Insert) -> None:
         """Whether more may wait, of a session that has some waiting with this writer already."""
@@ -53,16 +74,26 @@ class Inbound:
         if waiting + body.nbytes > self._hall.limits.in_flight_bytes:
             raise Malformed(f"{waiting} bytes of this session wait to be inserted: keep to the window", ErrorCode.LIMIT)
 
-    def tell(self) -> None:
-        """Acknowledge, once for all that came in this round."""
+    def left_s(self) -> float | None:
+        """Seconds until `tell` has something to say; ``None``: nothing is put off."""
+        return max(0.0, self._due - self._clock()) if self._later else None
+
+    def tell(self, at_once: bool = False) -> None:
+        """Acknowledge what came in: now, or when that is due. See NOTE [late ACKs]."""
         unsaid, self._unsaid = self._unsaid, {}
+        later = self._later
         for table in self._hall.tables.values():
             if table.intake.moved:
+                if not later:
+                    self._due = self._clock() + _ACK_S
                 for producer in table.intake.moved:
-                    for writer in producer.writers:
-                        unsaid.setdefault(writer, False)
+                    later.update(dict.fromkeys(producer.writers))
                 table.intake.moved.clear()
+        if later and (at_once or self._clock() >= self._due):
+            unsaid = dict.fromkeys(later, False) | unsaid
+            later.clear()
         for writer, gap in unsaid.items():
+            later.pop(writer, None)
             session = self._hall.sessions.get(writer.session)
             if session is not None and session.writers.get(writer.number) is writer and writer.fenced_by is None:
                 self._acknowledge(session, writer, gap)

@@ -126,7 +126,7 @@ class Server:
         self._calls = Calls(hall, self._post, self._jobs, checkpoints or Folders(None))
         self._desk = Desk(hall, self._calls, self._welcome, self.status, heartbeat_s)
         self._post.on_hello = self._desk.hello
-        self._inbound, self._outbound = Inbound(hall, self._post), Outbound(hall, self._post, self._calls)
+        self._inbound, self._outbound = Inbound(hall, self._post, clock), Outbound(hall, self._post, self._calls)
         self._resting = Resting(hall, self._post)
         self._bell = Bell()
         self._ports.watch(self._bell.fileno())
@@ -194,8 +194,8 @@ class Server:
         if self._more:
             return 0.0
         now = self._clock()
-        moments = [self._hall.sessions.left_s(), self._desk.left_s(), self._ending.left() if self._ending is not None else None]
-        moments.append(self._calls.left_s(now))
+        ending = self._ending.left() if self._ending is not None else None
+        moments = [self._hall.sessions.left_s(), self._desk.left_s(), self._inbound.left_s(), ending, self._calls.left_s(now)]
         moments += [table.outlet.left_s(now) for table in self._hall.tables.values() if table.outlet.hungry and not table.rests]
         return min((one for one in moments if one is not None), default=None)
 
@@ -316,7 +316,7 @@ class Server:
                 table.buffer.close()
 
     def _say_goodbye(self, reason: str) -> None:
-        self._inbound.tell()
+        self._inbound.tell(at_once=True)
         for table in self._hall.tables.values():
             if not table.ended:
                 self._outbound.end(table, reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from llvmlite import ir
 from numba import extending, types
@@ -111,6 +111,20 @@ def prefetch(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+STACK_WORDS: Final = 64
+
+
+@intrinsic
+def stack_words(typingctx: Any) -> Any:
+    """The address of `STACK_WORDS` words of 8 bytes, which are the calling kernel's until it returns."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words = cgutils.alloca_once(builder, ir.ArrayType(_WORD, STACK_WORDS))
+        return builder.ptrtoint(words, _WORD)
+
+    return types.int64(), generate
 
 
 def _access(bits: int) -> tuple[Any, Any]:

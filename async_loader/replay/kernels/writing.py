@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 
 from async_loader.replay.compiled import kernel
-from async_loader.replay.kernels.machine import before_stores, copy, load, peek8, peek64, poke8, poke64, poke_float, store
+from async_loader.replay.kernels.machine import (
+    STACK_WORDS,
+    before_stores,
+    copy,
+    load,
+    peek8,
+    peek64,
+    poke8,
+    poke64,
+    poke_float,
+    stack_words,
+    store,
+)
 from async_loader.replay.kernels.places import at, there
 from async_loader.replay.rows import (
     ALIVE,
@@ -170,20 +182,20 @@ def next_id(g: Any, changes: Any) -> int:
 @kernel(inline=True)
 def _ripen(g: Any, last: int, changes: Any) -> None:
     """An episode has ended with ``last``: its last steps wait for no successor any more."""
-    names = np.empty(64, np.int64)
-    for start in range(0, g[LOOKAHEAD], 64):  # oldest first, in pieces, because kernels do not allocate by size
+    names = stack_words()
+    for start in range(0, g[LOOKAHEAD], STACK_WORDS):  # oldest first, in pieces: a kernel cannot allocate
         count = 0
         name = last
-        skip = max(0, g[LOOKAHEAD] - 64 - start)
+        skip = max(0, g[LOOKAHEAD] - STACK_WORDS - start)
         for k in range(g[LOOKAHEAD] - start):
             if name < 0 or not there(g, name):
                 break
             if k >= skip:
-                names[count] = name
+                poke64(names + 8 * count, name)
                 count += 1
             name = load(at(g, name) + PREV)
         for k in range(count - 1, -1, -1):
-            _be_born(g, names[k], changes)
+            _be_born(g, peek64(names + 8 * k), changes)
 
 
 @kernel(inline=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Hashable
+import sys
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
@@ -94,8 +95,9 @@ class WriterHandle:
         for fd in fds:
             close_fd(fd)
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():  # then modules are being taken apart, and descriptors close with the process
+            self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._fds:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Container, Hashable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -330,8 +331,9 @@ class ProcessWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When modules are being taken apart the process ends, and the owner takes in all that is complete.
+        if not finalizing() and not getattr(self, "_closed", True):
             self.close()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import select
 import socket
 import threading
@@ -28,7 +29,13 @@ def segment():
 @contextlib.contextmanager
 def listening(path, take):
     """A listener in a loop of its own, as a server polls it."""
-    listener = Listener(str(path), take)
+    with contextlib.closing(Listener(str(path), take)) as listener, listening_to(listener):
+        yield listener
+
+
+@contextlib.contextmanager
+def listening_to(listener):
+    """The loop."""
     end, over = os.pipe()
 
     def loop():
@@ -42,11 +49,10 @@ def listening(path, take):
     thread = threading.Thread(target=loop)
     thread.start()
     try:
-        yield listener
+        yield
     finally:
         os.close(over)
         thread.join()
-        listener.close()
         os.close(end)
 
 
@@ -95,6 +101,49 @@ def test_sealed_memory_cannot_be_cut_short(segment):
     segment.seal()
     with pytest.raises(PermissionError):
         os.ftruncate(segment.fileno(), 1)
+
+
+@contextlib.contextmanager
+def no_descriptor_left(but=0):
+    """This process cannot open another descriptor, or only that many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + but, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def rounds(listener):
+    """Serve all that is readable, and count how often there was anything."""
+    for count in range(50):
+        ready = select.select(listener.filenos(), [], [], 0)[0]
+        if not ready:
+            return count
+        for fd in ready:
+            listener.handle(fd)
+    return 50
+
+
+@pytest.mark.parametrize("reserve", [True, False])
+def test_without_descriptors_callers_keep_no_loop_busy_and_later_ones_are_heard(tmp_path, segment, reserve):
+    path = str(tmp_path / "m")
+    segment.seal()
+    with contextlib.closing(Listener(path, lambda _, fd: os.close(fd))) as listener, contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(5)]
+        if reserve:
+            assert rounds(listener) == 0
+        with no_descriptor_left():
+            for one in callers:
+                one.connect(path)
+            assert rounds(listener) == (5 if reserve else 0)
+        assert rounds(listener) == (0 if reserve else 5)
+        if reserve:
+            assert [one.recv(100) for one in callers] == [b""] * 5, "each hears at once that there is no room"
+        with listening_to(listener):
+            offer_to(path, OFFER, segment.fileno(), 20.0)
 
 
 def test_where_nobody_listens_is_said(tmp_path, segment):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from async_loader.compat.gluon.data.dataset import Dataset
@@ -74,8 +76,8 @@ class RecordFileDataset(Dataset):
         self.__dict__.update(state)
         self._fd = os.open(self.filename, os.O_RDONLY)
 
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing() and getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
 
 
