@@ -38,6 +38,8 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("stack_num frame_stack num_stack n_stack framestack", "stack"),
     ("pad padding_mode", "padding"),
     ("type kind", "dtype"),
+    ("rank rank_based", "rank_prioritized"),
+    ("min_size samples_per_insert sample_to_insert_ratio", "rate_limiter, with min_size_to_sample"),
     ("n_envs num_env num_envs env", "envs"),
     ("autoreset_mode auto_reset", "autoreset"),
     ("num_samples n size batch", "batch_size"),

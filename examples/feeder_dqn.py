@@ -19,14 +19,13 @@ import torch
 import typer
 from torch import nn
 
-from async_loader import AsyncDataLoader, Field
+from async_loader import AsyncDataLoader, Field, RateLimiter
 from async_loader.feeder import connect
 
 SAMPLES_PER_INSERT, BATCH, WARMUP = 32.0, 128, 500
 STEP = {"obs": Field((4,), "float32", next="next_obs"), "action": "int64", "reward": "float32", "terminated": "bool",
         "truncated": "bool", "policy_version": "int64"}  # fmt: skip
-LIMIT = {"kind": "samples_per_insert", "min_size_to_sample": WARMUP, "samples_per_insert": SAMPLES_PER_INSERT,
-         "error_buffer": 8.0 * BATCH}  # fmt: skip
+LIMIT = RateLimiter(min_size_to_sample=WARMUP, samples_per_insert=SAMPLES_PER_INSERT, error_buffer=8.0 * BATCH)
 
 
 def network() -> nn.Sequential:

@@ -60,7 +60,6 @@ def table_of(settings: Settings) -> dict[str, Any]:
         "capacity": settings.capacity,
         "seed": settings.seed,
         "limiter": {
-            "kind": "samples_per_insert",
             "min_size_to_sample": settings.warmup_steps,
             "samples_per_insert": samples,
             # How far either side may be ahead of the other: the batches that are made ahead fit in it.

@@ -86,7 +86,7 @@ class Embedded:
     def _begin(self, settings: ServerSettings, ready: int, timeout_s: float) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(msgspec.json.encode(settings, enc_hook=int))  # sizes are ints of a kind of their own
+            self._process.stdin.write(msgspec.msgpack.encode(settings, enc_hook=int))  # sizes are ints of a kind of their own
             self._process.stdin.close()
         deadline, child = Deadline(timeout_s), os.pidfd_open(self._process.pid)
         try:
@@ -144,7 +144,7 @@ def main(parent: int, told: int) -> int:
     """Serve until the parent is gone, or says so. ``parent`` is a pidfd, ``told`` is written to as soon as clients may come."""
     from async_loader.feeder.serving import Serving
 
-    settings = settings_of(msgspec.json.decode(sys.stdin.buffer.read()), ServerSettings)
+    settings = settings_of(msgspec.msgpack.decode(sys.stdin.buffer.read()), ServerSettings)
     try:
         server = Serving(settings, private=True)
         threading.Thread(target=_follow, args=(parent, server), name="async-loader-parent", daemon=True).start()

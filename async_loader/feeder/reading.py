@@ -127,8 +127,11 @@ def _explain(value: Any, kind: Any, path: tuple[str, ...]) -> tuple[tuple[str, .
 
 def _meant(value: Any, kind: Any) -> Any:
     """Which part of a union ``value`` is meant to be: a map is the only one that takes maps, or the kind that it names."""
-    if typing.get_origin(kind) not in (typing.Union, types.UnionType) or not isinstance(value, Mapping):
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType) or not isinstance(value, Mapping | list):
         return kind
+    if isinstance(value, list):
+        lists = [one for one in typing.get_args(kind) if typing.get_origin(one) is tuple]
+        return lists[0] if len(lists) == 1 else kind
     maps = [one for one in typing.get_args(kind) if typing.get_origin(one) is dict or _is_struct(one)]
     if len(maps) > 1 or any(_is_struct(one) and _tag(one) for one in maps):
         maps = [one for one in maps if _is_struct(one) and _tag(one) == value.get("kind")]

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from msgspec import Meta
 from msgspec.structs import replace
 
-from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory
+from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory, SchemaError
 from async_loader.feeder import addresses
+from async_loader.feeder.derived import Settings
 from async_loader.feeder.reading import Bytes, read_yaml, settings_of
-from async_loader.feeder.table_settings import Settings, TableSettings, sized, spelled_out
+from async_loader.feeder.table_settings import TableSettings, sized, spelled_out
 from async_loader.feeder.wire import bounds
 from async_loader.replay.buffer import ReplayBuffer
 
@@ -252,5 +253,5 @@ def _beside(path: Path, named: str) -> str:
 def _spelled_out(table: Any, where: str, name: object) -> Any:
     try:
         return spelled_out(table)
-    except ConfigError as error:
+    except (ConfigError, SchemaError) as error:
         raise ConfigError(": ".join(part for part in (where, f"tables.{name}.{error}") if part)) from None

@@ -1,214 +1,90 @@
-"""What a table of the feeder is made of, as a file says it. Decides nothing: the replay package's constructors do."""
+"""What a table of the feeder is made of, as a file or a script says it. Decides nothing: the replay package's constructors do."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
+from async_loader import spaces, tensors, tree
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.feeder.derived import Part, Settings, made_of, parameters, part_of, plain, snake, union_of
 from async_loader.feeder.reading import Bytes
 from async_loader.replay import samplers
 from async_loader.replay.arguments import storable
-from async_loader.replay.limiter import MinSize, Queue, RateLimiter, check_room
-from async_loader.replay.samplers import Sampler
+from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.limiter import RateLimiter
+from async_loader.replay.queues import check_stack
+from async_loader.replay.samplers.binding import Binding
+from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
 
+KINDS = [one for one in map(vars(samplers).get, samplers.__all__) if isinstance(one, type) and issubclass(one, Binding)]
+"""The samplers of the package."""
+
+part_of(samplers.Linear)
+union_of(samplers.Sampler, KINDS)
+part_of(RateLimiter)
+part_of(Transitions)
+
+_Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class FieldPart(Part, frozen=True, kw_only=True):
+    """Base of `FieldSettings`."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **settings: Any) -> None: ...
+
+
 if TYPE_CHECKING:
-    from async_loader.replay.buffer import ReplayBuffer
+    FieldSettings = FieldPart
+else:
+    FieldSettings = part_of(Field, tagged=False, leave_out=("name",), shape=int | tuple[_Size, ...])
 
-Normalize = Literal["batch", "buffer", "none"]
-
-
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Root of all settings: frozen, by keyword, and no unknown names."""
-
-
-class _Part(Settings, frozen=True, kw_only=True, tag_field="kind"):
-    """A sampler, a schedule or a limiter. Making one is how its settings are checked."""
-
-    def __post_init__(self) -> None:
-        with warnings.catch_warnings():  # whoever makes the table is warned
-            warnings.simplefilter("ignore", UserWarning)
-            self.make()
-
-    def make(self) -> Any:
-        raise NotImplementedError
-
-    def _made(self, kind: Any) -> Any:
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return kind(**{name: value.make() if isinstance(value, _Part) else value for name, value in values.items()})
+_FIELD = frozenset(FieldSettings.__struct_fields__)
+_ALONE = {"limiter": RateLimiter, "view": Transitions, "beta": samplers.Linear}
+"""What a map without ``kind`` is."""
 
 
-class LinearSettings(_Part, frozen=True, kw_only=True, tag="linear"):
-    """A ``beta`` that goes from ``start`` to ``end`` within so many draws."""
+class _Table(Settings, frozen=True, kw_only=True):
+    """One table: a size, and the keywords of `ReplayBuffer`; or ``queue`` or ``stack``, and the keywords of these.
 
-    start: float
-    end: float
-    draws: int
-
-    def make(self) -> samplers.Linear:
-        made: samplers.Linear = self._made(samplers.Linear)
-        return made
-
-
-class UniformSettings(_Part, frozen=True, kw_only=True, tag="uniform"):
-    replacement: bool = True
-
-    def make(self) -> Sampler:
-        return samplers.Uniform(self.replacement)
-
-
-class PrioritizedSettings(_Part, frozen=True, kw_only=True, tag="prioritized"):
-    alpha: float = 0.6
-    beta: float | LinearSettings = 0.4
-    eps: float = 1e-6
-    stratified: bool = True
-    normalize: Normalize = "batch"
-    new_priority: Literal["max_ever", "max_now", "given"] = "max_ever"
-
-    def make(self) -> Sampler:
-        made: Sampler = self._made(samplers.Prioritized)
-        return made
-
-
-class RankSettings(_Part, frozen=True, kw_only=True, tag="rank"):
-    alpha: float = 0.7
-    beta: float | LinearSettings = 0.5
-    normalize: Normalize = "batch"
-    resort_every: int | None = None
-
-    def make(self) -> Sampler:
-        made: Sampler = self._made(samplers.RankPrioritized)
-        return made
-
-
-class FifoSettings(_Part, frozen=True, kw_only=True, tag="fifo"):
-    def make(self) -> Sampler:
-        return samplers.Fifo()
-
-
-class LifoSettings(_Part, frozen=True, kw_only=True, tag="lifo"):
-    def make(self) -> Sampler:
-        return samplers.Lifo()
-
-
-class MinHeapSettings(_Part, frozen=True, kw_only=True, tag="min_heap"):
-    def make(self) -> Sampler:
-        return samplers.MinHeap()
-
-
-class MaxHeapSettings(_Part, frozen=True, kw_only=True, tag="max_heap"):
-    def make(self) -> Sampler:
-        return samplers.MaxHeap()
-
-
-SamplerSettings = (
-    UniformSettings | PrioritizedSettings | RankSettings | FifoSettings | LifoSettings | MinHeapSettings | MaxHeapSettings
-)
-
-
-class MinSizeSettings(_Part, frozen=True, kw_only=True, tag="min_size"):
-    """Sampling waits for ``size`` rows; inserting never waits."""
-
-    size: int
-
-    def make(self) -> RateLimiter:
-        return MinSize(self.size)
-
-
-class SamplesPerInsertSettings(_Part, frozen=True, kw_only=True, tag="samples_per_insert"):
-    """As `RateLimiter`; ``error_buffer`` is a number or a list of two: the bounds."""
-
-    min_size_to_sample: int
-    samples_per_insert: float
-    error_buffer: float | tuple[float, float]
-
-    def make(self) -> RateLimiter:
-        made: RateLimiter = self._made(RateLimiter)
-        return made
-
-
-class QueueSettings(_Part, frozen=True, kw_only=True, tag="queue"):
-    """Each row is sampled once; at most ``size`` wait to be."""
-
-    size: int
-
-    def make(self) -> RateLimiter:
-        return Queue(self.size)
-
-
-class StackSettings(QueueSettings, frozen=True, kw_only=True, tag="stack"):
-    """As a queue; for a table whose sampler and remover are ``lifo``."""
-
-
-LimiterSettings = MinSizeSettings | SamplesPerInsertSettings | QueueSettings | StackSettings
-
-
-class FieldSettings(Settings, frozen=True, kw_only=True):
-    """One array of a step, as `async_loader.schema.Field` has it."""
-
-    dtype: str
-    shape: tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], ...] = ()
-    stack: Annotated[int, Meta(ge=1, le=2**20)] = 1
-    next: str | None = None
-    padding: Literal["repeat", "zero"] = "repeat"
-
-    def __post_init__(self) -> None:
-        self.make("")
-
-    def make(self, name: str) -> Field:
-        """The field, under its dotted name."""
-        return Field(self.shape, self.dtype, stack=self.stack, next=self.next, padding=self.padding, name=name)
-
-
-class TableSettings(Settings, frozen=True, kw_only=True):
-    """One table.
-
-    Parameters
-    ----------
-    capacity : int, optional
-        Steps; in a file also bytes, as in ``8GiB``. This or ``max_bytes`` must be there; with both, the lesser of them.
-    max_bytes : int, optional
-        Of memory; in a file also as in ``8GiB``.
-    sampler, remover : SamplerSettings
-        In a file also by the name alone, as in ``sampler: fifo``.
-    limiter : LimiterSettings, optional
-    max_times_sampled : int
-        An item is gone after so many draws; 0 is any number.
-    seed : int, optional
-    schema : dict of FieldSettings, optional
-        By dotted names. A table without one takes the first writer's. In a file a field is also its dtype alone.
+    In a file ``capacity`` is steps, or bytes as in ``8GiB``. Objects are maps with a ``kind``, or the kind alone, as in
+    ``sampler: fifo``. A schema is a map by names, which may nest, or be dotted; a field is its dtype, or a map. A table without
+    one takes the first writer's.
 
     Raises
     ------
     ConfigError, SchemaError
     """
 
-    capacity: Annotated[int, Meta(ge=1)] | None = None
-    max_bytes: Bytes | None = None
-    sampler: SamplerSettings = UniformSettings()
-    remover: SamplerSettings = FifoSettings()
-    limiter: LimiterSettings | None = None
-    max_times_sampled: Annotated[int, Meta(ge=0)] = 0
-    seed: Annotated[int, Meta(ge=0)] | None = None
-    schema: dict[str, FieldSettings] | None = None
+    if TYPE_CHECKING:
+
+        def __init__(self, **settings: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        if self.capacity is None and self.max_bytes is None:
-            raise ConfigError("it needs a capacity (steps), max_bytes, or both")
-        if self.limiter is not None and self.capacity is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)
-                check_room(self.limiter.make(), self.capacity, self.capacity)
+        if sum(one is not None for one in (self.queue, self.stack)) > 1:
+            raise ConfigError("queue and stack: a table is one of them")
+        if self.capacity is None and self.max_bytes is None and self.queue is None and self.stack is None:
+            raise ConfigError("it needs a capacity (steps), max_bytes, or both; or queue, or stack (items)")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            self._make(None).close()
         schema = self.step_schema()
-        if schema is None or isinstance(self.remover, FifoSettings):
-            return
-        linked = [field.name for field in schema.fields if field.linked]
-        if linked:
+        if self.stack is not None:
+            check_stack(schema)
+        linked = [] if schema is None else [field.name for field in schema.fields if field.linked]
+        if linked and not isinstance(made_of(self.remover), samplers.Fifo | None):
             raise ConfigError(
                 f"field {linked[0]!r} has stack or next, which needs steps to be removed in order: use remover: fifo, "
                 f"not {self.remover.__struct_config__.tag}"
@@ -228,7 +104,7 @@ class TableSettings(Settings, frozen=True, kw_only=True):
                     raise SchemaError(f"field {name!r} lies in {key!r}, which is a field itself: rename one of them")
             if last in place or not all((*above, last)):
                 raise SchemaError(f"field {name!r} has no name of its own: give every field one, as in 'obs.pixels'")
-            place[last] = field.make(name)
+            place[last] = field.make(name=name)
         return storable(Schema.of(nested))
 
     def make(self) -> ReplayBuffer:
@@ -237,53 +113,142 @@ class TableSettings(Settings, frozen=True, kw_only=True):
         Raises
         ------
         OutOfMemory
-            If there is a schema, and not so much memory.
+            If there is a schema, and not as much memory.
         """
-        from async_loader.replay.buffer import ReplayBuffer
+        return self._make(self.step_schema())
 
-        size = {"capacity": f"{self.max_bytes}B"} if self.capacity is None else {"capacity": self.capacity}
-        bound = self.max_bytes if self.capacity is not None else None
-        return ReplayBuffer(
-            **size,
-            schema=self.step_schema(),
-            sampler=self.sampler.make(),
-            remover=self.remover.make(),
-            limiter=None if self.limiter is None else self.limiter.make(),
-            max_times_sampled=self.max_times_sampled,
-            seed=self.seed,
-            max_bytes=bound,
-        )
+    def _make(self, schema: Schema | None) -> ReplayBuffer:
+        given = {name: made_of(getattr(self, name)) for name in self.__struct_fields__ if getattr(self, name) is not None}
+        given.pop("schema", None)
+        given |= {} if schema is None else {"schema": schema}
+        if self.capacity is None and self.max_bytes is not None:
+            given["capacity"] = f"{given.pop('max_bytes')}B"
+        kind = "queue" if self.queue is not None else "stack" if self.stack is not None else None
+        if kind is None:
+            return ReplayBuffer(**given)
+        make, size = getattr(ReplayBuffer, kind), given.pop(kind)
+        given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}
+        if others := sorted(given.keys() - inspect.signature(make).parameters.keys()):
+            raise ConfigError(f"a {kind} sets {', '.join(others)} itself: leave it out, or say capacity in place of {kind}")
+        made: ReplayBuffer = make(size, **given)
+        return made
+
+
+_DEFAULTS = {name: one.default for name, one in inspect.signature(ReplayBuffer).parameters.items()}
+
+if TYPE_CHECKING:
+    TableSettings = _Table
+else:
+    TableSettings = msgspec.defstruct(
+        "TableSettings",
+        [
+            ("capacity", int | None, None),
+            ("max_bytes", Bytes | None, None),
+            ("queue", int | None, None),
+            ("stack", int | None, None),
+            *parameters(ReplayBuffer, ("capacity", "max_bytes"), schema=dict[str, FieldSettings] | None),
+        ],
+        bases=(_Table,), module=__name__, frozen=True, kw_only=True, forbid_unknown_fields=True,
+    )  # fmt: skip
+    TableSettings.__doc__ = _Table.__doc__
 
 
 def sized(text: str) -> dict[str, Any]:
-    """``1000000`` (steps) or ``8GiB`` as plain settings of a table."""
+    """``1000000`` (steps) or ``8GiB`` of a command line as plain settings of a table."""
     steps = text.strip().replace("_", "")
     return {"capacity": int(steps)} if re.fullmatch(r"[0-9]+", steps) else {"max_bytes": text.strip()}
 
 
 def spelled_out(table: Any) -> Any:
-    """A table as a file says it, with what may be said in short said in full.
+    """A table as a file or a script says it, as a file says it in full.
 
     Raises
     ------
     ConfigError
-        Both ``capacity`` and ``max_bytes`` say bytes.
+        Both ``capacity`` and ``max_bytes`` say bytes; an object that a feeder does not make; a kind that is a table of its own.
     """
     if isinstance(table, int) and not isinstance(table, bool):
         return {"capacity": table}
     if isinstance(table, str):
-        return sized(table)
-    if not isinstance(table, dict):
+        return {"max_bytes": table}
+    if not isinstance(table, Mapping):
         return table
     full = dict(table)
     if isinstance(full.get("capacity"), str):
-        size = sized(full.pop("capacity"))
-        if given := size.keys() & full.keys():
-            raise ConfigError(f"capacity: {table['capacity']!r} beside {given.pop()}={full['max_bytes']!r}: give bytes once")
-        full |= size
-    for name in ("sampler", "remover", "limiter"):
-        if isinstance(full.get(name), str):
-            full[name] = {"kind": full[name]}
-    if isinstance(full.get("schema"), dict):
-        full["schema"] = {name: {"dtype": one} if isinstance(one, str) else one for name, one in full["schema"].items()}
+        if full.get("max_bytes") is not None:
+            raise ConfigError(f"capacity: {table['capacity']!r} beside max_bytes={full['max_bytes']!r}: give bytes once")
+        full["max_bytes"] = full.pop("capacity")
+    for name in full.keys() - {"schema", "capacity", "max_bytes"}:
+        full[name] = _with_kind(name, plain(full[name], name) if isinstance(name, str) else full[name])
+    if full.get("schema") is not None:
+        full["schema"] = _schema(full["schema"])
     return full
+
+
+def _with_kind(name: str, value: Any) -> Any:
+    """A part with its kind, and within it those of its own parts."""
+    if isinstance(value, str) and name in ("sampler", "remover", "limiter", "view"):
+        value = {"kind": value}
+    if not isinstance(value, dict):
+        return value
+    if name == "limiter" and (kind := value.get("kind")) in ("queue", "stack"):
+        size = value.get("size", "...")
+        raise ConfigError(
+            f"limiter: a {kind} is a kind of table: say {kind}: {size} in place of the limiter, the sampler and max_times_sampled"
+        )
+    inner = {key: _with_kind(key, one) if isinstance(key, str) else one for key, one in value.items()}
+    return {"kind": snake(_ALONE[name].__name__), **inner} if name in _ALONE and "kind" not in inner else inner
+
+
+def _schema(spec: Any) -> Any:
+    """Fields by dotted names, each a map; what is no schema as it is."""
+    if not isinstance(spec, Mapping | Schema | list | tuple) and not spaces.is_space(spec):
+        return spec
+    named: dict[Any, Any] = {}
+    for name, field in _fields(spec, "") if isinstance(spec, Mapping) else _of_schema(Schema.of(spec)):
+        if name in named:
+            raise SchemaError(f"field {name!r} is there twice, nested and with dots: leave one of them out")
+        named[name] = field
+    return named
+
+
+def _fields(spec: Mapping[Any, Any], prefix: str) -> Iterator[tuple[Any, Any]]:
+    for key, value in spec.items():
+        name = f"{prefix}{key}" if isinstance(key, str) or prefix else key
+        if isinstance(value, str):
+            yield name, {"dtype": value}
+        elif isinstance(value, Mapping) and not spaces.is_space(value):
+            if value and ("dtype" in value or value.keys() <= _FIELD):
+                yield name, dict(value)
+            elif value:
+                yield from _fields(value, f"{name}.")
+            else:
+                yield name, value
+        elif _is_object(value):
+            yield from _of_schema(Schema.of({name: value}))
+        else:
+            yield name, value
+
+
+def _is_object(value: Any) -> bool:
+    """Whether it is of Python and no value of a file: the schema understands it, or says what it does not understand."""
+    pair = isinstance(value, tuple | list) and len(value) == 2 and not isinstance(value[0], str)
+    return pair or isinstance(value, Field | np.dtype | np.ndarray | np.generic | type) or (
+        spaces.is_space(value) or tensors.is_tensor(value)
+    )  # fmt: skip
+
+
+def _of_schema(schema: Schema) -> Iterator[tuple[str, Any]]:
+    if odd := _no_dict(schema.structure):
+        raise ConfigError(f"schema: it has a {odd.__name__}, and a feeder's settings nest maps alone: name its fields by a dict")
+    for field in schema.fields:
+        given = {name: getattr(field, name) for name in _FIELD}
+        yield field.name, {**given, "shape": list(field.shape), "dtype": field.dtype.name}
+
+
+def _no_dict(structure: tree.Structure) -> type | None:
+    if structure is None:
+        return None
+    if structure.kind is not dict:
+        return structure.kind
+    return next(filter(None, map(_no_dict, structure.children)), None)

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from async_loader import Field, Transitions
+from async_loader import Field, Fifo, Transitions
 from async_loader.errors import Broken, ConfigError, Timeout
 from async_loader.feeder import connect
 from async_loader.feeder.embedded import Embedded
@@ -61,7 +61,7 @@ def test_a_step_that_is_done_ends_its_episode_in_the_feeder(way, other):
 
 
 def test_a_client_can_have_a_feeder_of_its_own():
-    tables = {"replay": 1000, "queue": {"capacity": 50, "sampler": "fifo", "max_times_sampled": 1}}
+    tables = {"replay": 1000, "queue": {"capacity": 50, "sampler": Fifo(), "max_times_sampled": 1}}
     with connect("embedded", tables=tables) as client, connect(client.address) as other:
         assert set(other.status()["tables"]) == {"replay", "queue"}
         folder, pid = folder_of(client._embedded), client._embedded.pid
@@ -70,7 +70,7 @@ def test_a_client_can_have_a_feeder_of_its_own():
 
 
 def test_what_waits_for_a_full_queue_does_not_hold_up_its_end():
-    with connect("embedded", tables={"queue": {"capacity": 10, "limiter": {"kind": "queue", "size": 2}}}) as client:
+    with connect("embedded", tables={"queue": {"queue": 2}}) as client:
         process = psutil.Process(client._embedded.pid)
         writer = client.table("queue").writer(linger_ms=0, batch_rows=1)
         for i in range(6):

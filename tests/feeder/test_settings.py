@@ -5,13 +5,19 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from async_loader import Field, ReplayBuffer, Schema, Transitions
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.feeder.derived import _PARTS, snake
+from async_loader.feeder.reading import settings_of
 from async_loader.feeder.settings import LimitSettings, ServerSettings, _checked, table_of
-from async_loader.feeder.table_settings import FieldSettings, PrioritizedSettings, RankSettings, TableSettings, UniformSettings
+from async_loader.feeder.table_settings import KINDS, FieldSettings, TableSettings
 from async_loader.replay import samplers
 from async_loader.replay.limiter import MinSize, Queue, RateLimiter
 
@@ -36,10 +42,9 @@ def test_a_config_that_is_shipped_makes_its_tables_parts(name):
     settings = ServerSettings.load(CONFIGS / f"{name}.yaml")
     assert str(settings.address()) == "tcp://127.0.0.1:5555"
     for table in settings.tables.values():
-        assert isinstance(table.sampler.make(), samplers.Sampler)
-        assert isinstance(table.remover.make(), samplers.Fifo)
-        assert isinstance(table.limiter.make(), RateLimiter)
-        table.step_schema()
+        with table.make() as buffer:
+            assert isinstance(buffer.limiter, RateLimiter)
+            assert buffer.schema == table.step_schema()
 
 
 def test_the_configs_that_are_shipped_are_all_tested():
@@ -67,52 +72,184 @@ def test_the_queue_config_is_a_queue():
     table = ServerSettings.load(CONFIGS / "queue.yaml").tables["rollouts"]
     with table.make() as buffer:
         assert buffer.limiter == Queue(16_384)
-        assert buffer.capacity == 65_536
+        assert buffer.capacity == 16_384
         assert buffer.schema == table.step_schema()
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind"),
-    [
-        (UniformSettings(), samplers.Uniform),
-        (PrioritizedSettings(), samplers.Prioritized),
-        (RankSettings(), samplers.RankPrioritized),
-    ],
-)
-def test_settings_have_the_parameters_and_defaults_of_what_they_make(settings, kind):
-    assert repr(settings.make()) == repr(kind())
-    assert set(settings.__struct_fields__) == set(inspect.signature(kind).parameters)
+PARTS = [*KINDS, samplers.Linear, RateLimiter, Transitions, Field]
 
 
-@pytest.mark.parametrize("name", ["uniform", "prioritized", "rank", "fifo", "lifo", "min_heap", "max_heap"])
+@pytest.mark.parametrize("kind", PARTS)
+def test_settings_have_the_parameters_and_defaults_of_what_they_make(kind):
+    settings = _PARTS[kind]
+    parameters = {name: one for name, one in inspect.signature(kind).parameters.items() if (kind, name) != (Field, "name")}
+    fields = {field.name: field for field in msgspec.structs.fields(settings)}
+    assert fields.keys() == parameters.keys()
+    for name, field in fields.items():
+        assert field.required == (parameters[name].default is inspect.Parameter.empty)
+        assert field.required or field.default == parameters[name].default
+    if kind is not Field:
+        assert settings.__struct_config__.tag == snake(kind.__name__)
+
+
+def test_a_table_has_the_keywords_of_a_replay_buffer_and_of_a_queue():
+    known = set(TableSettings.__struct_fields__)
+    assert known == {*inspect.signature(ReplayBuffer).parameters, "queue", "stack"}
+    for make in (ReplayBuffer.queue, ReplayBuffer.stack):
+        assert inspect.signature(make).parameters.keys() - {"size"} <= known
+
+
+def test_all_samplers_of_the_package_have_a_kind():
+    kinds = {_PARTS[kind].__struct_config__.tag for kind in KINDS}
+    assert kinds == {"uniform", "prioritized", "rank_prioritized", "fifo", "lifo", "min_heap", "max_heap"}
+
+
+@pytest.mark.parametrize("name", ["uniform", "prioritized", "rank_prioritized", "fifo", "lifo", "min_heap", "max_heap"])
 def test_a_sampler_may_be_named_alone(tmp_path, name):
     short = load_table(tmp_path, f"capacity: 10, sampler: {name}, remover: {name}")
     assert short == load_table(tmp_path, f"capacity: 10, sampler: {{kind: {name}}}, remover: {{kind: {name}}}")
     assert isinstance(short.remover.make(), samplers.Sampler)
 
 
+RATIO = "min_size_to_sample: 9, samples_per_insert: 2"
+
+
 @pytest.mark.parametrize(
     ("text", "limiter"),
     [
-        ("kind: min_size, size: 7", MinSize(7)),
-        ("kind: queue, size: 7", Queue(7)),
-        ("kind: stack, size: 7", Queue(7)),
-        (
-            "kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: 8",
-            RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=8.0),
-        ),
-        (
-            "kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: [2, 40]",
-            RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=(2.0, 40.0)),
-        ),
-        (
-            "kind: samples_per_insert, min_size_to_sample: 9, samples_per_insert: 2, error_buffer: .inf",
-            RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=float("inf")),
-        ),
+        ("min_size_to_sample: 7", MinSize(7)),
+        ("kind: rate_limiter, min_size_to_sample: 7", MinSize(7)),
+        (RATIO, RateLimiter(min_size_to_sample=9, samples_per_insert=2)),
+        (f"{RATIO}, error_buffer: 8", RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=8.0)),
+        (f"{RATIO}, error_buffer: [2, 40]", RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=(2.0, 40.0))),
+        (f"{RATIO}, error_buffer: .inf", RateLimiter(min_size_to_sample=9, samples_per_insert=2.0, error_buffer=float("inf"))),
     ],
-)  # fmt: skip
-def test_every_kind_of_limiter_is_made(tmp_path, text, limiter):
+)
+def test_every_limiter_is_made(tmp_path, text, limiter):
     assert load_table(tmp_path, f"capacity: 10, limiter: {{{text}}}").limiter.make() == limiter
+
+
+# -- objects -------------------------------------------------------------------------------------------------------------
+
+numbers = st.floats(0, 1, allow_subnormal=False)
+linears = st.builds(samplers.Linear, numbers, numbers, st.integers(1, 10**6))
+normalize = st.sampled_from(["batch", "buffer", "none"])
+OBJECTS = {
+    "sampler": st.one_of(
+        st.sampled_from([samplers.Fifo, samplers.Lifo, samplers.MinHeap, samplers.MaxHeap]).map(lambda kind: kind()),
+        st.builds(samplers.Uniform, st.booleans()),
+        st.builds(
+            samplers.Prioritized, numbers, numbers | linears, numbers, stratified=st.booleans(), normalize=normalize,
+            new_priority=st.sampled_from(["max_ever", "max_now", "given"]),
+        ),
+        st.builds(
+            samplers.RankPrioritized, numbers, numbers | linears, normalize=normalize, resort_every=st.none() | st.integers(1, 99)
+        ),
+    ),
+    "limiter": st.one_of(
+        st.integers(1, 50).map(MinSize),
+        st.builds(
+            lambda least, ratio: RateLimiter(min_size_to_sample=least, samples_per_insert=ratio),
+            st.integers(1, 50),
+            st.floats(0.1, 9),
+        ),
+        st.just(RateLimiter(min_size_to_sample=9, samples_per_insert=2, error_buffer=float("inf"))),
+        st.just(RateLimiter(min_size_to_sample=9, samples_per_insert=2, error_buffer=(-3, 50))),
+    ),
+    "schema": st.dictionaries(
+        st.sampled_from("abcd"),
+        st.builds(
+            Field, st.lists(st.integers(0, 5), max_size=3), st.sampled_from(["float32", "u1", np.int64, bool, "c16"]),
+            stack=st.integers(1, 3), padding=st.sampled_from(["repeat", "zero"]),
+        ),
+        min_size=1,
+    ),
+}  # fmt: skip
+
+
+@given(st.sampled_from(sorted(OBJECTS)), st.data())
+def test_an_object_means_the_same_in_the_tables_of_a_feeder_and_in_a_replay_buffer(name, data):
+    given_ = data.draw(OBJECTS[name])
+    table = ServerSettings.from_plain({"t": {"capacity": 500, name: given_}}).tables["t"]
+    sent = settings_of(msgspec.msgpack.decode(msgspec.msgpack.encode(table, enc_hook=int)), TableSettings)
+    assert sent == table  # as it reaches an embedded feeder
+    if name == "schema":
+        assert sent.step_schema() == Schema.of(given_)
+    else:
+        assert repr(getattr(sent, name).make()) == repr(given_)
+
+
+SPACE = spaces.Dict({"camera": spaces.Box(0, 255, (2, 2), np.uint8), "hit": spaces.Discrete(2)})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Schema.of({"obs": ((4,), "float32"), "action": "int64"}),
+        [Field((4,), name="obs"), Field(dtype="int64", name="action")],
+        {"obs": ((4,), "float32"), "action": "int64"},
+        {"obs": Field((4,), next="next_obs"), "action": np.int64},
+        {"obs": SPACE, "action": spaces.Discrete(3), "reward": np.zeros((), np.float32)},
+        {"obs": {"a": {"b": Field((2,)), "c": "u1"}}, "action": {"dtype": "int64"}},
+        SPACE,
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_a_schema_of_a_feeder_is_what_the_schema_of_a_replay_buffer_is(spec):
+    table = ServerSettings.from_plain({"t": {"capacity": 5, "schema": spec}}).tables["t"]
+    plain = {key: np.int64 if isinstance(value, dict) and "dtype" in value else value for key, value in spec.items()} if (
+        isinstance(spec, dict)
+    ) else spec  # fmt: skip
+    assert table.step_schema() == Schema.of(plain)
+
+
+def test_a_schema_in_a_file_may_nest(tmp_path):
+    nested = load_table(
+        tmp_path, "capacity: 9, schema: {obs: {pixels: {dtype: uint8, shape: 4}, speed: [[2], float32]}, reward: float32}"
+    )
+    dotted = load_table(
+        tmp_path, "capacity: 9, schema: {obs.pixels: {dtype: uint8, shape: [4]}, obs.speed: {shape: [2]}, reward: float32}"
+    )
+    assert nested.step_schema() == dotted.step_schema()
+
+
+class Mine(samplers.Uniform):
+    """A sampler of one's own."""
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (
+            {"capacity": 9, "sampler": Mine()},
+            r"tables.t.sampler: Mine\(.*|tables.t.sampler: Uniform\(\): a feeder makes objects of",
+        ),
+        ({"capacity": 9, "sampler": samplers.Prioritized}, "tables.t.sampler: <class .*Prioritized.*give one of these"),
+        ({"capacity": 9, "schema": spaces.Tuple((spaces.Discrete(2),))}, "tables.t.schema: it has a tuple"),
+        ({"capacity": 9, "schema": {"a": {"b": "f4"}, "a.b": "f4"}}, "field 'a.b' is there twice"),
+        ({"queue": 5, "stack": 5}, "a table is one of them"),
+        ({"queue": 5, "sampler": "lifo"}, "a queue sets sampler itself: leave it out"),
+        ({"queue": 5, "max_times_sampled": 3, "limiter": MinSize(2)}, "a queue sets limiter, max_times_sampled itself"),
+        ({"queue": 5, "capacity": 3}, "a queue of 5: the table keeps 3 steps"),
+        ({"stack": 5, "schema": {"a": Field(stack=2)}}, "field 'a' has a stack= or a next="),
+        ({"queue": 0}, "size=0"),
+        ({"capacity": 9, "limiter": {"kind": "queue", "size": 7}}, "say queue: 7 in place of the limiter"),
+        ({"capacity": 9, "limiter": "stack"}, "say stack: ... in place of the limiter"),
+        ("1000", "'1000' has no unit: text is bytes, as in '1000B'"),
+        ({"capacity": "1000"}, "'1000' has no unit"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_with_the_remedy(table, said):
+    with pytest.raises((ConfigError, SchemaError), match=said):
+        ServerSettings.from_plain({"t": table})
+
+
+def test_a_queue_is_a_size_and_a_schema():
+    table = ServerSettings.from_plain({"t": {"queue": 64, "schema": {"obs": Field((2,), next="next_obs")}, "seed": 3}}).tables[
+        "t"
+    ]
+    with table.make() as buffer, ReplayBuffer.queue(64, table.step_schema()) as other:
+        assert (buffer.capacity, buffer.limiter) == (other.capacity, other.limiter)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +376,7 @@ MISTAKES = [
         "tables.r.sampler: alpha=9.0: it must be a number from 0 to 2",
     ),
     (
-        "tables: {r: {capacity: 10, sampler: {kind: rank, beta: {kind: linear, start: 0, end: 1, draws: 0}}}}",
+        "tables: {r: {capacity: 10, sampler: {kind: rank_prioritized, beta: {start: 0, end: 1, draws: 0}}}}",
         "tables.r.sampler.beta: draws=0",
     ),
     ("tables: {r: {capacity: ten}}", "'ten': a size is a number and a unit, as in '8GiB'"),
@@ -247,7 +384,7 @@ MISTAKES = [
     ("tables: {r: {capacity: 8GiB, max_bytes: 9GiB}}", "tables.r.capacity: '8GiB' beside max_bytes='9GiB': give bytes once"),
     ("tables: {r: true}", "tables.r: expected a map, got True"),
     ("tables: {r: many}", "'many': a size is a number and a unit, as in '8GiB'"),
-    ("tables: {r: {capacity: 0}}", "tables.r.capacity: expected int >= 1, got 0"),
+    ("tables: {r: {capacity: 0}}", "tables.r: capacity=0: it must be a positive integer"),
     ("tables: {r: {capacity: 10, seed: true}}", "tables.r.seed: expected int, got True"),
     ("tables: {r: {capacity: 10, schema: {obs: {dtype: floot32}}}}", "schema.obs: dtype 'floot32' of a Field is unknown"),
     ("tables: {r: {capacity: 10, schema: {obs: object}}}", "tables.r.schema.obs: "),
@@ -257,17 +394,23 @@ MISTAKES = [
     ("tables: {r: {capacity: 10, schema: {index: int8}}}", "tables.r: a step has the field 'index'"),
     ("tables: {r: {capacity: 10, schema: {}}}", "tables.r: a schema has at least one field"),
     ("tables: {r: {capacity: 10, remover: lifo, schema: {o: {dtype: int8, stack: 4}}}}", "use remover: fifo, not lifo"),
+    ("tables: {r: {capacity: 10, limiter: {kind: queue}}}", "tables.r.limiter: a queue is a kind of table: say queue: ..."),
     (
-        "tables: {r: {capacity: 10, limiter: {kind: queue}}}",
-        "tables.r.limiter: it needs 'size', as in {kind: queue, size: ...}",
+        "tables: {r: {capacity: 10, sampler: prioritized, limiter: min_size}}",
+        "tables.r.limiter: there is no kind 'min_size': say rate_limiter, with min_size_to_sample",
     ),
-    ("tables: {r: {capacity: 10, limiter: min_size}}", "tables.r.limiter: it needs 'size', as in {kind: min_size, size: ...}"),
-    ("tables: {r: {capacity: 10, limiter: minsize}}", "tables.r.limiter: there is no kind 'minsize': did you mean 'min_size'?"),
+    ("tables: {r: {capacity: 10, sampler: rank}}", "tables.r.sampler: there is no kind 'rank': say rank_prioritized"),
+    (
+        "tables: {r: {capacity: 10, sampler: {kind: prioritized, beta: {start: 0, end: 1}}}}",
+        "tables.r.sampler.beta: it needs 'draws', as in {kind: linear, draws: ...}",
+    ),
     ("tables: {r: {capacity: 10}}\nsessions: 5", "sessions: there is no such setting: did you mean 'limits.sessions'?"),
     ("tables: {r: {capacity: 10}}\nkeys: mine", "keys: there is no such setting: did you mean 'security.keys'?"),
-    ("tables: {r: {capacity: 10, limiter: {size: 10}}}", "tables.r.limiter: it needs a 'kind': one of min_size"),
+    ("tables: {r: {capacity: 10, limiter: {size: 10}}}", "tables.r.limiter.size: there is no such setting"),
+    ("tables: {r: {capacity: 10, sampler: {alpha: 1}}}", "tables.r.sampler: it needs a 'kind': one of fifo, lifo"),
     ("tables: {r: {capacity: 10, limiter: 3}}", "tables.r.limiter: expected a map, got 3"),
-    ("tables: {r: {capacity: 10, limiter: {kind: min_size, size: 0}}}", "tables.r.limiter: min_size_to_sample=0"),
+    ("tables: {r: {capacity: 10, limiter: {min_size_to_sample: 0}}}", "tables.r.limiter: min_size_to_sample=0"),
+    ("tables: {r: '1000'}", "tables.r.max_bytes: '1000' has no unit: text is bytes, as in '1000B'"),
     ("tables: {r: {}}", "tables.r: it needs a capacity (steps), max_bytes, or both"),
     ("tables: {r: {max_bytes: 10 parsecs}}", "tables.r.max_bytes: '10 parsecs': a size is a number and a unit"),
     ("tables: {r: {max_bytes: [1]}}", "tables.r.max_bytes: expected bytes, as in 1048576 or '64MiB', got a list"),
@@ -311,7 +454,7 @@ def test_settings_in_python_are_checked_as_well():
     with pytest.raises(SchemaError, match="reserved"):
         TableSettings(capacity=1, schema={"weight": FieldSettings(dtype="int8")})
     with pytest.raises(ConfigError, match="alpha"):
-        PrioritizedSettings(alpha=7)
+        _PARTS[samplers.Prioritized](alpha=7)
 
 
 def test_a_table_that_does_not_fit_is_named_and_the_others_are_closed(tmp_path):

@@ -391,11 +391,11 @@ REFUSED = {
         "a queue of 10.*raise the capacity by 4",
     ),
     "tables of a feeder, min_size": (
-        lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "limiter": {"kind": "min_size", "size": 5000}}}),
+        lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "limiter": MinSize(5000)}}),
         "min_size_to_sample=5,000",
     ),
     "tables of a feeder, queue": (
-        lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "limiter": {"kind": "queue", "size": 5000}}}),
+        lambda: ServerSettings.from_plain({"t": {"capacity": 1000, "queue": 5000}}),
         "a queue of 5,000",
     ),
     "a limiter that is set later": (lambda: setattr(ReplayBuffer(10), "limiter", MinSize(11)), "min_size_to_sample=11"),
