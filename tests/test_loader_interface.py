@@ -13,6 +13,7 @@ import torch
 
 from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
 from async_loader.errors import Broken, ConfigError, Unsupported
+from async_loader.pipeline.iterator import own_threads
 from async_loader.source import Applied, Rows
 from async_loader.sources.columns import ColumnsReader, ColumnsSource
 
@@ -41,6 +42,17 @@ def test_the_loader_of_a_table_changes_rows_by_id():
 def test_rows_that_cannot_be_changed_are_named():
     with AsyncDataLoader({"x": np.arange(9)}, 3) as loader, pytest.raises(Unsupported, match="ColumnsSource cannot be changed"):
         loader.update([0], x=[1])
+
+
+def test_the_thread_that_takes_in_rows_of_other_processes_counts_as_one_that_can_end_a_wait():
+    with filled() as buffer:
+        handle = buffer.writer_handle()
+        with AsyncDataLoader(buffer, 8, timeout_s=SLACK_S) as loader:
+            next(loader)
+            names = {thread.name for thread in own_threads}
+            assert "async-loader-producer" in names
+            assert "async-loader-writers" in {thread.name for thread in threading.enumerate()} - names
+        handle.close()
 
 
 # -- formats -------------------------------------------------------------------------------------------------------------

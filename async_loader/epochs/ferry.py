@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from async_loader.pipeline.cuda_queue import CudaQueue
 from async_loader.pipeline.device import DeviceBackend, block_views
 from async_loader.pipeline.failures import guarded
 from async_loader.pipeline.iteration import NOTHING, Iteration
-from async_loader.pipeline.iterator import own_threads
+from async_loader.pipeline.iterator import note_own_threads
 from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.streamer import Streamer
 from async_loader.pipeline.tickets import Tickets
@@ -181,7 +180,7 @@ class _Crossing:
     def start(self) -> None:
         with HeldBack():  # a thread whose start was cut is not known
             self._streamer.start()
-        own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
+        note_own_threads()
 
     def hold(self) -> None:
         """In steps that can be repeated: see NOTE [handed out once] in `async_loader.pipeline.iterator`."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["connect"]
+__all__ = ["Client", "ClientStats", "Published", "TableClient", "connect"]
 
 if TYPE_CHECKING:
-    from async_loader.feeder.client.client import connect
+    from async_loader.feeder.client.client import Client, TableClient, connect
+    from async_loader.feeder.client.stats import ClientStats
+    from async_loader.feeder.client.weights import Published
 else:
-    _HOMES = {"connect": "async_loader.feeder.client.client"}
+    _HOMES = {
+        **dict.fromkeys(("Client", "TableClient", "connect"), "async_loader.feeder.client.client"),
+        "ClientStats": "async_loader.feeder.client.stats",
+        "Published": "async_loader.feeder.client.weights",
+    }
 
     def __getattr__(name):
         """Public names are imported when they are first used: who reads the wire needs no socket."""

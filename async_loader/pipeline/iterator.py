@@ -28,6 +28,13 @@ _MAX_SKIPS = 100
 own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads of loaders, which never add data to a source."""
 
+_STAGES = tuple(f"async-loader-{stage}" for stage in ("producer", "crew", "streamer", "thread-"))
+
+
+def note_own_threads() -> None:
+    """Add the loaders' threads that run now. Those that take in rows (of other processes, of a feeder) are none of them."""
+    own_threads.update(thread for thread in threading.enumerate() if thread.name.startswith(_STAGES))
+
 
 class Queue(Protocol):
     """The consumer's end of the train queue or the cuda queue. See NOTE [taken once] in train_queue.py."""

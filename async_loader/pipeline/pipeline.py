@@ -21,7 +21,7 @@ from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.crew import Crew
 from async_loader.pipeline.delivery import Delivery, as_it_is
 from async_loader.pipeline.filler import Filler
-from async_loader.pipeline.iterator import Iterator, OnError, own_threads, seconds_since
+from async_loader.pipeline.iterator import Iterator, OnError, note_own_threads, seconds_since
 from async_loader.pipeline.main_worker import MainWorker
 from async_loader.pipeline.places import Places
 from async_loader.pipeline.producer import Producer, Workshop
@@ -138,14 +138,11 @@ class Pipeline:
                 self.producer.start()
                 if self.streamer is not None:
                     self.streamer.start()
-                self._own_threads()
+                note_own_threads()
                 self.life.to(State.RUNNING)
         except BaseException:
             self.close(5.0)
             raise
-
-    def _own_threads(self) -> None:
-        own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
 
     def _reserve_known(self) -> None:
         """Where the source knows its rows already, take the memory now: what does not fit is refused before anything runs."""

@@ -35,7 +35,7 @@ from async_loader.pipeline.arguments import check_descriptors, context_of, one_o
 from async_loader.pipeline.crew import Crew
 from async_loader.pipeline.heap import keep_freed_memory
 from async_loader.pipeline.iteration import Inline, Iteration, Rota, Team, dealt, unaddressed
-from async_loader.pipeline.iterator import own_threads
+from async_loader.pipeline.iterator import note_own_threads
 from async_loader.pipeline.job_queue import Job, Part, Shift
 from async_loader.pipeline.packing import Packing
 from async_loader.pipeline.places import Places
@@ -392,7 +392,7 @@ class _Core:
             with HeldBack():  # a thread whose start was cut is not known
                 if self.team is not None:
                     self.team.start()
-                    own_threads.update(t for t in threading.enumerate() if t.name.startswith("async-loader-"))
+                    note_own_threads()
                 self._life.to(State.RUNNING)
         except BaseException:
             self.close(CLOSE_TIMEOUT_S)

@@ -10,5 +10,9 @@
 """
 
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.checkpoint.writing import SaveReport
+from async_loader.replay.remote.handle import WriterHandle
+from async_loader.replay.stats import TableStats
+from async_loader.replay.waiting import Waiting
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["ReplayBuffer", "SaveReport", "TableStats", "Waiting", "WriterHandle"]
