@@ -18,7 +18,7 @@ from async_loader import tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
 from async_loader.errors import Closed, ConfigError, Unsupported
 from async_loader.lifecycle import State, seconds, seconds_or_none
-from async_loader.names import explain_wrong_names
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline import live
 from async_loader.pipeline.arguments import (
     callable_or_none,
@@ -54,6 +54,7 @@ _UNDO_TIMEOUT_S = 5.0
 """For what a constructor that failed had started."""
 
 
+@explain_wrong_attributes
 class AsyncDataLoader(Generic[B]):
     """Batches from a source, made ahead of time, on the device when the learner asks for them.
 

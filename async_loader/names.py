@@ -1,7 +1,6 @@
 """Names in messages: a short name of a callable or object, and what to say instead of a wrong keyword.
 
-`SAY` and `LEAVE_OUT` are the only tables of old names and of the names that other libraries use. `explain_wrong_names`
-and `hint` are the only readers.
+`SAY`, `LEAVE_OUT`, `ATTRIBUTES` and `PUBLIC` are the only tables of old names and of the names that other libraries use.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T", bound=type)
 
 _SAY: tuple[tuple[str, str], ...] = (
     ("timeout timeout_sec timeout_seconds timeout_ms rate_limiter_timeout_ms patience", "timeout_s"),
@@ -120,6 +120,29 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
 }
 """Keywords of a callable of ours that have no word of ours, and the reason or the remedy."""
 
+ATTRIBUTES: dict[str, str] = {
+    **dict.fromkeys(("size", "get_stored_size", "get_buffer_size"), "say len(table)"),
+    **dict.fromkeys(("reset", "empty"), "say clear()"),
+    **dict.fromkeys(("push", "store", "insert", "put", "add_transition"), "say add(...), or writer().append(...)"),
+    **dict.fromkeys(
+        ("update_priority", "update_tensordict_priority", "mutate_priorities"), "say update_priorities(index, priority)"
+    ),
+    **dict.fromkeys(("sample_batch", "get_batch"), "say sample(batch_size)"),
+    **dict.fromkeys(("dumps", "save_transitions", "save_to_disk", "checkpoint"), "say save(path)"),
+    **dict.fromkeys(("loads", "load_transitions"), "say load(path)"),
+    **dict.fromkeys(("on_episode_end", "episode_end"), "say end_episode()"),
+    **dict.fromkeys(("state_dict", "load_state_dict"), "the table has the state: say table.save(path) and table.load(path)"),
+    **dict.fromkeys(("plan", "reader", "note_ahead", "waiting_for"), "a table is no source: say table.source()"),
+    **dict.fromkeys(("as_dataset", "dataset", "dataloader", "loader"), "say AsyncDataLoader(table, batch_size)"),
+    "feedback": "say update_priorities(index, priority)",
+    "who_waits": "say stats().waiting",
+    "buffer_size": "say capacity",
+    "max_size": "say capacity",
+    "trajectory_writer": "say table.writer()",
+    "create_item": "every step is an item: say append(...)",
+}
+"""Attributes of before and of other libraries' tables, writers and loaders, and what to say."""
+
 PUBLIC: dict[str, str] = {
     "Queue": "say ReplayBuffer.queue(size, schema)",
     "Stack": "say ReplayBuffer.stack(size, schema)",
@@ -171,6 +194,22 @@ def _keyword(ours: str) -> str:
     return ours.replace(",", "=").split("=", 1)[0]
 
 
+def explain_wrong_attributes(kind: T) -> T:
+    """Decorate a class: the AttributeError for a name of `ATTRIBUTES` says which one is meant.
+
+    Costs nothing where an attribute is there. Type checkers see the class as it is.
+    """
+
+    def look(self: object, name: str) -> Any:
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in ATTRIBUTES:
+            text += f": {ATTRIBUTES[name]}"
+        raise AttributeError(text, name=name, obj=self)
+
+    kind.__getattr__ = look  # type: ignore[attr-defined]
+    return kind
+
+
 def explain_wrong_names(function: F) -> F:
     """Decorate a callable without ``**fields``: a TypeError of its call names the word that we use.
 
@@ -199,18 +238,28 @@ def explain_wrong_names(function: F) -> F:
 
 def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise TypeError with the remedy; return where Python's own message says enough (an argument is missing)."""
-    owner = function.__qualname__.rsplit("<locals>.", 1)[-1].removesuffix(".__init__")
-    parameters = [one for one in inspect.signature(function).parameters.values() if one.name not in ("self", "cls")]
+    signature = inspect.signature(function)
+    parameters = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
+    owner = _owner(function, args[0] if args and len(parameters) < len(signature.parameters) else None)
     named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     for word in kwargs:
         if word not in named:
             raise TypeError(f"{owner}() has no {word}: {hint(word, named, owner)}") from None
     placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    given = len(args) - (len(inspect.signature(function).parameters) - len(parameters))
+    given = len(args) - (len(signature.parameters) - len(parameters))
     if given > len(placed):
         only = f"takes {', '.join(placed)} by place" if placed else "takes nothing by place"
         names = ", ".join(f"{one}=" for one in named if one not in placed)
         raise TypeError(f"{owner}() {only}, and {given} values were given: name the others ({names})") from None
+
+
+def _owner(function: Callable[..., Any], bound: object) -> str:
+    """What a user calls it: "DataLoader", "ReplayBuffer.sample", "connect"."""
+    *_, name = function.__qualname__.split(".")
+    if bound is None:
+        return function.__qualname__.rsplit("<locals>.", 1)[-1].removesuffix(".__init__")
+    kind = (bound if isinstance(bound, type) else type(bound)).__name__
+    return kind if name == "__init__" else f"{kind}.{name}"
 
 
 def describe(obj: Any) -> str:

@@ -155,7 +155,7 @@ class Window:
 class Reader(Protocol):
     """Does the work of a part of a ``Rows`` plan. Travels to workers: picklable while a process is being spawned.
 
-    Thread rule: one thread at a time per reader. Cost: all the reading.
+    Threads: one thread at a time per reader. Cost: all the reading.
     """
 
     @property
@@ -225,7 +225,7 @@ class Leasing(Protocol):
                     │                       │
                     └──────── release ──────┴──▶ the source's again
 
-    Thread rule: `hand_out` and `settle` are called by the consumer's thread, within ``next``, and wait for nothing;
+    Threads: `hand_out` and `settle` are called by the consumer's thread, within ``next``, and wait for nothing;
     `release` by the thread that closes the loader, after the last `plan`.
     """
 

@@ -9,7 +9,7 @@ import operator
 import numpy as np
 import pytest
 
-from async_loader.names import SAY, describe, explain_wrong_names, hint
+from async_loader.names import SAY, describe, explain_wrong_attributes, explain_wrong_names, hint
 
 
 class Dataset:
@@ -123,3 +123,29 @@ def test_a_reason_of_one_callable_is_given_for_that_callable_alone():
     assert "every batch of a source is whole" in hint("drop_last", ["batch_size"], "AsyncDataLoader")
     assert hint("drop_last", ["batch_size", "last_batch"], "DataLoader") == "say last_batch='drop'"
     assert hint("drop_last", ["zone"], "other") == "it takes zone"
+
+
+@explain_wrong_attributes
+class Cistern:
+    level = 3
+
+
+def test_a_wrong_attribute_is_answered_with_ours():
+    cistern = Cistern()
+    assert cistern.level == 3
+    assert not hasattr(cistern, "who_waits")
+    with pytest.raises(AttributeError, match=r"'Cistern' object has no attribute 'who_waits': say stats\(\).waiting"):
+        cistern.who_waits  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'Cistern' object has no attribute 'levle'$") as caught:
+        cistern.levle  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("levle", cistern)  # Python's own "did you mean" goes by these
+
+
+def test_a_method_is_named_by_the_class_of_its_object():
+    class Pond(Tank):
+        pass
+
+    with pytest.raises(TypeError, match=r"^Pond.sample\(\) has no timeout: say timeout_s$"):
+        Pond(3).sample(8, timeout=3)
+    with pytest.raises(TypeError, match=r"^Pond\(\) has no maxlen: say capacity$"):
+        Pond(maxlen=3)

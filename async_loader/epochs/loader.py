@@ -26,7 +26,9 @@ from async_loader.pipeline.device import TorchBackend, backend_for
 from async_loader.pipeline.pages import Pages
 from async_loader.pipeline.pool import Pool
 from async_loader.pipeline.work import Kind, WorkerType
+from async_loader.source import Source
 from async_loader.stats import LoaderStats, Meter, StageStats, bottleneck
+from async_loader.table import Table
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -157,7 +159,10 @@ class DataLoader(Generic[B]):
         self._meter = Meter()
         items = Items(dataset) if is_columns(dataset) else dataset
         if not hasattr(items, "__getitem__") and not hasattr(items, "__iter__"):
-            raise ConfigError(f"the dataset is a {type(dataset).__name__}: give an object with __getitem__ or __iter__")
+            given = type(dataset).__name__
+            if isinstance(dataset, Table | Source):
+                raise ConfigError(f"the dataset is a {given}, which has no epochs: say AsyncDataLoader(table, batch_size)")
+            raise ConfigError(f"the dataset is a {given}: give an object with __getitem__ or __iter__")
         self._iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
         self._collate = callable_or_none("collate_fn", collate_fn)
         self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)

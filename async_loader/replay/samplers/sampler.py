@@ -103,7 +103,7 @@ class Reading(NamedTuple):
 class Sampler(Protocol):
     """Chooses among items.
 
-    Thread rule: every method is called under the table's lock. Cost: each sampler states its own per item; nothing
+    Threads: every method is called under the table's lock. Cost: each sampler states its own per item; nothing
     may be O(items) on every call. A sampler belongs to one table for its life: `bind` raises ConfigError the second time.
 
     # NOTE [shortcuts]
