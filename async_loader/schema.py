@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from async_loader import spaces, tree
 from async_loader.errors import SchemaError
+from async_loader.names import explain_wrong_names
 
 __all__ = [
     "RESERVED",
@@ -89,6 +90,7 @@ class Field:
     name: str
 
     @_shape_first
+    @explain_wrong_names
     def __init__(
         self,
         shape: int | Sequence[int] = (),

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Client", "ClientStats", "Published", "TableClient", "connect"]
+__all__ = ["Client", "ClientStats", "FeederStatus", "Published", "TableClient", "connect"]
 
 if TYPE_CHECKING:
-    from async_loader.feeder.client.client import Client, TableClient, connect
+    from async_loader.feeder.client.client import Client, connect
     from async_loader.feeder.client.stats import ClientStats
+    from async_loader.feeder.client.table import TableClient
     from async_loader.feeder.client.weights import Published
+    from async_loader.feeder.status import FeederStatus
 else:
     _HOMES = {
-        **dict.fromkeys(("Client", "TableClient", "connect"), "async_loader.feeder.client.client"),
+        **dict.fromkeys(("Client", "connect"), "async_loader.feeder.client.client"),
         "ClientStats": "async_loader.feeder.client.stats",
+        "FeederStatus": "async_loader.feeder.status",
         "Published": "async_loader.feeder.client.weights",
+        "TableClient": "async_loader.feeder.client.table",
     }
 
     def __getattr__(name):

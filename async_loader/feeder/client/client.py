@@ -186,6 +186,7 @@ class Client:
         self._connection.check()
         return TableClient(self, self._connection, name, self._timeout_s)
 
+    @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> FeederStatus:
         """What the feeder says of itself, as plain values. Raises Timeout, Closed, Broken."""
         reply = self._connection.call(Status(), self._deadline(timeout_s))
@@ -194,10 +195,12 @@ class Client:
         found: FeederStatus = status
         return found
 
+    @explain_wrong_names
     def drain(self, *, timeout_s: float | None = None) -> None:
         """Tell the feeder to take nothing new, deliver what it has, and end; returns when it has. Raises as `status`."""
         self._connection.call(Drain(), self._deadline(timeout_s))
 
+    @explain_wrong_names
     def publish(self, name: str, tensors: Mapping[str, Any], version: int, *, timeout_s: float | None = None) -> bool:
         """Hand weights to the feeder, for every `latest`.
 
@@ -232,6 +235,7 @@ class Client:
             warnings.warn(f"{text} to begin another run", stacklevel=2)
         return said.newest
 
+    @explain_wrong_names
     def latest(
         self, name: str, newer_than: int | Published | None = None, *, timeout_s: float = 0.0, as_torch: bool = False
     ) -> Published | None:

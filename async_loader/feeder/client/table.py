@@ -51,6 +51,7 @@ from async_loader.feeder.wire import (
 )
 from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay import by_id
 from async_loader.replay.arguments import floats_of, ids_of, positive
 from async_loader.replay.checkpoint.writing import SaveReport
@@ -83,6 +84,7 @@ _GONE = np.array([-1], np.int64)
 _COUNTS = ("size", "inserted", "sampled", "deleted", "streams", "interrupted")
 
 
+@explain_wrong_attributes
 class TableClient:
     """One table of a feeder: `async_loader.table.Table` over a connection. Made by `Client.table`.
 
@@ -197,6 +199,7 @@ class TableClient:
         options = (schema, batch_rows, linger_ms, buffer_bytes, overflow)
         return self._writer(RemoteWriter, stream, *options)
 
+    @explain_wrong_names
     def vector_writer(
         self,
         envs: int | VectorEnv,
@@ -242,6 +245,7 @@ class TableClient:
 
     # -- batches out -------------------------------------------------------------------------------
 
+    @explain_wrong_names
     def sample(
         self,
         batch_size: int,
@@ -307,6 +311,7 @@ class TableClient:
                 gone.closed = True
             return made
 
+    @explain_wrong_names
     def source(
         self,
         *,
@@ -378,6 +383,7 @@ class TableClient:
 
     # -- by id -------------------------------------------------------------------------------------
 
+    @explain_wrong_names
     def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
         """Rows by id; ids that are gone are left out: ``index`` says which ones are there.
 
@@ -412,6 +418,7 @@ class TableClient:
         row = sum(one.nbytes * one.stack * (2 if one.next else 1) + 64 for one in schema.fields)
         return max(1, min(_IDS, self._connection.limits.message_bytes // (row + 64)))
 
+    @explain_wrong_names
     def update_priorities(self, index: Any, priority: Any, *, timeout_s: float | None = None) -> Applied:
         """New priorities by id, as `ReplayBuffer.update_priorities`.
 
@@ -463,6 +470,7 @@ class TableClient:
 
         return self._by_id(body, ids, list(columns.values()), timeout_s)
 
+    @explain_wrong_names
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
         """Take items out, by id, as `ReplayBuffer.delete`.
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError
+from async_loader.names import explain_wrong_names
 from async_loader.replay.samplers import policy
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.numbers import Numbers
@@ -57,6 +58,7 @@ class Prioritized(Binding):
     weighted = True
     repeats = True
 
+    @explain_wrong_names
     def __init__(
         self,
         alpha: float = 0.6,

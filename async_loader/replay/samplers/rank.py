@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.names import explain_wrong_names
 from async_loader.replay.samplers import policy
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.heap import Heap
@@ -43,6 +44,7 @@ class RankPrioritized(Binding):
     weighted = True
     repeats = True
 
+    @explain_wrong_names
     def __init__(
         self, alpha: float = 0.7, beta: float | Linear = 0.5, *, normalize: Normalize = "batch", resort_every: int | None = None
     ) -> None:
