@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from async_loader.errors import ConfigError
+from async_loader.names import explain_wrong_names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Linear:
-    """From ``start`` to ``end`` within so many draws, a batch being one, and then ``end``.
+    """From ``start`` to ``end`` within ``draws`` draws, a batch being one, and then ``end``.
 
     Parameters
     ----------
@@ -23,11 +24,13 @@ class Linear:
     end: float
     draws: int
 
-    def __post_init__(self) -> None:
-        for name in ("start", "end"):  # plain floats: the repr is to be evaluated, and saved
-            object.__setattr__(self, name, number(name, getattr(self, name)))
-        if isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1:
-            raise ConfigError(f"draws={self.draws!r}: a schedule takes a whole number of draws, 1 or more")
+    @explain_wrong_names
+    def __init__(self, start: float, end: float, draws: int) -> None:
+        for name, value in (("start", start), ("end", end)):  # plain floats: the repr is to be evaluated, and saved
+            object.__setattr__(self, name, number(name, value))
+        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+            raise ConfigError(f"draws={draws!r}: a schedule takes a whole number of draws, 1 or more")
+        object.__setattr__(self, "draws", draws)
 
     def at(self, draw: int) -> float:
         """The value of draw number ``draw``, counted from 0."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError
+from async_loader.names import explain_wrong_names
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.numbers import Numbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
@@ -32,6 +33,7 @@ class Uniform(Binding):
     prioritized = False
     weighted = False
 
+    @explain_wrong_names
     def __init__(self, replacement: bool = True) -> None:
         super().__init__()
         if not isinstance(replacement, bool):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sampler_rig import BARELY, Rig, minima_are_exact, sums_are_exact, surprise, tally
 
+from async_loader import Field, Linear, Prioritized, RankPrioritized, Transitions, Uniform
 from async_loader.errors import ConfigError
-from async_loader.replay.samplers import Linear, Prioritized
 
 
 def masses(priority, alpha, eps):
@@ -308,3 +308,29 @@ class PrioritizedAgainstADict(RuleBasedStateMachine):
 
 
 test_prioritized_draws_what_a_dict_holds = PrioritizedAgainstADict.TestCase
+
+
+@pytest.mark.parametrize(
+    ("make", "word", "said"),
+    [
+        (Prioritized, "new", r"Prioritized\(\) has no new: say new_priority"),
+        (Prioritized, "default_priority", r"Prioritized\(\) has no default_priority: say new_priority"),
+        (Prioritized, "epsilon", r"Prioritized\(\) has no epsilon: say eps"),
+        (Prioritized, "max_capacity", "takes the capacity of its table"),
+        (Uniform, "with_replacement", r"Uniform\(\) has no with_replacement: say replacement"),
+        (Uniform, "seed", r"give it to the table: ReplayBuffer\(seed=...\)"),
+        (RankPrioritized, "normalise", r"RankPrioritized\(\) has no normalise: say normalize"),
+        (Linear, "steps", r"Linear\(\) has no steps: say draws"),
+        (Transitions, "n", r"Transitions\(\) has no n: say n_steps"),
+        (Transitions, "overlapping", "leave it out"),
+        (Field, "frame_stack", r"Field\(\) has no frame_stack: say stack"),
+    ],
+)
+def test_a_wrong_keyword_is_answered_with_ours(make, word, said):
+    with pytest.raises(TypeError, match=said):
+        make(**{word: 3})
+
+
+def test_what_a_field_takes_by_keyword_alone_is_named():
+    with pytest.raises(TypeError, match=r"Field\(\) takes shape, dtype by place.*name the others \(stack="):
+        Field((4,), "float32", 4)
