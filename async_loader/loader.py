@@ -35,7 +35,7 @@ from async_loader.source import Applied, Foresighted, Source, Updating
 from async_loader.sources.callable import CallableSource
 from async_loader.sources.columns import ColumnsSource
 from async_loader.stats import LoaderStats
-from async_loader.table import Table
+from async_loader.table import Table, is_table
 
 if TYPE_CHECKING:
     import torch
@@ -314,7 +314,7 @@ def as_source(data_source: object, seed: int | None) -> Source:
         raise ConfigError(f"data_source is the class {data_source.__qualname__}: give an instance")
     if isinstance(data_source, Mapping):
         return ColumnsSource(data_source, seed)
-    if isinstance(data_source, Table):
+    if is_table(data_source):
         return data_source.source(seed=seed)
     if isinstance(data_source, Source):
         return data_source

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -201,6 +201,12 @@ class VectorWriter(Protocol):
     def __enter__(self) -> VectorWriter: ...
 
     def __exit__(self, *_: Any) -> None: ...
+
+
+def is_table(value: object) -> TypeGuard[Table]:
+    """Whether ``value`` is a table and no class. Asks for none of its properties: those of a table elsewhere take time."""
+    kind = type(value)
+    return not isinstance(value, type) and all(callable(getattr(kind, name, None)) for name in ("source", "sample", "writer"))
 
 
 @runtime_checkable

@@ -56,6 +56,13 @@ def _table() -> ReplayBuffer:
 CALLS: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
     "add": lambda buffer, t: buffer.add(x=1, timeout_s=t),
     "extend": lambda buffer, t: buffer.extend(x=np.arange(3), timeout_s=t),
+    "end of an episode": lambda buffer, t: buffer.end_episode(timeout_s=t),
+    "update": lambda buffer, t: buffer.update([0], x=[1], timeout_s=t),
+    "update_priorities": lambda buffer, t: buffer.update_priorities([0], [1.0], timeout_s=t),
+    "delete": lambda buffer, t: buffer.delete([0], timeout_s=t),
+    "clear": lambda buffer, t: buffer.clear(timeout_s=t),
+    "save": lambda buffer, t: buffer.save("/nowhere", timeout_s=t),
+    "load": lambda buffer, t: buffer.load("/nowhere", timeout_s=t),
     "sample": lambda buffer, t: buffer.sample(1, timeout_s=t),
     "append": lambda buffer, t: buffer.writer().append(x=1, timeout_s=t),
     "a vector's append": lambda buffer, t: buffer.vector_writer(1, autoreset="disabled").append(
@@ -171,7 +178,9 @@ def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
     assert found == {
         "Client.close", "Client.drain", "Client.latest", "Client.publish", "Client.status",
         "RemoteWriter.append", "RemoteWriter.close", "RemoteWriter.end_episode", "RemoteWriter.extend", "RemoteWriter.flush",
-        "ReplayBuffer.add", "ReplayBuffer.close", "ReplayBuffer.extend", "ReplayBuffer.sample",
+        "ReplayBuffer.add", "ReplayBuffer.clear", "ReplayBuffer.close", "ReplayBuffer.delete", "ReplayBuffer.end_episode",
+        "ReplayBuffer.extend", "ReplayBuffer.load", "ReplayBuffer.sample", "ReplayBuffer.save", "ReplayBuffer.update",
+        "ReplayBuffer.update_priorities",
         "LocalWriter.append", "LocalWriter.close", "LocalWriter.end_episode", "LocalWriter.extend", "LocalWriter.flush",
         "TableClient.clear", "TableClient.delete", "TableClient.load", "TableClient.sample", "TableClient.save",
         "TableClient.source", "TableClient.update", "TableClient.update_priorities",

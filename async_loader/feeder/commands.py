@@ -226,7 +226,7 @@ def _weights(status: Status) -> Iterator[str]:
 def _tables(status: Status, before: Status | None) -> RenderableType:
     rows, seconds = [], _seconds(before, status)
     for name, one in status.get("tables", {}).items():
-        size = f"{_count(one['size'])} / {_count(one['capacity'])}"
+        size = f"{_count(one['size'])} / {_count(one['capacity'] or 0)}"
         old = _table(before, name)
         if old is not None and seconds > 0:
             rates = [max(0.0, one[what] - old[what]) / seconds for what in ("inserted", "sampled")]

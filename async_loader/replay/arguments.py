@@ -32,6 +32,13 @@ def positive(name: str, value: Any) -> int:
     return operator.index(value)
 
 
+def whole_seed(seed: Any) -> int:
+    """``seed`` as an int of 0 or more. Raises ConfigError."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:
+        raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None")
+    return operator.index(seed)
+
+
 def size_of(capacity: Any, max_bytes: Any) -> tuple[int | None, int | None]:
     """Steps and bytes at most; at least one of them. ``capacity`` may be either."""
     if isinstance(capacity, str):
@@ -140,13 +147,11 @@ def ids_of(index: Any) -> npt.NDArray[np.int64]:
 
 
 def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
-    """Numbers as a float64 array ``[rows]``, a copy."""
+    """Numbers as a float64 array ``[rows]``, a copy, whatever their shape: networks give ``[rows, 1]``."""
     array = values if type(values) is np.ndarray else _array_of(values, name)
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"{name} is {array.dtype}: it must be real numbers")
-    if array.ndim > 1:
-        raise ConfigError(f"{name} has shape {list(array.shape)}: it is one number for each row, [rows]; use .reshape(-1)")
-    return (array if array.ndim else np.atleast_1d(array)).astype(np.float64)
+    return (array if array.ndim == 1 else array.reshape(-1)).astype(np.float64)
 
 
 def one_float(value: Any, name: str) -> npt.NDArray[np.float64]:

@@ -1,19 +1,20 @@
-"""ReplayBuffer: steps in shared memory, what draws them, and the loader's source. Decides nothing itself."""
+"""ReplayBuffer: steps in shared memory, what adds them, and what draws them. Decides nothing itself."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Self
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy.typing as npt
-
+from async_loader.batch_format import BatchFormat, convert
+from async_loader.batch_format import checked as checked_format
 from async_loader.errors import CannotSend, ConfigError
+from async_loader.lifecycle import seconds
 from async_loader.names import explain_wrong_names
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import one_of, positive, size_of
-from async_loader.replay.as_source import AsSource
 from async_loader.replay.by_id import ById
 from async_loader.replay.drawing import Drawer, Taken
 from async_loader.replay.inserting import Inserter
@@ -22,20 +23,26 @@ from async_loader.replay.owner import Owner
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
 from async_loader.replay.remote.handle import WriterHandle
 from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
+from async_loader.replay.source import ReplaySource, sampler_for
 from async_loader.replay.stats import TableStats
 from async_loader.replay.storage import StorageLayout
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.vector_writer import VectorWriter
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import Transitions, checked_view
 from async_loader.replay.writer import LocalWriter, how_ended
 from async_loader.schema import Schema, SchemaLike
-from async_loader.table import AutoReset, Ids, VectorEnv
+from async_loader.shm.memory import human
+from async_loader.source import Applied
+from async_loader.table import AutoReset, Batch, Ids, Streams, Table, VectorEnv
+
+if TYPE_CHECKING:
+    import torch
 
 
-class ReplayBuffer(AsSource, ById):
-    """The newest ``capacity`` steps, in shared memory. Also a Source for the loader.
+class ReplayBuffer(Table):
+    """The newest ``capacity`` steps, in shared memory: a `async_loader.table.Table`.
 
-    Any number of threads of the process that made it may add and sample; processes that get a `writer_handle` may add, and
+    Threads: any, of the process that made it, may add and sample; processes that get a `writer_handle` may add, and
     the workers of a loader read its memory directly, without a lock. A forked child may sample what its parent had
     at that moment, and cannot add.
 
@@ -56,6 +63,9 @@ class ReplayBuffer(AsSource, ById):
         reused out of order, so that the schema can have no ``stack`` and no ``next`` and there are no n-step returns.
     limiter : RateLimiter, optional
         How far sampling and inserting may run ahead of each other.
+    view : Transitions, optional
+        What batches show unless `sample`, `source` or `get` say otherwise. With n-step returns a step can be drawn when its n
+        successors are there, from the beginning.
     max_times_sampled : int
         An item is gone after so many draws; 0 is any number. With a limiter that holds back inserting until every item was
         drawn as often, no item is overwritten before: writers wait for a row too. `queue` and `stack` make such tables.
@@ -82,6 +92,7 @@ class ReplayBuffer(AsSource, ById):
     ['action', 'index', 'obs', 'reward']
     """
 
+    @explain_wrong_names
     def __init__(
         self,
         capacity: int | str,
@@ -90,6 +101,7 @@ class ReplayBuffer(AsSource, ById):
         sampler: Sampler | None = None,
         remover: Sampler | None = None,
         limiter: RateLimiter | None = None,
+        view: Transitions | None = None,
         max_times_sampled: int = 0,
         seed: int | None = None,
         max_bytes: int | str | None = None,
@@ -100,8 +112,9 @@ class ReplayBuffer(AsSource, ById):
                 raise ConfigError(f"{name}={one!r}: give a sampler, as in {name}=Uniform()")
         most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
         check_limiter(limiter, most)
-        self._owner = Owner(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed)
+        self._owner = Owner(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed, checked_view(view))
         self._in, self._out = Inserter(self._owner), Drawer(self._owner)
+        self._by_id = ById(self._owner, self._in, self._out)
         self._saver = checkpoint.Saver(self._owner)
         if schema is not None:
             self._owner.start(Schema.of(schema))
@@ -187,9 +200,9 @@ class ReplayBuffer(AsSource, ById):
         return StorageLayout.of(Schema.of(schema), positive("capacity", capacity)).nbytes
 
     @property
-    def capacity(self) -> int:
-        """Steps that are kept; 0 while that depends on a schema that is not known yet."""
-        return self._owner.capacity or 0
+    def capacity(self) -> int | None:
+        """Steps that are kept; ``None`` while that depends on a schema that is unknown."""
+        return self._owner.capacity
 
     @property
     def schema(self) -> Schema | None:
@@ -197,9 +210,19 @@ class ReplayBuffer(AsSource, ById):
         return self._owner.schema
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of shared memory that a full buffer takes; 0 while the schema is unknown."""
-        return self._owner.table.storage.layout.nbytes if self._owner.ready else 0
+    def nbytes(self) -> int | None:
+        """Bytes of shared memory that a full buffer takes; ``None`` while the schema is unknown."""
+        return self._owner.table.storage.layout.nbytes if self._owner.ready else None
+
+    @property
+    def sampler(self) -> Sampler:
+        """Which items make a batch."""
+        return self._owner.sampler
+
+    @property
+    def view(self) -> Transitions | None:
+        """What batches show unless a call says otherwise."""
+        return self._owner.view
 
     @property
     def limiter(self) -> RateLimiter | None:
@@ -223,13 +246,26 @@ class ReplayBuffer(AsSource, ById):
         with owner.lock:
             owner.catch_up()
             table = owner.table if owner.ready else None
-            counts = (table.inserted, table.sampled, table.deleted) if table is not None else (0, 0, 0)
             if table is not None:
                 table.forget_ended()
-            streams = 0 if table is None else len(table.streams)
-            size, waiting = 0 if table is None else len(table), tuple(owner.waiters.now())
-            interrupted = self._out.interrupted()
-            return TableStats(size, self.capacity, *counts, self.nbytes, streams, waiting, interrupted)
+            return TableStats(
+                size=0 if table is None else len(table),
+                capacity=self.capacity,
+                inserted=0 if table is None else table.inserted,
+                sampled=0 if table is None else table.sampled,
+                deleted=0 if table is None else table.deleted,
+                nbytes=self.nbytes,
+                streams=0 if table is None else len(table.streams),
+                waiting=tuple(owner.waiters.now()),
+                interrupted=self._out.interrupted(),
+            )
+
+    def __repr__(self) -> str:
+        owner = self._owner
+        size = 0 if not owner.ready or self.closed else len(self)
+        capacity = human(owner.max_bytes) if owner.capacity is None and owner.max_bytes is not None else owner.capacity
+        state = "closed" if self.closed else "a fork's copy" if owner.foreign else "open"
+        return f"<ReplayBuffer size={size} capacity={capacity} sampler={owner.sampler!r} {state}>"
 
     # -- adding ----------------------------------------------------------------------------------------------------------
 
@@ -238,10 +274,10 @@ class ReplayBuffer(AsSource, ById):
         step: Mapping[str, Any] | None = None,
         /,
         *,
-        stream: Hashable = 0,
+        stream: Hashable | None = None,
         priority: float | None = None,
-        timeout_s: float | None = None,
         final_obs: Any = None,
+        timeout_s: float | None = None,
         **fields: Any,
     ) -> int:
         """Add one step, as a (nested) dict or as keywords; the oldest makes room.
@@ -251,14 +287,15 @@ class ReplayBuffer(AsSource, ById):
         step : mapping
             Numbers, numpy arrays and CPU tensors, shaped like the schema. A value is taken when a row can hold it
             unchanged, apart from rounding floats to the field's precision (fitting.py, NOTE [what fits]).
-        stream : hashable
-            Whose step this is: an actor's, an environment's. Steps of one stream follow each other.
+        stream : hashable, optional
+            Whose step this is: an actor's, an environment's. Steps of one stream follow each other. By default stream 0, which
+            is for one thread at a time where the table links steps.
         priority : float, optional
             For prioritized samplers.
-        timeout_s : float, optional
-            How long to wait for the limiter; ``None``: as long as it takes, with a warning after 10 s.
         final_obs : array or (nested) dict of arrays, optional
             The observation after this step, which ends an episode. A truncated step needs it where the schema has ``next=``.
+        timeout_s : float, optional
+            How long to wait for the limiter; ``None``: as long as it takes, with a warning after 10 s.
 
         Returns
         -------
@@ -274,8 +311,13 @@ class ReplayBuffer(AsSource, ById):
         Timeout, WouldDeadlock
             When the limiter lets nothing in. Nothing was written.
         ConfigError
-            For a ``stream`` that is not hashable, and for a priority that is not one number.
+            For a ``stream`` that is not hashable, for a priority that is not one number, and where two threads add to one
+            episode of the default stream of a table that links steps.
         """
+        if stream is None:
+            stream = 0
+            if self._owner.linked:
+                self._owner.check_default_stream()
         return self._in.add(one_of(step, fields, "step"), stream, 0, priority, timeout_s, final_obs)
 
     def extend(
@@ -283,20 +325,22 @@ class ReplayBuffer(AsSource, ById):
         batch: Mapping[str, Any] | None = None,
         /,
         *,
-        stream: Hashable | Sequence[Hashable] | npt.NDArray[Any] = 0,
+        stream: Streams | None = None,
         priority: Any = None,
-        timeout_s: float | None = None,
         final_obs: Any = None,
+        timeout_s: float | None = None,
         **fields: Any,
     ) -> Ids:
         """Add many steps: a (nested) dict of equally long arrays or tensors ``[rows, ...]``, of any length.
 
         Parameters
         ----------
-        stream : hashable | sequence or array [rows]
+        stream : hashable | sequence or array [rows], optional
             One stream for all, in order; or each row's own, as of a vector of environments: a list, a range, a tuple, an
             array or a tensor. For one stream whose name is a tuple use a writer, or its ``stream``, which is always one.
+            Needed where the table links steps: by a stack, a next or n-step returns. Elsewhere 0 by default.
         priority : float array [rows], optional
+            Of any shape with as many elements.
         final_obs : array [rows, ...] or (nested) dict of arrays, optional
             The observation after each step that ends an episode; rows of others are not looked at.
         timeout_s : float, optional
@@ -313,11 +357,26 @@ class ReplayBuffer(AsSource, ById):
             Names the field that does not fit, or the lengths that differ. Nothing was written.
         OutOfMemory, Timeout, WouldDeadlock
             As in `add`.
+        ConfigError
+            Where the table links steps and ``stream`` is not given.
         """
+        if stream is None:
+            if self._owner.linked:
+                raise ConfigError(
+                    "this table links each step to those beside it, and extend() has to say whose steps these are: stream=0 if "
+                    "they follow each other, stream=range(n) for one of each of n environments, or use a writer()"
+                )
+            stream = 0
         return self._in.extend(one_of(batch, fields, "batch"), stream, priority, timeout_s, final_obs)
 
     def end_episode(
-        self, *, stream: Hashable = 0, final_obs: Any = None, terminated: bool = False, truncated: bool = False
+        self,
+        *,
+        stream: Hashable | None = None,
+        final_obs: Any = None,
+        terminated: bool = False,
+        truncated: bool = False,
+        timeout_s: float | None = None,
     ) -> None:
         """End the episode of a stream after its last step, where that was not known when the step was added.
 
@@ -328,8 +387,11 @@ class ReplayBuffer(AsSource, ById):
             (unless it terminated): the last step has nothing to be bootstrapped from, and is given up.
         terminated, truncated : bool
             How it ended; neither counts as truncated.
+        timeout_s : float, optional
+            As in `add`; a queue may have no row for ``final_obs``.
         """
-        self._in.end_episodes((stream_name(stream),), final_obs, how_ended(terminated, truncated))
+        name = 0 if stream is None else stream_name(stream)
+        self._in.end_episodes((name,), final_obs, how_ended(terminated, truncated), timeout_s)
 
     def writer(self, stream: Hashable | None = None) -> LocalWriter:
         """What adds the steps of an actor: to this stream, by default to a new one."""
@@ -338,9 +400,9 @@ class ReplayBuffer(AsSource, ById):
     def writer_handle(self) -> WriterHandle:
         """What another process needs to add steps: an argument for it, under any start method; one handle for each writer.
 
-        ``handle.open(stream=...)`` there gives a `Writer`, with ``append``, ``extend`` and ``end_episode`` as here. It writes
-        into this table's shared memory, without a lock; what it adds can be drawn at once. When its process dies, at whatever
-        moment, no row is torn, its open episodes end as truncated, and its rows come back; while it is stopped, others go on.
+        ``handle.open(stream)`` there gives a `async_loader.table.Writer`, as `writer` does here. It writes into this table's
+        shared memory, without a lock; what it adds can be drawn at once. When its process dies, at whatever moment, no row is
+        torn, its open episodes end as truncated, and its rows come back; while it is stopped, others go on.
 
         Raises
         ------
@@ -376,44 +438,184 @@ class ReplayBuffer(AsSource, ById):
 
     # -- sampling --------------------------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int, *, view: Transitions | None = None, timeout_s: float | None = None) -> dict[str, Any]:
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        view: Transitions | None = None,
+        timeout_s: float | None = None,
+        batch_format: BatchFormat = "numpy",
+        device: str | torch.device | None = None,
+    ) -> Batch:
         """Draw ``batch_size`` items as the table's sampler chooses.
 
         Parameters
         ----------
         view : Transitions, optional
-            n-step returns, ``discount``; without one, steps as they are (with their stacks, and what followed them).
+            n-step returns, ``discount``. By default the table's; without one, steps as they are (with their stacks, and what
+            followed them).
         timeout_s : float, optional
-            How long to wait for enough items, and for the limiter. ``None``: without a limiter an empty table raises
-            at once; with one, as long as it takes, with a warning after 10 s.
+            How long to wait for enough items, and for the limiter. ``None``: without a limiter too few items raise
+            NotEnoughData at once; with one, as long as it takes, with a warning after 10 s.
+        batch_format : "numpy" | "torch" | "tensordict"
+            Arrays, tensors, or a ``tensordict.TensorDict``.
+        device : str | torch.device, optional
+            Of the tensors; implies "torch".
 
         Returns
         -------
         dict
-            Contiguous numpy arrays ``[batch_size, ...]`` of your own, nested as the step was (a loader gives torch
-            tensors), ``index``: int64 ids, and ``weight``: float32, if the sampler has weights.
+            Contiguous arrays or tensors ``[batch_size, ...]`` of your own, nested as the step was; ``index``: int64 ids, and
+            ``weight``: float32, if the sampler has weights.
 
         Raises
         ------
+        NotEnoughData
+            Where there are too few items, and neither a limiter nor ``timeout_s`` to wait for.
         ConfigError
-            If there is nothing to draw, or there could never be, or ``batch_size`` is not a positive integer.
+            If there could never be enough, ``batch_size`` is not a positive integer, or tensordict is not installed.
         Timeout, WouldDeadlock
             When the limiter lets nothing out.
         """
+        if batch_format != "numpy" or device is not None:
+            batch_format = checked_format(batch_format, device)
         owner, out = self._owner, self._out
         if owner.limiter is None and not owner.max_times_sampled:
-            return out.batch(owner.sampler, batch_size, view, timeout_s)
+            batch = out.batch(owner.sampler, batch_size, view, timeout_s)
+            return batch if batch_format == "numpy" else convert(batch, batch_format, device)
         taken = Taken()
         try:
             batch = out.batch(owner.sampler, batch_size, view, timeout_s, taken)
+            if batch_format != "numpy":
+                batch = convert(batch, batch_format, device)
         except BaseException:
             out.take_back(taken)
             raise
         return batch  # no call after the batch is there: Ctrl-C comes before, or when the caller has it
 
+    def source(
+        self,
+        *,
+        view: Transitions | None = None,
+        sampler: Sampler | None = None,
+        min_size: int = 1,
+        seed: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> ReplaySource:
+        """The table as a source, for a loader. `AsyncDataLoader` makes one by itself where it is given a table.
+
+        Parameters
+        ----------
+        view : Transitions, optional
+            As in `sample`.
+        sampler : Sampler, optional
+            One of its own beside the table's; it is told of every item for as long as the source is used or until its `close`.
+        min_size : int
+            Items that its batches wait for.
+        seed : int, optional
+            Random numbers of its own. Sources with equal seeds and ranks draw the same batches from two tables that were made
+            and filled by the same calls, or loaded from one checkpoint, whatever else was drawn from these, for as long as
+            nothing is added, updated or taken out in between. `Fifo` and heaps have no random numbers, and a sampler of your
+            own has to bring its own.
+        rank, world_size : int
+            Of a group of learners that each have a source of this table: each draws on its own, uniformly unless
+            ``sampler`` says otherwise; prioritized ranks share the table's priorities.
+
+        Raises
+        ------
+        ConfigError
+            For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the capacity.
+        """
+        made, own = sampler_for(self._owner, sampler, seed, rank, world_size)
+        return ReplaySource(self._owner, self._out, self._by_id, view, made, min_size, own=own)
+
+    # -- by id -----------------------------------------------------------------------------------------------------------
+
+    def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
+        """Rows by id.
+
+        Parameters
+        ----------
+        index : int64 array or tensor [rows]
+            Ids, as in a batch's ``index``.
+        view : Transitions, optional
+            As in `sample`.
+
+        Returns
+        -------
+        dict
+            Arrays ``[found, ...]`` of your own, in the order of ``index``. Ids that are gone, or whose successors are not
+            there yet, are left out: ``index`` says which ones there are.
+        """
+        return self._by_id.get(index, view)
+
+    def update_priorities(self, index: Any, priority: Any, *, timeout_s: float | None = None) -> Applied:
+        """New priorities of items, by id.
+
+        Parameters
+        ----------
+        index : int64 array or tensor [rows]
+            Ids, as in a batch's ``index``. What became of the steps in the meantime does not matter: an id is never reused.
+        priority : float array or tensor
+            Finite, not negative; of any shape with as many elements. Of an id that is named twice the last counts.
+        timeout_s : float, optional
+            For tables elsewhere: here nothing is waited for.
+
+        Returns
+        -------
+        Applied
+            How many were still there (``applied``) and how many were not (``stale``).
+
+        Raises
+        ------
+        Unsupported
+            If the table has no prioritized sampler or remover.
+        ConfigError
+            Names a priority that is not allowed, before any is changed.
+        """
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
+        return self._by_id.update_priorities(index, priority)
+
+    def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
+        """Overwrite fields of steps, by id: a reward that arrives late, a value that was computed anew.
+
+        Parameters
+        ----------
+        index : int64 array or tensor [rows]
+        timeout_s : float, optional
+            As in `update_priorities`.
+        **fields
+            Arrays or tensors ``[rows, ...]``, of any shape with as many elements; names of top-level fields.
+
+        Returns
+        -------
+        Applied
+
+        Raises
+        ------
+        SchemaError
+            For a field that is not there or does not fit; and for `terminated`, `truncated` and `done`, as what follows from
+            those has happened.
+        """
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
+        return self._by_id.update(index, **fields)
+
+    def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
+        """Take items out, by id: they are not drawn any more. Their neighbours' stacks and returns still show them."""
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
+        return self._by_id.delete(index)
+
+    def clear(self, *, timeout_s: float | None = None) -> None:
+        """Take all items out, and end all open episodes. Ids and counts go on; writers may go on too."""
+        self._by_id.clear(timeout_s)
+
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> checkpoint.SaveReport:
+    def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> checkpoint.SaveReport:
         """Write everything that the table knows into a folder, while others go on adding and sampling.
 
         The first save is a full one; the next ones to the same folder write what has changed since, until together they
@@ -421,10 +623,15 @@ class ReplayBuffer(AsSource, ById):
         fails or is killed leaves the one before it as it was. Not saved: what writers in other processes have not
         published, and samplers that sources have of their own. One process at a time saves to a folder.
 
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait for another save or load of this table; ``None``: as long as it takes.
+
         Returns
         -------
         SaveReport
-            ``kind`` ("full" or "incremental"), ``nbytes``, ``seconds``, ``pause_s``: how long the table was locked.
+            ``kind`` ("full" or "incremental"), ``nbytes``, ``duration_s``, ``pause_s``: how long the table was locked.
 
         Raises
         ------
@@ -432,13 +639,59 @@ class ReplayBuffer(AsSource, ById):
             For streams whose names are no integers, strings or tuples of these.
         OSError
             As the file system says. The save before stays.
+        Timeout
+            Nothing was written.
         Unsupported
             In a forked child.
         """
-        return self._saver.save(path)
+        return self._saver.save(path, timeout_s)
+
+    def load(self, path: str | os.PathLike[str], *, number: int | None = None, timeout_s: float | None = None) -> None:
+        """Put what was saved to a folder in place of what the table holds.
+
+        Steps, ids, priorities, counts and the samplers' random numbers become those of the save; the table's settings stay
+        its own, and so do its memory and all sources and loaders, which go on with what was loaded. Into less capacity go the
+        newest steps. All threads see either the one or the other: the table is locked while files are read. Open episodes
+        are as after `from_checkpoint`; writers of this process go on with new ones. Ids that were drawn before mean nothing
+        afterwards, or other steps.
+
+        Parameters
+        ----------
+        number : int, optional
+            Another save of the folder than the newest; its number, as in ``path/save-00000007``.
+        timeout_s : float, optional
+            As in `save`.
+
+        Raises
+        ------
+        CorruptCheckpoint
+            Names the file that is not as it was written, and the save that would load. Nothing was changed.
+        SchemaError
+            If the steps that were saved are others than the table's.
+        ConfigError
+            If there is no checkpoint, or it cannot be loaded into this table; and while writers of other processes have
+            rows of it: close them before.
+        Timeout, Closed, Unsupported
+            Nothing was changed.
+        """
+        checkpoint.load_into(self._owner, self._out, self._saver, path, number, timeout_s)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, save: int | None = None, **overrides: Any) -> ReplayBuffer:
+    @explain_wrong_names
+    def from_checkpoint(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        number: int | None = None,
+        capacity: int | str | None = None,
+        sampler: Sampler | None = None,
+        remover: Sampler | None = None,
+        limiter: RateLimiter | EllipsisType | None = ...,
+        view: Transitions | EllipsisType | None = ...,
+        max_times_sampled: int | None = None,
+        seed: int | None = None,
+        max_bytes: int | str | None = None,
+    ) -> ReplayBuffer:
         """The buffer that was saved last to a folder: it goes on with its ids, draws and limits as if it had never ended.
 
         But for open episodes: environments begin anew, and so the first step that is written to a stream ends the episode
@@ -447,12 +700,11 @@ class ReplayBuffer(AsSource, ById):
 
         Parameters
         ----------
-        save : int, optional
-            Another save of the folder than the newest; its number, as in ``path/save-00000007``.
-        **overrides
-            ``capacity``, ``sampler``, ``remover``, ``limiter``, ``max_times_sampled``, ``seed``, ``max_bytes``: in place of
-            what was saved. A sampler of your own class has to be given. One that is made as the saved one was goes on where that
-            was; any other is told of the items anew. Into less capacity go the newest steps.
+        number : int, optional
+            As in `load`.
+        capacity, sampler, remover, limiter, view, max_times_sampled, seed, max_bytes : optional
+            In place of what was saved. A sampler of your own class has to be given. One that is made as the saved one was goes
+            on where that was; any other is told of the items anew. Into less capacity go the newest steps.
 
         Raises
         ------
@@ -463,7 +715,18 @@ class ReplayBuffer(AsSource, ById):
         OutOfMemory
             If it does not fit.
         """
-        buffer: ReplayBuffer = checkpoint.load(cls, path, save, overrides)
+        others: dict[str, Any] = {"limiter": limiter, "view": view}
+        given: dict[str, Any] = {
+            "capacity": capacity,
+            "sampler": sampler,
+            "remover": remover,
+            "max_times_sampled": max_times_sampled,
+            "seed": seed,
+            "max_bytes": max_bytes,
+        }
+        overrides = {name: value for name, value in given.items() if value is not None}
+        overrides |= {name: value for name, value in others.items() if value is not ...}
+        buffer: ReplayBuffer = checkpoint.load(cls, path, number, overrides)
         return buffer
 
     # -- the end ---------------------------------------------------------------------------------------------------------
@@ -475,6 +738,11 @@ class ReplayBuffer(AsSource, ById):
         """
         self._owner.close(timeout_s)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._owner.closed
+
     def __enter__(self) -> ReplayBuffer:
         return self
 
@@ -483,8 +751,8 @@ class ReplayBuffer(AsSource, ById):
 
     def __reduce__(self) -> Any:
         raise CannotSend(
-            "a ReplayBuffer stays in its process: send its reader() to read, its writer_handle() to write, or use a loader; "
-            "save() and ReplayBuffer.load() keep what it holds"
+            "a ReplayBuffer stays in its process: send its writer_handle() to write there, and read it by a loader here, or send "
+            "the reader() of its source(); save() and ReplayBuffer.from_checkpoint() keep what it holds"
         )
 
 

@@ -1,72 +1,55 @@
-"""The side of a ReplayBuffer that changes steps by their ids. Adds none."""
+"""Steps by their ids: read, changed, taken out. Adds none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from async_loader import tensors
 from async_loader.errors import SchemaError
+from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import floats_of, ids_of, named
+from async_loader.replay.drawing import Drawer
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.owner import Owner
 from async_loader.replay.staging import Stage
+from async_loader.replay.views import Transitions
+from async_loader.schema import Field
 from async_loader.source import Applied
+from async_loader.table import Batch
 
 _SETTLED = ("terminated", "truncated", "done")
 """Fields that are not updated: what follows from them has happened."""
 
 
 class ById:
-    """New priorities, late values, deletions: for the steps that they were meant for, or for nobody."""
+    """Reads and late changes: of the steps that they are meant for, or of none. Threads: any.
 
-    _owner: Owner
-    _in: Inserter
+    Parameters
+    ----------
+    owner, inserter, drawer : Owner, Inserter, Drawer
+    """
+
+    def __init__(self, owner: Owner, inserter: Inserter, drawer: Drawer) -> None:
+        self._owner, self._in, self._out = owner, inserter, drawer
+
+    def get(self, index: Any, view: Transitions | None) -> Batch:
+        """See `ReplayBuffer.get`."""
+        ids = ids_of(index)
+        self._owner.check_open()
+        if not self._owner.ready:
+            return {"index": np.empty(0, np.int64)}
+        return self._out.these(ids, view)
 
     def update_priorities(self, index: Any, priority: Any) -> Applied:
-        """New priorities of items, by id.
-
-        Parameters
-        ----------
-        index : int64 array or tensor [rows]
-            Ids, as in a batch's ``index``. What became of the steps in the meantime does not matter: an id is never reused.
-        priority : float array or tensor [rows]
-            Finite, not negative. Of an id that is named twice the last counts.
-
-        Returns
-        -------
-        Applied
-            How many were still there (``applied``) and how many were not (``stale``).
-
-        Raises
-        ------
-        Unsupported
-            If the table has no prioritized sampler or remover.
-        ConfigError
-            Names a priority that is not allowed, before any is changed.
-        """
+        """See `ReplayBuffer.update_priorities`."""
         return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
 
-    def update(self, index: Any, /, **fields: Any) -> Applied:
-        """Overwrite fields of steps, by id: a reward that arrives late, a value that was computed anew.
-
-        Parameters
-        ----------
-        index : int64 array or tensor [rows]
-        **fields
-            Arrays or tensors ``[rows, ...]``; names of top-level fields.
-
-        Returns
-        -------
-        Applied
-
-        Raises
-        ------
-        SchemaError
-            For a field that is not there or does not fit; and for `terminated`, `truncated` and `done`, as what follows from
-            those has happened.
-        """
+    def update(self, index: Any, **fields: Any) -> Applied:
+        """See `ReplayBuffer.update`."""
         ids = ids_of(index)
         owner = self._owner
         if not owner.ready:
@@ -76,26 +59,51 @@ class ById:
             return owner.own().patch(ids, columns)
 
     def delete(self, index: Any) -> Applied:
-        """Take items out, by id: they are not drawn any more. Their neighbours' stacks and returns still show them."""
+        """See `ReplayBuffer.delete`."""
         ids = ids_of(index)
         owner = self._owner
         if not owner.ready:
             return Applied(0, len(ids))
         with owner.lock:
-            applied = owner.own().delete(ids)
-            owner.waiters.ring()
-            return applied
+            try:
+                return owner.own().delete(ids)
+            finally:
+                owner.waiters.ring()
+
+    def clear(self, timeout_s: float | None) -> None:
+        """See `ReplayBuffer.clear`."""
+        seconds_or_none("timeout_s", timeout_s)
+        owner = self._owner
+        with owner.lock:
+            if not owner.ready:
+                owner.check_open()
+                return
+            try:
+                owner.own().clear()
+                self._out.forget()
+            finally:
+                owner.waiters.ring()
 
 
 def columns_of(stage: Stage, fields: Mapping[str, Any], rows: int) -> dict[int, npt.NDArray[Any]]:
-    """New values ``[rows, ...]`` of fields, by their places in the schema. Raises SchemaError, as `ById.update`."""
+    """New values ``[rows, ...]`` of fields, by their places in the schema. Raises SchemaError, as `ReplayBuffer.update`."""
     columns: dict[int, npt.NDArray[Any]] = {}
     known = {field.name: i for i, field in enumerate(stage.schema.fields)}
     for name, value in named(fields):
         if name not in known or name in _SETTLED:
             raise SchemaError(f"field {name!r} cannot be updated: {', '.join(n for n in known if n not in _SETTLED)} can")
-        column = stage.fits[known[name]].column(value)
+        fit = stage.fits[known[name]]
+        column = fit.column(_in_rows(value, rows, fit.field))
         if len(column) != rows:
             raise SchemaError(f"field {name!r} has {len(column)} rows for {rows} ids: one for each")
         columns[known[name]] = column
     return columns
+
+
+def _in_rows(value: Any, rows: int, field: Field) -> Any:
+    """``value`` as ``[rows, *field.shape]`` where only its shape differs, as that of what a network returns, ``[rows, 1]``."""
+    array = tensors.as_array(value)
+    wanted = (rows, *field.shape)
+    if array is None or array.shape == wanted or array.size != int(np.prod(wanted)) or not array.ndim or len(array) != rows:
+        return value
+    return array.reshape(wanted)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, NotEnoughData
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.limiter import UNLIMITED, Limits
@@ -257,27 +257,22 @@ class Drawer:
         found = self._kept.values() if key is None else [self._kept.get(key, [])]
         return sum(len(arrays[0]) for kept in found for arrays in kept)
 
-    def recipe(self, view: Transitions | None, sampler: Sampler) -> Recipe:
-        """What a batch is made of; the table sees to it from here on."""
-        key = (view, sampler.weighted)
+    def recipe(self, view: Transitions | None, sampler: Sampler | None = None) -> Recipe:
+        """What a batch is made of, by default with the table's view; the table sees to it from here on."""
+        if view is None:
+            view = self._owner.view
+        key = (view, sampler is not None and sampler.weighted)
         known = self._recipes.get(key)
         if known is None:
-            known = self._register(key, view, sampler)
+            known = self._register(key, view)
         return known
 
-    def _register(self, key: Any, view: Transitions | None, sampler: Sampler) -> Recipe:
+    def _register(self, key: Any, view: Transitions | None) -> Recipe:
         owner = self._owner
         assert owner.schema is not None
-        recipe = Recipe.of(owner.schema, view, weighted=sampler.weighted)
+        recipe = Recipe.of(owner.schema, view, weighted=key[1])
         with owner.lock:
-            table = owner.table
-            if recipe.lookahead > table.g[LOOKAHEAD]:
-                owner.check_view(table, recipe.lookahead)
-            if recipe.lookahead > table.g[LOOKAHEAD] and table.free is not None:
-                raise ConfigError(
-                    f"n_steps={recipe.n} needs steps that follow each other, and {owner.remover!r} takes them out of order"
-                )
-            table.look_ahead(recipe.lookahead)
+            owner.look_ahead(recipe)
             self._idle[id(recipe)] = []
             return self._recipes.setdefault(key, recipe)
 
@@ -422,10 +417,26 @@ class Drawer:
             owner.waiters.ring()
         return drawn
 
-    def _nothing(self, count: int) -> ConfigError:
+    def _nothing(self, count: int) -> NotEnoughData:
         held = len(self._owner.table) if self._owner.ready else 0
-        said = f"it holds {held} that can be drawn" if held else "the buffer is empty"
-        return ConfigError(f"cannot draw {count} steps, {said}: add steps first, give timeout_s, or use a loader, which waits")
+        said = f"the table holds {held} that can be drawn"
+        text = f"cannot draw {count} items, {said}: add steps first, give timeout_s, or use a loader, which waits"
+        return NotEnoughData(text, count, held)
+
+    def these(self, ids: Ids, view: Transitions | None) -> dict[str, Any]:
+        """Rows by id, in their order. Those that are gone are left out."""
+        owner, recipe = self._owner, self.recipe(view)
+        with owner.lock:
+            owner.check_open()
+            owner.catch_up()
+            ids = ids[owner.table.find(ids) >= 0]
+        into, gone = ReplayReader(owner.table.storage, recipe).take(ids)
+        arrays = [np.delete(array, gone, axis=0) for array in into.fields] if len(gone) else into.fields
+        return assembled(recipe, arrays)
+
+    def forget(self) -> None:
+        """Rows that interrupted calls have left are of steps that were taken out. Under the lock."""
+        self._kept = {}
 
 
 class Taken:

@@ -18,7 +18,7 @@ from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.staging import Stage
 from async_loader.replay.storage import Storage, StorageLayout
 from async_loader.replay.table import Table
-from async_loader.replay.views import Recipe
+from async_loader.replay.views import Recipe, Transitions, links
 from async_loader.replay.waiting import Waiters
 from async_loader.schema import Schema
 
@@ -38,6 +38,8 @@ class Owner:
     limiter : RateLimiter | None
     max_times_sampled : int
     seed : int | None
+    view : Transitions | None
+        What batches show unless a call says otherwise.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Owner:
         limiter: RateLimiter | None,
         max_times_sampled: int,
         seed: int | None,
+        view: Transitions | None = None,
     ) -> None:
         if capacity is not None:
             check_room(limiter, capacity, capacity)
         self.capacity, self.max_bytes = capacity, max_bytes
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
+        self.view = view
         self.seeds = _seeds(seed)
         self._limits = None if limiter is None else Limits(limiter)
         self.lock = threading.Lock()
@@ -65,6 +69,8 @@ class Owner:
         self.prioritized = sampler.prioritized or remover.prioritized  # whether anything here goes by priorities
         self._table: Table | None = None
         self._stage: Stage | None = None
+        self.linked = links(view)  # whether anything here is read through the steps beside it; see `_link`
+        self.default_thread = 0  # which adds to the default stream, of a linked table
 
     def forked(self) -> None:
         """In the child of a fork: what it has is a copy, and a thread of the parent may have held the lock."""
@@ -206,6 +212,37 @@ class Owner:
                 self.writers.start()
             return self.writers.handle(self)
 
+    def end_writers(self) -> None:
+        """End the thread that serves writers of other processes, for a load. Not under the lock.
+
+        Raises
+        ------
+        ConfigError
+            While there are any: they fill rows whose ids the load changes.
+        """
+        with self.lock:
+            writers = self.writers
+            if writers is None:
+                return
+            self.catch_up()
+            if there := writers.described():
+                raise ConfigError(
+                    f"a load changes the rows that writers of other processes fill, and there are {there}: close them, "
+                    "and handles that were not opened, before"
+                )
+        writers.close(None)
+        with self.lock:
+            self.writers = None if self.writers is writers else self.writers
+
+    def own_alone(self) -> None:
+        """Raise unless this process may put other contents into the table. Under the lock."""
+        self.check_open()
+        if self.foreign:
+            raise Unsupported("only the process that made a replay buffer loads into it")
+        if self.writers is not None:
+            raise ConfigError("a writer of another process came while the load began: close it, and load again")
+        self.catch_up()
+
     def close(self, timeout_s: float | None) -> None:
         """Close the table: tell its writers, end their thread, and wake every waiting call."""
         seconds_or_none("timeout_s", timeout_s)
@@ -236,6 +273,8 @@ class Owner:
                 f"field {linked[0]!r} has a stack or a next, which are read from its neighbours, and {self.remover!r} takes "
                 "those out of order: use the Fifo remover, or store what a step needs in it"
             )
+        if self.view is not None:
+            Recipe.of(schema, self.view)
         loaded, layout = layout is not None, layout or self.layout_of(schema)
         storage = Storage.create(layout)
         for_sampler, for_remover = self.seeds.spawn(2)
@@ -246,10 +285,67 @@ class Owner:
             if not loaded:
                 raise
             warnings.warn(f"the checkpoint's settings cannot work: {error}", UserWarning, stacklevel=2)
+        if not loaded:
+            self._see(table, schema)
         self.sampler.bind(table.items, for_sampler)
         self._stage = Stage(layout, storage.base)
         self.capacity, self.schema = layout.capacity, schema
+        self._link(table)
         self._table = table
+
+    def _see(self, table: Table, schema: Schema) -> None:
+        if self.view is not None:
+            self.look_ahead(Recipe.of(schema, self.view), table)
+
+    def look_ahead(self, recipe: Recipe, table: Table | None = None) -> None:
+        """From now on items have the successors that this recipe shows. Under the lock; raises ConfigError if they cannot."""
+        table = self.table if table is None else table
+        if recipe.lookahead <= table.g[LOOKAHEAD]:
+            return
+        self.check_view(table, recipe.lookahead)
+        if table.free is not None:
+            raise ConfigError(
+                f"n_steps={recipe.n} needs steps that follow each other, and {self.remover!r} takes them out of order"
+            )
+        table.look_ahead(recipe.lookahead)
+        self._link(table)
+
+    def _link(self, table: Table) -> None:
+        self.linked = bool(table.g[DEPTH] > 1 or table.g[LOOKAHEAD] > 0)
+
+    def check_default_stream(self) -> None:
+        """Raise ConfigError where two threads add to one open episode of the default stream. The table links steps."""
+        thread = threading.get_ident()
+        if thread == self.default_thread:
+            return
+        with self.lock:
+            number = self.table.streams.get(0) if self._table is not None else None
+            if self.default_thread and number is not None and self.table.is_open(number):
+                raise ConfigError(
+                    "another thread has begun the open episode of the default stream, and this table links each step to the "
+                    "one before it: give each thread a writer() or a stream=... of its own, or call end_episode() before"
+                )
+            self.default_thread = thread
+
+    def begin_again(self) -> Table:
+        """Take everything out, and begin another table in the same memory, with the same samplers. Under the lock."""
+        before = self.table
+        before.finish()
+        before.empty()
+        before.storage.geometry = before.storage.fresh_geometry()
+        keeps = self._keeps(before.storage.layout.capacity)
+        seed = self.seeds  # samplers are bound already
+        table = Table(before.storage, [self.sampler], self.remover, seed, self.max_times_sampled, keeps, successor_of=before)
+        self._table, self.default_thread = table, 0
+        return table
+
+    def go_on(self, lookahead: int) -> None:
+        """After a load: items have the successors that the table's view needs, and all others so far. Under the lock."""
+        table = self.table
+        table.look_ahead(lookahead)
+        self._see(table, table.storage.layout.schema)
+        self._link(table)
+        self.waiters.ring()
 
     def check_view(self, table: Table, lookahead: int) -> None:
         """Raise ConfigError for items that need more steps around them than the table keeps, or than leave enough of them."""

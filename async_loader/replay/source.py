@@ -13,24 +13,27 @@ import numpy.typing as npt
 
 from async_loader.errors import Closed, ConfigError
 from async_loader.lifecycle import Bell, Patience
-from async_loader.replay.arguments import floats_of, ids_of
+from async_loader.replay.arguments import positive, whole_seed
+from async_loader.replay.by_id import ById
 from async_loader.replay.drawing import Drawer, Taken, assembled
-from async_loader.replay.inserting import Inserter
 from async_loader.replay.limiter import Limits
 from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader, join_index
-from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers import Sampler, Uniform
+from async_loader.replay.samplers.seeded import Seeded
 from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
 from async_loader.source import Applied, Ready, Rows
 
 
 class ReplaySource:
-    """Batches out of a table, once it holds ``min_size`` items. Made by `ReplayBuffer.source`.
+    """Batches out of a table, once it holds ``min_size`` items. A `Source`, made by `ReplayBuffer.source`.
+
+    Threads: `plan` by one, all else by any.
 
     Parameters
     ----------
-    owner, drawer, inserter : Owner, Drawer, Inserter
+    owner, drawer, by_id : Owner, Drawer, ById
     view : Transitions | None
     sampler : Sampler
     min_size : int
@@ -48,18 +51,20 @@ class ReplaySource:
         self,
         owner: Owner,
         drawer: Drawer,
-        inserter: Inserter,
+        by_id: ById,
         view: Transitions | None,
         sampler: Sampler,
         min_size: int,
         own: bool = False,
     ) -> None:
         most = owner.capacity
-        if min_size < 1 or (most is not None and min_size > most):
+        min_size = positive("min_size", min_size)
+        if most is not None and min_size > most:
             raise ConfigError(f"min_size={min_size}: it must be 1 to {most or 'the capacity'}, the buffer's capacity")
-        self._owner, self._out, self._in = owner, drawer, inserter
-        self._view, self._sampler, self._min_size = view, sampler, min_size
+        self._owner, self._out, self._by_id = owner, drawer, by_id
+        self._view, self._sampler = view, sampler
         self._own_reader: ReplayReader | None = None
+        self._min_size = min_size
         self._batch_size = 1
         self._closed = False
         self._own: Any = None
@@ -95,6 +100,15 @@ class ReplaySource:
             finally:
                 self._wanted.remove(batch_size)
         return plan
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<ReplaySource sampler={self._sampler!r} view={self._view!r} min_size={self._min_size} {state}>"
 
     def close(self) -> None:
         """Let go of the source's own sampler: the table does not tell it any more. May be called again.
@@ -133,14 +147,22 @@ class ReplaySource:
         return self._out.why_not(self._sampler, batch_size, self._min_size, key)
 
     def reader(self) -> ReplayReader | None:
-        """See `ReplayBuffer.reader`."""
+        """A new reader of the rows, for this or any other process.
+
+        ``None`` while the schema is unknown, that is before the first step of a table that was given none. Once a
+        ``plan`` has returned there is a reader: ask again then, and start worker processes with that one.
+        """
         if not self._owner.ready:
             return None
         return ReplayReader(self._owner.table.storage, self._out.recipe(self._view, self._sampler)).warm()
 
     def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
-        return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
+        return self._by_id.update_priorities(index, priority)
+
+    def update(self, index: Any, /, **fields: Any) -> Applied:
+        """See `ReplayBuffer.update`."""
+        return self._by_id.update(index, **fields)
 
     def waiting_for(self) -> str | None:
         """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""
@@ -153,6 +175,27 @@ class ReplaySource:
         text = None if limiter is None else Limits(limiter).window_warning(batch_size, batches)
         if text is not None:
             warnings.warn(text, UserWarning, stacklevel=4)
+
+
+def sampler_for(owner: Owner, sampler: Sampler | None, seed: int | None, rank: int, world_size: int) -> tuple[Any, bool]:
+    """What a source draws with, and whether that is attached to the table for it. See `ReplayBuffer.source`."""
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
+    words = None if seed is None else [rank, world_size, whole_seed(seed)]
+    if sampler is None and words is not None:
+        return Seeded(owner.sampler, words), False
+    if sampler is None and world_size > 1 and type(owner.sampler) is Uniform:
+        sampler = Uniform()
+    if sampler is None:
+        return owner.sampler, False
+    if not owner.ready:
+        raise ConfigError("a sampler beside the table's needs a table: give a schema, or add a step first")
+    with owner.lock:
+        (spawned,) = owner.seeds.spawn(1)
+        entropy = [rank, *spawned.generate_state(4).tolist()] if words is None else words
+        sampler.bind(owner.table.items, np.random.SeedSequence(entropy))
+        owner.attach(sampler)
+    return sampler, True
 
 
 def _samples(schema: Schema, arrays: Sequence[npt.NDArray[Any]]) -> list[Any]:

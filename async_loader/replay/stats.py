@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from async_loader.replay.waiting import Waiting
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableStats:
     """A table in numbers, at one moment.
 
     Attributes
     ----------
-    size, capacity : int
-        Items that can be drawn; steps that are kept.
+    size : int
+        Items that can be drawn.
+    capacity : int | None
+        Steps that are kept; ``None`` while that depends on a schema that is unknown.
     inserted, sampled, deleted : int
         Items, since the table was made; deleted counts those that made room too.
-    nbytes : int
-        Shared memory of a full table.
+    nbytes : int | None
+        Shared memory of the full table; ``None`` while the schema is unknown.
     streams : int
         Streams whose episode is open, and those that writers in other processes have named. Others are forgotten.
     waiting : tuple of Waiting
@@ -29,11 +31,11 @@ class TableStats:
     """
 
     size: int
-    capacity: int
+    capacity: int | None
     inserted: int
     sampled: int
     deleted: int
-    nbytes: int
+    nbytes: int | None
     streams: int
     waiting: tuple[Waiting, ...]
     interrupted: int = 0

@@ -144,11 +144,8 @@ class Storage:
         self.layout = layout
         self.segment = segment
         self._block = segment.bytes(0, layout.nbytes)
-        self.geometry = np.zeros(rows.PLACES, np.int64)
         self.base = self._block.ctypes.data
-        self.geometry[rows.BASE] = self.base
-        self.geometry[rows.STRIDE] = layout.stride
-        self.geometry[rows.ROWS] = layout.rows
+        self.geometry = self.fresh_geometry()
         self.pid = os.getpid()
         self._huge = HugePages(self.base, layout.nbytes)
         self.ready = 0
@@ -174,6 +171,14 @@ class Storage:
             for offset, stride in regions
         ]
         self.ready = min(ends) if self._huge.wanted and min(ends) < layout.rows else sys.maxsize
+
+    def fresh_geometry(self) -> npt.NDArray[np.int64]:
+        """That of a table that holds nothing."""
+        geometry = np.zeros(rows.PLACES, np.int64)
+        geometry[rows.BASE] = self.base
+        geometry[rows.STRIDE] = self.layout.stride
+        geometry[rows.ROWS] = self.layout.rows
+        return geometry
 
     @property
     def cells(self) -> list[npt.NDArray[Any]]:

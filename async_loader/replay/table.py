@@ -50,6 +50,9 @@ class Table:
         Draws after which an item is no more; 0: any number.
     keeps : bool
         The limiter promises that every item is drawn: see NOTE [queue tables].
+    successor_of : Table, optional
+        Whose rows and samplers this table takes over, with the streams that writers elsewhere know by number. It holds nothing
+        then, and neither does this one.
 
     # NOTE [queue tables]
     Rows are written in order, and the limiter counts items. Rows that are none (final observations, steps that wait for
@@ -66,13 +69,14 @@ class Table:
         seed: np.random.SeedSequence,
         max_times_sampled: int = 0,
         keeps: bool = False,
+        successor_of: Table | None = None,
     ) -> None:
         from async_loader.replay import kernels  # late: see compiled.py
 
         self._k = kernels
         self.storage = storage
         layout = storage.layout
-        self.items = Items(layout.rows)
+        self.items: Items = Items(layout.rows) if successor_of is None else successor_of.items
         self.held = np.zeros(layout.rows, np.uint8)
         self.dirty = np.zeros(layout.rows, np.uint8)
         self.given: Floats = _NO_FLOATS
@@ -124,10 +128,27 @@ class Table:
         self.prioritized: list[Sampler] = []  # those that go by priorities
         self._update_by_id: Callable[..., Any] | None = None
         if self.free is not None:
-            remover.bind(self.items, seed)
+            if successor_of is None:
+                remover.bind(self.items, seed)
             self._tell(remover)
         for sampler in samplers:
             self._tell(sampler)
+        if successor_of is not None:
+            self._succeed(successor_of)
+
+    def _succeed(self, before: Table) -> None:
+        """Samplers of sources stay, and so do the numbers of streams that writers elsewhere know."""
+        self.leaving = before.leaving
+        for sampler in before.samplers:
+            if not any(one is sampler for one in self._told):
+                self._tell(sampler)
+        self._held = before._held
+        self.streams = {name: number for name, number in before.streams.items() if number in before._held}
+        self._numbers = 1 + max(self.streams.values(), default=-1)
+        self._spare = [number for number in range(self._numbers) if number not in self.streams.values()]
+        if self._numbers > len(self.last):
+            self.last = np.full(len(before.last), -1, np.int64)
+            self.g[r.LAST] = self.last.ctypes.data
 
     def _tell(self, sampler: Sampler) -> None:
         self._told.append(sampler)
@@ -638,6 +659,27 @@ class Table:
         rows = rows[rows >= 0]
         self.remove(rows)
         return Applied(len(rows), len(ids) - len(rows))
+
+    def clear(self) -> None:
+        """End all open episodes, and all items. Ids go on. It may be called again after Ctrl-C."""
+        for number in np.flatnonzero(self.last >= 0).tolist():
+            self.end_stream(number, r.TRUNCATED, _NO_FIELDS)
+        self.remove(np.flatnonzero(self.ids >= 0))
+
+    def empty(self) -> None:
+        """Let samplers forget all items, and rows all ids: nothing can be drawn or read from here on, in any process."""
+        there = np.flatnonzero(self.items.alive)
+        for one in self._told:
+            one.remove(there)
+        self.items.alive[:] = 0
+        self.items.count = self.items.top = 0
+        self.storage.heads()[:, r.ID // 8] = 0
+        self._k.turn_version(self.g, np.empty(0, np.int64), True)  # a fence: before anything is written to the rows
+
+    def publish(self, ids: Ids) -> None:
+        """Rows that were written while they had no ids get these; -1: nothing is there."""
+        self._k.turn_version(self.g, np.empty(0, np.int64), True)  # a fence: after everything that was written
+        self.storage.heads()[:, r.ID // 8] = ids + 1
 
     def remove(self, rows: Ids) -> None:
         """The items of these rows are no more."""

@@ -62,6 +62,18 @@ class Transitions:
             object.__setattr__(self, name, value)
 
 
+def checked_view(view: object) -> Transitions | None:
+    """``view``, if it is one. Raises ConfigError."""
+    if view is not None and not isinstance(view, Transitions):
+        raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
+    return view
+
+
+def links(view: Transitions | None) -> bool:
+    """Whether items of this view need the steps behind them, whatever the schema."""
+    return view is not None and view.n_steps > 1
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One array of a batch, and where it comes from.
@@ -135,8 +147,7 @@ class Recipe:
         ConfigError
             If the schema lacks what the view needs, or has a field of a name that the view adds.
         """
-        if view is not None and not isinstance(view, Transitions):
-            raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
+        view = checked_view(view)
         outputs = [_output(i, one, view) for i, one in enumerate(stored.fields)]
         followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
         structure = stored.structure

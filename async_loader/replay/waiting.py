@@ -16,7 +16,7 @@ WARN_AFTER_S = 10.0
 _INSTEAD = "with timeout_s= it raises Timeout instead"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """One who waits.
 
@@ -28,14 +28,14 @@ class Waiting:
         The thread's name.
     reason : str
         In numbers.
-    seconds : float
+    waited_s : float
         For so long already.
     """
 
     what: str
     who: str
     reason: str
-    seconds: float
+    waited_s: float
 
 
 class Waiters:
@@ -137,7 +137,7 @@ class Waiters:
         """Who waits. Called under the lock."""
         now = time.monotonic()
         found = [(what, who, reason(), now - since) for what, who, reason, since in self._waiting.values()]
-        return [Waiting(what, who, why, seconds) for what, who, why, seconds in found if why is not None]
+        return [Waiting(what=what, who=who, reason=why, waited_s=since) for what, who, why, since in found if why is not None]
 
     def _enter(self, key: object, what: str, reason: Callable[[], str | None]) -> None:
         self._waiting[key] = (what, threading.current_thread().name, reason, time.monotonic())

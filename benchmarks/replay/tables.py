@@ -33,7 +33,7 @@ def ours_linked(work: Workload, **options: Any) -> Any:
     del fields["next_obs"]
     buffer = ReplayBuffer(work.rows, fields, seed=0, **options)
     for chunk in chunks:
-        buffer.extend(chunk)
+        buffer.extend(chunk, stream=0)
     return buffer
 
 

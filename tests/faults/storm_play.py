@@ -204,7 +204,7 @@ def strike_buffer(storm: Storm, folder: Path, times: int) -> None:
         if len(buffer):
             buffer.sample(4)
     buffer.save(folder / "table")
-    again = ReplayBuffer.load(folder / "table")
+    again = ReplayBuffer.from_checkpoint(folder / "table")
     assert len(again) == len(buffer)
     again.close()
     buffer.close()

@@ -175,7 +175,7 @@ def storm(target, careless, kills=12):
         lasting = [more() for _ in range(3)]
         until(lambda: all(counts[place] > 0 for place, _ in lasting))
         hears, tells = fork.Pipe(False)
-        start(read, buffer.reader(), target, careless, tells)
+        start(read, buffer.source().reader(), target, careless, tells)
         for n in range(kills):
             before = [counts[place] for place, _ in lasting]
             _, doomed = more(next(points), 20 + 37 * n)
@@ -227,7 +227,7 @@ def test_a_row_that_is_overwritten_half_way_while_it_is_read_is_found_out(monkey
     with ReplayBuffer(CAPACITY, linked, seed=0) as buffer, buffer.writer_handle().open() as into:
         first = [into.append(row(n)) for n in range(64)]
         into.flush()
-        reader, storage = buffer.reader(), buffer._owner.table.storage
+        reader, storage = buffer.source().reader(), buffer._owner.table.storage
         kernels = reader._kernels
 
         class Paused(Exception):

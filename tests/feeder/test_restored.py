@@ -69,7 +69,7 @@ def test_no_step_of_before_a_checkpoint_is_followed_by_one_of_after_it_was_loade
             write(writer, 0, 5)
             buffer.save(tmp_path / "saved")
             write(writer, 5, 8)  # are lost with this feeder
-        with serving(tmp_path, ReplayBuffer.load(tmp_path / "saved")) as address:
+        with serving(tmp_path, ReplayBuffer.from_checkpoint(tmp_path / "saved")) as address:
             if not same_writer:
                 writer = stack.enter_context(client.table("t").writer())
             write(writer, 100, 105)

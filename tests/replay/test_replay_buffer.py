@@ -190,7 +190,7 @@ def test_the_first_steps_of_two_threads_agree_on_one_schema() -> None:
 
 def test_the_schema_is_that_of_the_first_step() -> None:
     buffer = ReplayBuffer(10)
-    assert (buffer.schema, buffer.nbytes, len(buffer), buffer.capacity) == (None, 0, 0, 10)
+    assert (buffer.schema, buffer.nbytes, len(buffer), buffer.capacity) == (None, None, 0, 10)
     buffer.add(obs=np.zeros(4), action=3, reward=0.5, done=False)
     assert str(buffer.schema) == "obs float64[4], action int64[], reward float32[], done bool[]"
     assert buffer.nbytes > 0
@@ -304,7 +304,7 @@ def test_an_empty_extend_adds_nothing() -> None:
 
 def test_sampling_an_empty_buffer_or_no_rows_is_an_error_in_words() -> None:
     for buffer in (ReplayBuffer(10), ReplayBuffer(10, {"x": np.int64})):
-        with pytest.raises(ConfigError, match="cannot draw 4 steps, the buffer is empty"):
+        with pytest.raises(ConfigError, match="cannot draw 4 items, the table holds 0 that can be drawn"):
             buffer.sample(4)
         for bad in (0, -3, 2.0, None):
             with pytest.raises(ConfigError, match="batch_size="):
@@ -364,7 +364,7 @@ def test_torch_is_not_imported() -> None:
         "from async_loader.replay import ReplayBuffer\n"
         "from async_loader.lifecycle import Patience\n"
         "b = ReplayBuffer(8); b.add(x=1.0, y=np.float64(2)); b.extend(x=np.ones(3), y=np.ones(3)); b.sample(4)\n"
-        "b.reader().fetch(b.plan(4, Patience()).index, (1,))\n"
+        "b.source().reader().fetch(b.source().plan(4, Patience()).index, (1,))\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

@@ -71,7 +71,7 @@ def test_a_loaded_table_goes_on_as_the_one_whose_episodes_ended_where_it_was_sav
         run.step(40)
         report = buffer.save(tmp_path)
         assert report.nbytes == sum(file.stat().st_size for file in (tmp_path / f"save-{report.number:08}").iterdir())
-        loaded = ReplayBuffer.load(tmp_path)
+        loaded = ReplayBuffer.from_checkpoint(tmp_path)
         assert same(contents(loaded), contents(buffer))
         assert Run(loaded, 100 + more, view).step(0) == []
     for stream in list(buffer._owner.table.streams):
@@ -86,11 +86,11 @@ def test_a_loaded_table_goes_on_as_the_one_whose_episodes_ended_where_it_was_sav
 def test_a_loaded_table_is_saved_incrementally_on_top_of_what_it_came_from(tmp_path):
     buffer = filled(5000, 12000)
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path)
     loaded.add(obs=np.zeros(3, np.float32), reward=1.0, done=True)
     report = loaded.save(tmp_path)
     assert (report.kind, report.rows) == ("incremental", 3)  # the step, the one before it, the one that made room
-    assert same(contents(ReplayBuffer.load(tmp_path)), contents(loaded))
+    assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(loaded))
 
 
 @pytest.mark.parametrize("sampler", [Uniform, Prioritized, RankPrioritized, Fifo])
@@ -113,7 +113,7 @@ def test_after_one_percent_of_the_rows_changed_a_save_writes_three_percent_at_mo
         report = buffer.save(tmp_path)
         assert report.kind == "incremental"
         assert report.nbytes <= 0.03 * full.nbytes
-    assert same(contents(ReplayBuffer.load(tmp_path)), contents(buffer))
+    assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
 
 
 def test_increments_follow_a_full_save_until_they_are_half_as_large(tmp_path):
@@ -123,7 +123,7 @@ def test_increments_follow_a_full_save_until_they_are_half_as_large(tmp_path):
         for i in range(250):
             buffer.add(obs=np.full(3, i, np.float32), reward=0, done=False)
         kinds.append(buffer.save(tmp_path).kind)
-        assert same(contents(ReplayBuffer.load(tmp_path)), contents(buffer))
+        assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
     assert kinds[0] == "full"
     assert 1 < kinds.count("full") < 6
     kept = sorted(path.name for path in tmp_path.iterdir())
@@ -137,7 +137,7 @@ def test_two_folders_are_saved_to_in_turn(tmp_path):
         for name in "ab":
             buffer.add(obs=np.zeros(3, np.float32), reward=turn, done=False)
             assert buffer.save(tmp_path / "in" / "new folders" / name).kind == "full"
-            assert same(contents(ReplayBuffer.load(tmp_path / "in" / "new folders" / name)), contents(buffer))
+            assert same(contents(ReplayBuffer.from_checkpoint(tmp_path / "in" / "new folders" / name)), contents(buffer))
 
 
 # -- while others write ------------------------------------------------------------------------------------------------------
@@ -215,13 +215,13 @@ def test_a_save_beside_four_writers_shows_one_moment(tmp_path):
         for _ in range(6):
             reports.append(buffer.save(tmp_path))
             before = int(buffer._owner.table.g[7])
-            loaded = ReplayBuffer.load(tmp_path)
+            loaded = ReplayBuffer.from_checkpoint(tmp_path)
             check_cut(loaded)
             assert loaded.stats().inserted <= before + 5000
     assert reports[0].kind == "full"
     check_cut(buffer)
     buffer.save(tmp_path)
-    assert same(contents(ReplayBuffer.load(tmp_path)), contents(buffer))
+    assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
 
 
 def test_saves_of_several_threads_come_one_after_the_other(tmp_path):
@@ -242,7 +242,7 @@ def test_overridden_settings_hold_and_the_others_are_as_saved(tmp_path):
     buffer = filled(limiter=MinSize(7), max_times_sampled=5)
     buffer.sample(40)
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(
+    loaded = ReplayBuffer.from_checkpoint(
         tmp_path,
         limiter=RateLimiter(min_size_to_sample=10, samples_per_insert=2.0, error_buffer=1e6),
         sampler=Prioritized(),
@@ -253,7 +253,7 @@ def test_overridden_settings_hold_and_the_others_are_as_saved(tmp_path):
     table = buffer._owner.table
     assert len(loaded) == int((table.times[table.items.alive != 0] < 2).sum()) < len(buffer)
     assert "weight" in loaded.sample(10)
-    plain = ReplayBuffer.load(tmp_path, limiter=None)
+    plain = ReplayBuffer.from_checkpoint(tmp_path, limiter=None)
     assert plain.limiter is None
     assert plain._owner.max_times_sampled == 5
     assert repr(plain._owner.sampler) == "Uniform()"
@@ -273,7 +273,7 @@ def test_overridden_settings_hold_and_the_others_are_as_saved(tmp_path):
 def test_a_limiter_comes_back(limiter, tmp_path):
     buffer = ReplayBuffer(100, PLAIN, limiter=limiter)
     buffer.save(tmp_path)
-    assert ReplayBuffer.load(tmp_path).limiter == limiter
+    assert ReplayBuffer.from_checkpoint(tmp_path).limiter == limiter
 
 
 def test_another_seed_draws_otherwise_and_the_same_one_twice_alike(tmp_path):
@@ -281,7 +281,7 @@ def test_another_seed_draws_otherwise_and_the_same_one_twice_alike(tmp_path):
     buffer.sample(10)
     buffer.save(tmp_path)
     here = buffer.sample(30)["index"]
-    drawn = [ReplayBuffer.load(tmp_path, seed=seed).sample(30)["index"] for seed in (5, 5, 6)]
+    drawn = [ReplayBuffer.from_checkpoint(tmp_path, seed=seed).sample(30)["index"] for seed in (5, 5, 6)]
     assert same(drawn[0], drawn[1])
     assert not same(drawn[0], drawn[2])
     assert not same(drawn[0], here)
@@ -291,7 +291,10 @@ def test_a_sampler_made_as_the_saved_one_goes_on_where_that_was(tmp_path):
     buffer = filled(sampler=Prioritized(0.8))
     buffer.sample(10)
     buffer.save(tmp_path)
-    loaded, other = ReplayBuffer.load(tmp_path, sampler=Prioritized(0.8)), ReplayBuffer.load(tmp_path, sampler=Prioritized(0.5))
+    loaded, other = (
+        ReplayBuffer.from_checkpoint(tmp_path, sampler=Prioritized(0.8)),
+        ReplayBuffer.from_checkpoint(tmp_path, sampler=Prioritized(0.5)),
+    )
     assert same(loaded.sample(20), buffer.sample(20))
     assert other._owner.sampler.alpha == 0.5
     assert len(other.sample(20)["index"]) == 20
@@ -306,14 +309,14 @@ def test_a_sampler_of_the_users_own_has_to_be_passed_and_goes_on(tmp_path):
     buffer.sample(10)
     buffer.save(tmp_path)
     with pytest.raises(ConfigError, match=r"Mine is no class of async_loader.replay.samplers: pass sampler="):
-        ReplayBuffer.load(tmp_path)
-    assert same(ReplayBuffer.load(tmp_path, sampler=Mine()).sample(20), buffer.sample(20))
+        ReplayBuffer.from_checkpoint(tmp_path)
+    assert same(ReplayBuffer.from_checkpoint(tmp_path, sampler=Mine()).sample(20), buffer.sample(20))
 
 
 def test_an_unknown_setting_is_refused(tmp_path):
     filled().save(tmp_path)
-    with pytest.raises(ConfigError, match=r"sampels=: load takes capacity"):
-        ReplayBuffer.load(tmp_path, sampels=3)
+    with pytest.raises(TypeError, match="sampels: did you mean 'sampler'"):
+        ReplayBuffer.from_checkpoint(tmp_path, sampels=3)
 
 
 def live(buffer: ReplayBuffer) -> list[int]:
@@ -332,7 +335,7 @@ def test_another_capacity_holds_what_a_table_of_that_capacity_would(name, capaci
         for _ in range(400):
             run.add()
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path, capacity=capacity)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path, capacity=capacity)
     still_there = set(buffer._owner.table.ids.tolist())
     assert set(live(loaded)) <= set(live(other))
     assert [one for one in live(other) if one in set(live(buffer)) or capacity < 100] == live(loaded)
@@ -351,7 +354,7 @@ def test_a_smaller_table_delivers_what_the_larger_one_did(tmp_path):
     buffer, _ = made("linked")
     Run(buffer, 5).step(600)
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path, capacity=60)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path, capacity=60)
     small = {
         int(i): (o, n, r) for i, o, n, r in zip(*map(loaded.sample(300).get, ("index", "obs", "next_obs", "reward")), strict=True)
     }
@@ -366,7 +369,7 @@ def test_a_smaller_table_delivers_what_the_larger_one_did(tmp_path):
 
 def test_bytes_in_place_of_a_capacity(tmp_path):
     filled(1000, 2500).save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path, max_bytes="80KiB")
+    loaded = ReplayBuffer.from_checkpoint(tmp_path, max_bytes="80KiB")
     assert loaded.nbytes <= 80 << 10
     assert 50 < loaded.capacity < 1000
     assert len(loaded) == loaded.capacity
@@ -375,10 +378,10 @@ def test_bytes_in_place_of_a_capacity(tmp_path):
 def test_rows_out_of_order_keep_their_capacity_and_their_kind_of_remover(tmp_path):
     filled(remover=MinHeap()).save(tmp_path)
     with pytest.raises(ConfigError, match="there is no newest part of it"):
-        ReplayBuffer.load(tmp_path, capacity=50)
+        ReplayBuffer.from_checkpoint(tmp_path, capacity=50)
     with pytest.raises(ConfigError, match="overwrites them in order: pass another remover"):
-        ReplayBuffer.load(tmp_path, remover=Fifo())
-    loaded = ReplayBuffer.load(tmp_path, remover=Lifo())
+        ReplayBuffer.from_checkpoint(tmp_path, remover=Fifo())
+    loaded = ReplayBuffer.from_checkpoint(tmp_path, remover=Lifo())
     newest = loaded._owner.remover.draw(1).rows
     loaded.add(obs=np.zeros(3, np.float32), reward=0, done=False)
     assert len(loaded) == 100
@@ -388,14 +391,14 @@ def test_rows_out_of_order_keep_their_capacity_and_their_kind_of_remover(tmp_pat
 def test_rows_in_order_may_be_taken_over_by_a_remover(tmp_path):
     buffer = filled()
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path, remover=Lifo())
+    loaded = ReplayBuffer.from_checkpoint(tmp_path, remover=Lifo())
     ids = [loaded.add(obs=np.zeros(3, np.float32), reward=0, done=False) for _ in range(300)]
     assert len(set(ids)) == 300
     assert len(loaded) == 100
     linked, _ = made("linked")
     linked.save(tmp_path / "linked")
     with pytest.raises(ConfigError, match="stack or a next"):
-        ReplayBuffer.load(tmp_path / "linked", remover=MinHeap())
+        ReplayBuffer.from_checkpoint(tmp_path / "linked", remover=MinHeap())
 
 
 # -- what a table may be -----------------------------------------------------------------------------------------------------
@@ -410,7 +413,7 @@ def test_streams_keep_their_names_and_new_ones_are_new(tmp_path):
     own = buffer.writer()
     own.append(obs=obs, reward=1.0)
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path)
     assert len(loaded) == len(buffer) == 0
     assert loaded.stats().streams == buffer.stats().streams == len(names) + 1
     for name in names:
@@ -433,22 +436,22 @@ def test_a_stream_whose_name_cannot_be_written_is_refused_before_anything_is_wri
 def test_a_table_without_steps_is_saved(tmp_path):
     empty = ReplayBuffer(50, seed=4)
     assert empty.save(tmp_path).rows == 0
-    loaded = ReplayBuffer.load(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path)
     for buffer in (empty, loaded):
         buffer.add(x=1.0)
         buffer.add(x=2.0)
     assert same(empty.sample(20), loaded.sample(20))
     assert empty.save(tmp_path).kind == "full"
-    assert same(ReplayBuffer.load(tmp_path).sample(5), empty.sample(5))
+    assert same(ReplayBuffer.from_checkpoint(tmp_path).sample(5), empty.sample(5))
     in_bytes = ReplayBuffer("1MB")
     in_bytes.save(tmp_path / "bytes")
-    for buffer in (in_bytes, ReplayBuffer.load(tmp_path / "bytes")):
+    for buffer in (in_bytes, ReplayBuffer.from_checkpoint(tmp_path / "bytes")):
         buffer.add(x=1.0)
         assert buffer.capacity > 1000
         assert 0.9e6 < buffer.nbytes <= 1e6
     with_schema = ReplayBuffer(50, PLAIN)
     with_schema.save(tmp_path / "schema")
-    assert ReplayBuffer.load(tmp_path / "schema").schema == with_schema.schema
+    assert ReplayBuffer.from_checkpoint(tmp_path / "schema").schema == with_schema.schema
 
 
 Pair = namedtuple("Pair", "left right")
@@ -460,7 +463,7 @@ def test_nested_schemas_come_back(tmp_path):
     for _ in range(5):
         buffer.add(step)
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path)
     assert loaded.schema.fields == buffer.schema.fields
     assert loaded.add(step) == 5
     batch = loaded.sample(3)
@@ -475,7 +478,7 @@ def test_large_fields_and_complex_ones_come_back(tmp_path):
     for _ in range(80):
         buffer.add(image=rng.integers(0, 255, (40, 40), np.uint8), wave=rng.random(3) * 1j, none=np.zeros(0, np.float32))
     buffer.save(tmp_path)
-    assert same(contents(ReplayBuffer.load(tmp_path)), contents(buffer))
+    assert same(contents(ReplayBuffer.from_checkpoint(tmp_path)), contents(buffer))
 
 
 def test_rows_that_were_set_aside_and_not_filled_are_empty(tmp_path):
@@ -486,7 +489,7 @@ def test_rows_that_were_set_aside_and_not_filled_are_empty(tmp_path):
         ledger = Ledger(0)
         ledger.granted(first, count)
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path)
     assert (first, count) == (250, 3)
     with buffer._owner.lock:
         buffer._owner.table.abandon(ledger.address)
@@ -498,7 +501,7 @@ def test_samplers_of_sources_get_new_seeds_after_loading(tmp_path):
     buffer = filled()
     buffer.source(sampler=Uniform())
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.load(tmp_path)
+    loaded = ReplayBuffer.from_checkpoint(tmp_path)
     assert loaded._owner.seeds.n_children_spawned == buffer._owner.seeds.n_children_spawned == 3
     state = [one._owner.seeds.spawn(1)[0].generate_state(4) for one in (buffer, loaded)]
     assert same(*state)
@@ -507,7 +510,7 @@ def test_samplers_of_sources_get_new_seeds_after_loading(tmp_path):
 def test_a_fork_does_not_save(tmp_path):
     buffer = filled()
     buffer._owner.foreign = True
-    with pytest.raises(Unsupported, match="only the process that made a replay buffer saves it"):
+    with pytest.raises(Unsupported, match="only the process that made a replay buffer saves and loads it"):
         buffer.save(tmp_path)
 
 
@@ -522,7 +525,7 @@ def test_a_writer_of_a_loaded_table_does_not_go_on_with_the_episode_of_one_befor
         writer.extend(x=np.arange(3))
         writer.flush()
         buffer.save(tmp_path)
-    with ReplayBuffer.load(tmp_path) as again, again.writer_handle().open() as later:
+    with ReplayBuffer.from_checkpoint(tmp_path) as again, again.writer_handle().open() as later:
         assert later.stream != writer.stream  # though the pid is the same, as it often is in containers
         later.extend(x=np.arange(10, 13))
         later.flush()

@@ -38,7 +38,7 @@ def saved(tmp_path):
 
 def whole(root, kind: str) -> tuple[ReplayBuffer, ReplayBuffer]:
     """A buffer that has changed since it was loaded, so that its next save is of that kind; and as it was saved."""
-    buffer, before = ReplayBuffer.load(root), ReplayBuffer.load(root)
+    buffer, before = ReplayBuffer.from_checkpoint(root), ReplayBuffer.from_checkpoint(root)
     if kind == "full":
         buffer._saver.last = None
     Run(buffer, 7).step(60)
@@ -69,7 +69,7 @@ def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, save
         else:
             with pytest.raises(OSError, match="No space left"):
                 buffer.save(root)
-        found = contents(ReplayBuffer.load(root))
+        found = contents(ReplayBuffer.from_checkpoint(root))
         assert same(found, contents(buffer) if removing or at > fails.index("rename") else contents(before))
         if not removing:
             assert left(root) == []
@@ -77,7 +77,7 @@ def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, save
         Run(buffer, 8).step(10)
         buffer.save(root)
         assert left(root) == []
-        assert same(contents(ReplayBuffer.load(root)), contents(buffer))
+        assert same(contents(ReplayBuffer.from_checkpoint(root)), contents(buffer))
         shutil.rmtree(root)
 
 
@@ -110,7 +110,7 @@ def test_a_process_that_is_killed_at_any_call_leaves_the_save_before_it(kind, sa
         root = copy_of(saved, f"at {at}")
         buffer, before = whole(root, kind)
         assert child(root, kind, at, half=at % 2 == 1) == -signal.SIGKILL
-        loaded = ReplayBuffer.load(root)
+        loaded = ReplayBuffer.from_checkpoint(root)
         new, old = same(contents(loaded), contents(buffer)), same(contents(loaded), contents(before))
         assert new != old
         assert new >= renamed  # once the new one is there it stays
@@ -118,7 +118,7 @@ def test_a_process_that_is_killed_at_any_call_leaves_the_save_before_it(kind, sa
         Run(loaded, 8).step(10)
         loaded.save(root)
         assert left(root) == []
-        assert same(contents(ReplayBuffer.load(root)), contents(loaded))
+        assert same(contents(ReplayBuffer.from_checkpoint(root)), contents(loaded))
         shutil.rmtree(root)
     assert renamed
 
@@ -132,7 +132,7 @@ def test_what_a_failed_save_took_is_in_the_next_one(saved):
         buffer.add(obs=np.zeros(3, np.float32), reward=0, done=False)
     buffer._saver.disk = CountingDisk()
     buffer.save(saved)
-    assert same(contents(ReplayBuffer.load(saved)), contents(buffer))
+    assert same(contents(ReplayBuffer.from_checkpoint(saved)), contents(buffer))
 
 
 def test_ctrl_c_in_the_middle_of_a_save_loses_nothing(saved):
@@ -145,7 +145,7 @@ def test_ctrl_c_in_the_middle_of_a_save_loses_nothing(saved):
         buffer.save(saved)
     assert left(saved) == []
     buffer.save(saved)
-    assert same(contents(ReplayBuffer.load(saved)), contents(buffer))
+    assert same(contents(ReplayBuffer.from_checkpoint(saved)), contents(buffer))
 
 
 # -- corruption --------------------------------------------------------------------------------------------------------------
@@ -190,11 +190,11 @@ def test_a_file_that_is_not_as_it_was_written_is_refused_by_name(name, chain):
         root = copy_of(chain, f"{what}")
         damage(root / name)
         with pytest.raises(CorruptCheckpoint, match=name) as raised:
-            ReplayBuffer.load(root)
+            ReplayBuffer.from_checkpoint(root)
         number = int(name[5:13])
         if number > 1:
-            assert f"load(path, save={number - 1})" in str(raised.value)
-            assert len(ReplayBuffer.load(root, save=number - 1)) > 0
+            assert f"load it with number={number - 1})" in str(raised.value)
+            assert len(ReplayBuffer.from_checkpoint(root, number=number - 1)) > 0
         else:
             assert "no older save in the same folder is whole" in str(raised.value)
         shutil.rmtree(root)
@@ -233,9 +233,9 @@ def test_saves_that_were_moved_about_are_refused(chain):
     root = copy_of(chain, "moved")
     os.rename(root / "save-00000003", root / "save-00000009")
     with pytest.raises(CorruptCheckpoint, match=r"save-00000009/manifest.json: is that of save 3"):
-        ReplayBuffer.load(root)
+        ReplayBuffer.from_checkpoint(root)
     other = copy_of(chain, "other")
-    buffer = ReplayBuffer.load(other, save=2)
+    buffer = ReplayBuffer.from_checkpoint(other, number=2)
     buffer.save(other)
     shutil.rmtree(root)
     root = copy_of(chain, "mixed")
@@ -243,32 +243,32 @@ def test_saves_that_were_moved_about_are_refused(chain):
     buffer = ReplayBuffer(10, PLAIN)
     buffer.save(root.parent / "alien")
     with pytest.raises(CorruptCheckpoint, match=r"save-00000002/manifest.json: is missing"):
-        ReplayBuffer.load(root)
+        ReplayBuffer.from_checkpoint(root)
 
 
 def test_an_older_save_is_loaded_by_its_number(chain):
     root = copy_of(chain, "older")
-    lengths = [ReplayBuffer.load(root, save=number).stats().inserted for number in (1, 2, 3)]
+    lengths = [ReplayBuffer.from_checkpoint(root, number=number).stats().inserted for number in (1, 2, 3)]
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[2]
-    older = ReplayBuffer.load(root, save=2)
+    older = ReplayBuffer.from_checkpoint(root, number=2)
     report = older.save(root)
     assert (report.kind, report.number) == ("full", 4)
     assert folder.saves(root) == [4]
-    assert same(contents(ReplayBuffer.load(root)), contents(older))
+    assert same(contents(ReplayBuffer.from_checkpoint(root)), contents(older))
     with pytest.raises(ConfigError, match=r"there is no save 2 in this folder, only 4"):
-        ReplayBuffer.load(root, save=2)
+        ReplayBuffer.from_checkpoint(root, number=2)
 
 
 def test_a_folder_without_a_save_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is no checkpoint in this folder"):
-        ReplayBuffer.load(tmp_path)
+        ReplayBuffer.from_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="there is no checkpoint in this folder"):
-        ReplayBuffer.load(tmp_path / "nowhere")
+        ReplayBuffer.from_checkpoint(tmp_path / "nowhere")
 
 
 def test_a_save_beneath_the_next_one_that_was_lost_is_made_up_for(saved):
     buffer, _ = whole(saved, "incremental")
     (saved / folder.name_of(folder.saves(saved)[0]) / folder.DATA).unlink()
     assert buffer.save(saved).kind == "full"
-    assert same(contents(ReplayBuffer.load(saved)), contents(buffer))
+    assert same(contents(ReplayBuffer.from_checkpoint(saved)), contents(buffer))

@@ -17,13 +17,13 @@ def _linked(batch):
 
 
 def test_a_prioritized_table_of_linked_steps_loads_and_samples():
-    with ReplayBuffer.load(SAVED / "prioritized") as buffer:
+    with ReplayBuffer.from_checkpoint(SAVED / "prioritized") as buffer:
         assert len(buffer) > 0
         assert _linked(buffer.sample(64, timeout_s=10))
 
 
 def test_steps_after_the_load_are_not_linked_to_those_before():
-    with ReplayBuffer.load(SAVED / "prioritized") as buffer:
+    with ReplayBuffer.from_checkpoint(SAVED / "prioritized") as buffer:
         for value in (5000.0, 5001.0, 5002.0):
             for stream in OPEN_STREAMS:
                 step = {"action": 0, "reward": 1.0, "terminated": False, "truncated": False}
@@ -34,14 +34,14 @@ def test_steps_after_the_load_are_not_linked_to_those_before():
 
 
 def test_a_queue_goes_on_with_the_items_that_were_not_drawn():
-    with ReplayBuffer.load(SAVED / "queue") as queue:
+    with ReplayBuffer.from_checkpoint(SAVED / "queue") as queue:
         drawn = np.concatenate([queue.sample(4, timeout_s=10)["x"] for _ in range(3)])
         assert drawn.tolist() == list(range(8, 20))
         assert len(queue) == 0
 
 
 def test_a_chain_of_incremental_saves_loads_with_its_last_rows():
-    with ReplayBuffer.load(SAVED / "uniform") as buffer:
+    with ReplayBuffer.from_checkpoint(SAVED / "uniform") as buffer:
         values = buffer.sample(400)["x"]
         assert len(buffer) == 20
         assert set(values.tolist()) <= set(range(11, 31))

@@ -76,7 +76,7 @@ def test_a_load_beside_a_process_that_saves_without_end_is_one_whole_save(tmp_pa
         assert saved.acquire(timeout=PATIENCE_S)
         counts: list[int] = []
         while len(set(counts)) < 60:
-            with ReplayBuffer.load(tmp_path) as loaded:
+            with ReplayBuffer.from_checkpoint(tmp_path) as loaded:
                 counts.append(check(loaded))
     assert counts == sorted(counts), "never an older save than the one before"
 
@@ -88,7 +88,7 @@ def test_a_save_that_is_asked_for_by_its_number_is_that_one_or_is_said_to_be_gon
         while not gone or loaded < 10:
             there = sorted(int(one.name.removeprefix("save-")) for one in tmp_path.glob("save-*") if one.suffix == "")
             try:
-                with ReplayBuffer.load(tmp_path, save=there[0]) as one:
+                with ReplayBuffer.from_checkpoint(tmp_path, number=there[0]) as one:
                     assert check(one) == EACH * there[0]
                     loaded += 1
             except ConfigError as error:

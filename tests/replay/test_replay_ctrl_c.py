@@ -105,7 +105,7 @@ def test_what_takes_several_kernels_is_completed_after_ctrl_c() -> None:
 def test_what_changes_steps_may_be_interrupted_and_called_again(kind: str) -> None:
     def made() -> tuple[ReplayBuffer, Any]:
         buffer = ReplayBuffer(64, LINKED, sampler=Prioritized(alpha=0), seed=0)
-        buffer.extend(obs=np.arange(9), reward=np.zeros(9), terminated=np.zeros(9, bool), truncated=np.zeros(9, bool))
+        buffer.extend(stream=0, obs=np.arange(9), reward=np.zeros(9), terminated=np.zeros(9, bool), truncated=np.zeros(9, bool))
         calls = {
             "end": lambda: buffer.end_episode(final_obs=9),
             "update": lambda: buffer.update([3], reward=np.ones(1)),

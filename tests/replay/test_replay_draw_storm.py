@@ -76,7 +76,7 @@ CALLS = {
     "update": lambda buffer, path: buffer.update(np.arange(8), reward=np.full(8, 3.0, np.float32)),
     "delete": lambda buffer, path: buffer.delete(np.arange(4)),
     "save": lambda buffer, path: buffer.save(path),
-    "load": lambda buffer, path: ReplayBuffer.load(path),
+    "load": lambda buffer, path: ReplayBuffer.from_checkpoint(path),
     "close": lambda buffer, path: buffer.close(),
 }
 
@@ -101,7 +101,7 @@ def test_a_call_that_is_struck_leaves_a_table_that_goes_on_and_saves_whole(call:
             continue
         buffer.add(obs=99, reward=0.0)
         buffer.save(tmp_path)
-        again = ReplayBuffer.load(tmp_path)
+        again = ReplayBuffer.from_checkpoint(tmp_path)
         for one in (buffer, again):
             drawn = one.sample(3000)
             assert len(np.unique(drawn["index"])) == len(one) == len(again), struck.where

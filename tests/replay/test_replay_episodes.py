@@ -30,7 +30,7 @@ def test_done_ends_the_episode_as_terminated_also_beside_terminated(schema: Any,
         others = {name: False for name in schema if name in ENDS}
         steps = [{"obs": t, "reward": 1.0, "done": t % 3 == 2, **others} for t in range(9)]
         if way == "extend":
-            buffer.extend({name: np.array([step[name] for step in steps]) for name in steps[0]})
+            buffer.extend({name: np.array([step[name] for step in steps]) for name in steps[0]}, stream=0)
         else:
             writer = buffer.writer_handle().open() if way == "process" else buffer.writer()
             for step in steps:
@@ -115,7 +115,7 @@ def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_pat
             far.append(obs=200 + t, reward=0.0)
         far.flush()
         buffer.save(tmp_path)
-    with ReplayBuffer.load(tmp_path) as again:
+    with ReplayBuffer.from_checkpoint(tmp_path) as again:
         assert again.stats().streams == 3
         again.end_episode(stream="left", final_obs=104)  # this is known after all
         with again.writer_handle().open(stream="far") as far:
@@ -141,7 +141,7 @@ def test_a_refused_first_step_fixes_no_schema() -> None:
         buffer = ReplayBuffer(100)
         with pytest.raises(AsyncLoaderError):
             refused(buffer)
-        assert (buffer.schema, buffer.nbytes) == (None, 0)
+        assert (buffer.schema, buffer.nbytes) == (None, None)
         buffer.add(other=1)
 
 
@@ -241,7 +241,7 @@ def test_final_observations_may_be_tensors() -> None:
     no, obs = torch.zeros(2, dtype=torch.bool), torch.tensor([1, 11])
     writer = buffer.vector_writer(2, autoreset="disabled")
     writer.append(obs=obs, reward=torch.zeros(2), next_obs=obs + 1, terminated=~no, truncated=no)
-    buffer.extend(obs=obs + 20, reward=no, terminated=no, truncated=~no, final_obs=obs + 21)
+    buffer.extend(obs=obs + 20, reward=no, terminated=no, truncated=~no, final_obs=obs + 21, stream=[1, 2])
     assert pairs(buffer) == {(1, 2), (11, 12), (21, 22), (31, 32)}
 
 
@@ -288,7 +288,7 @@ def test_a_tensordict_is_taken_as_what_it_holds() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda b: b.update_priorities([0], torch.ones(1, 1)),
+        lambda b: b.update_priorities([0], torch.ones(2, 1)),
         lambda b: b.update_priorities([[0]], [1.0]),
         lambda b: b.update_priorities([0], torch.ones(1, dtype=torch.bfloat16)),
         lambda b: b.delete([[0]]),

@@ -69,7 +69,7 @@ def test_deleted_items_are_drawn_no_more() -> None:
     assert buffer.update([7], x=np.array([1])) == Applied(1, 0)  # its neighbours still show it
     assert buffer.update([2], x=np.array([1])) == Applied(0, 1)  # this one has left the table
     buffer.delete(np.arange(20))
-    with pytest.raises(ConfigError, match="the buffer is empty"):
+    with pytest.raises(ConfigError, match="the table holds 0 that can be drawn"):
         buffer.sample(1)
 
 
@@ -141,7 +141,7 @@ def test_an_item_is_gone_after_so_many_draws(most: int) -> None:
 
 def test_more_draws_than_are_left_are_waited_for() -> None:
     buffer = numbered(20, 4, max_times_sampled=2)
-    with pytest.raises(ConfigError, match="cannot draw 9 steps"):
+    with pytest.raises(ConfigError, match="cannot draw 9 items"):
         buffer.sample(9)
     assert np.bincount(buffer.sample(8)["x"]).tolist() == [2, 2, 2, 2]
 
@@ -211,7 +211,7 @@ def test_a_capacity_in_bytes_is_the_most_steps_that_fit(schema: Any) -> None:
     assert ReplayBuffer(10, schema, max_bytes="1MiB").capacity == 10
     assert ReplayBuffer(10**9, schema, max_bytes=1 << 20).capacity == buffer.capacity
     late = ReplayBuffer("1MiB")
-    assert late.capacity == 0
+    assert late.capacity is None
     late.add(x=np.zeros(1000))
     assert 0 < late.capacity < 1 << 20
     with pytest.raises(ConfigError, match=r"one step of .* already takes"):

@@ -98,7 +98,7 @@ class Program:
                 self.end(stream, True)
             self.drain()
             self.buffer.save(path)
-            self.buffer = ReplayBuffer.load(path)
+            self.buffer = ReplayBuffer.from_checkpoint(path)
 
     def drain(self) -> None:
         while self.draw(self.batch):

@@ -48,12 +48,12 @@ def bad_stacks(into: Window) -> int:
 def full(capacity: int, schema: Any) -> ReplayBuffer:
     buffer = ReplayBuffer(capacity, schema, seed=0)
     check = schema["check"]
-    buffer.extend(checked(0, capacity, check.shape[0] if isinstance(check, Field) else check[0][0]))
+    buffer.extend(checked(0, capacity, check.shape[0] if isinstance(check, Field) else check[0][0]), stream=0)
     return buffer
 
 
 def reader_of(buffer: ReplayBuffer) -> ReplayReader:
-    made = buffer.reader()
+    made = buffer.source().reader()
     assert made is not None
     return made
 
@@ -63,7 +63,7 @@ def reader_of(buffer: ReplayBuffer) -> ReplayReader:
 @pytest.mark.parametrize("rows", [1, 7, 5000])
 def test_a_reader_fills_contiguous_and_packed_windows(kind: str, schema: Any, rows: int) -> None:
     buffer = full(3000, schema)
-    buffer.extend(checked(3000, 5000, schema["check"][0][0]))
+    buffer.extend(checked(3000, 5000, schema["check"][0][0]), stream=0)
     made = reader_of(buffer)
     assert made.schema.fields[-1].name == "index"
     into = window(made.schema, rows, kind)
@@ -113,7 +113,7 @@ def test_planned_rows_that_are_gone_are_replaced_reproducibly_and_named(one_by_o
         for n in range(50, 5050):
             buffer.add(check=np.full(16, n), number=n, byte=n % 256)
     else:
-        buffer.extend(checked(50, 5000, 16))
+        buffer.extend(checked(50, 5000, 16), stream=0)
     delivered = []
     for seed in ((1, 2), (1, 2), (1, 3)):
         into = window(made.schema, 50)
@@ -129,7 +129,7 @@ def test_a_row_that_is_gone_is_replaced_by_another_of_its_part() -> None:
     buffer = full(50, SMALL)
     made = reader_of(buffer)
     rows = buffer._owner.table.storage.layout.rows
-    buffer.extend(checked(50, rows - 10, 16))  # ids 0 to 39 are overwritten
+    buffer.extend(checked(50, rows - 10, 16), stream=0)  # ids 0 to 39 are overwritten
     into = window(made.schema, 4)
     made.read(np.array([3, 45, 17, 47]), into, (9,))
     assert bad_rows(into) == 0
@@ -146,7 +146,7 @@ def test_rows_overwritten_between_finding_and_copying_them_are_caught(monkeypatc
     def overtaken(*arguments: Any) -> Any:
         if not laps:
             laps.append(1)
-            buffer.extend(checked(64, 5000, 16))
+            buffer.extend(checked(64, 5000, 16), stream=0)
         return kernels.copy_items(*arguments)
 
     monkeypatch.setattr(made, "_kernels", SimpleNamespace(walk=kernels.walk, copy_items=overtaken, names_of=kernels.names_of))
@@ -205,7 +205,7 @@ def test_a_sample_overtaken_by_the_writer_is_whole_and_drawn_anew(monkeypatch: p
     def overtaken(self: ReplayReader, *arguments: Any) -> Any:
         if not laps:
             laps.append(1)
-            buffer.extend(checked(64, 5000, 16))
+            buffer.extend(checked(64, 5000, 16), stream=0)
         return read(self, *arguments)
 
     monkeypatch.setattr(ReplayReader, "_read", overtaken)
@@ -252,12 +252,12 @@ def test_a_reader_travels_and_sees_what_is_added_later(method: str) -> None:
     context = multiprocessing.get_context(method)
     buffer = full(32, SMALL)
     here, there = context.Pipe()
-    process = context.Process(target=_read_all, args=(buffer.reader(), there), daemon=True)
+    process = context.Process(target=_read_all, args=(buffer.source().reader(), there), daemon=True)
     process.start()
     there.close()
     here.send(np.arange(32))
     assert here.recv() == (list(range(32)), 0)
-    buffer.extend(checked(32, 100, 16))
+    buffer.extend(checked(32, 100, 16), stream=0)
     here.send(np.arange(100, 132))
     assert here.recv() == (list(range(100, 132)), 0)
     here.send(None)
@@ -270,7 +270,7 @@ def test_a_reader_travels_and_sees_what_is_added_later(method: str) -> None:
 def test_a_patch_that_is_interrupted_leaves_rows_that_can_be_read(monkeypatch):
     """Ctrl-C right after the version was turned: it must not stay odd, nor be odd when the next patch is done."""
     buffer = ReplayBuffer(8, {"x": np.int64}, seed=0)
-    buffer.extend(x=np.arange(8))
+    buffer.extend(x=np.arange(8), stream=0)
     table, turn = buffer._owner.table, buffer._owner.table._k.turn_version
 
     def interrupted(g, rows, odd):

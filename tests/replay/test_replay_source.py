@@ -12,7 +12,8 @@ from async_loader import Fifo, Lifo, Prioritized, Transitions
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, EndFlag, Patience
 from async_loader.replay import ReplayBuffer
-from async_loader.source import Applied, Rows, Source
+from async_loader.source import Applied, Explaining, Rows, Source
+from async_loader.table import Table
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -23,16 +24,19 @@ def until(condition: Callable[[], object]) -> None:
         threading.Event().wait(0.001)
 
 
-def test_a_buffer_and_what_it_makes_are_sources() -> None:
+def test_a_buffer_is_a_table_and_no_source_and_makes_sources() -> None:
     buffer = ReplayBuffer(8)
-    assert isinstance(buffer, Source)
+    assert isinstance(buffer, Table)
+    assert not isinstance(buffer, Source)
     assert isinstance(buffer.source(), Source)
+    assert isinstance(buffer.source(), Explaining)
+    assert not {"plan", "reader", "waiting_for", "note_ahead"} & set(dir(buffer))
 
 
 def test_a_plan_is_ids_of_live_steps() -> None:
     buffer = ReplayBuffer(8, seed=0)
     buffer.extend(x=np.arange(20))
-    plan = buffer.plan(100, Patience())
+    plan = buffer.source().plan(100, Patience())
     assert isinstance(plan, Rows)
     assert plan.index.dtype == np.int64
     assert set(plan.index.tolist()) == set(range(12, 20))
@@ -42,7 +46,7 @@ def test_plans_are_reproducible() -> None:
     def planned(seed: int) -> list[int]:
         buffer = ReplayBuffer(100, seed=seed)
         buffer.extend(x=np.arange(100))
-        return [int(i) for _ in range(3) for i in buffer.plan(10, Patience()).index]
+        return [int(i) for _ in range(3) for i in buffer.source().plan(10, Patience()).index]
 
     assert planned(5) == planned(5) != planned(6)
 
@@ -50,11 +54,11 @@ def test_plans_are_reproducible() -> None:
 def test_a_source_may_have_a_sampler_of_its_own() -> None:
     buffer = ReplayBuffer(100, sampler=Fifo(), seed=5)
     buffer.extend(x=np.arange(50))
-    assert buffer.plan(3, Patience()).index.tolist() == [0, 1, 2]
+    assert buffer.source().plan(3, Patience()).index.tolist() == [0, 1, 2]
     drawn = buffer.source(sampler=Lifo()).plan(3, Patience()).index.tolist()
     assert drawn == [49, 48, 47]
     buffer.add(x=1)
-    assert buffer.plan(3, Patience()).index.tolist() == [0, 1, 2]
+    assert buffer.source().plan(3, Patience()).index.tolist() == [0, 1, 2]
 
 
 def test_a_second_sampler_is_told_what_comes_and_goes() -> None:
@@ -105,23 +109,24 @@ def test_prioritized_plans_carry_weights() -> None:
 
 def test_there_is_a_reader_as_soon_as_the_schema_is_known() -> None:
     buffer = ReplayBuffer(8)
-    assert buffer.reader() is None
+    assert buffer.source().reader() is None
     buffer.add(x=1)
-    assert buffer.reader() is not None
-    assert ReplayBuffer(8, {"x": np.int64}).reader() is not None
+    assert buffer.source().reader() is not None
+    assert ReplayBuffer(8, {"x": np.int64}).source().reader() is not None
 
 
 def test_plan_waits_for_the_first_step_and_says_for_what() -> None:
     buffer = ReplayBuffer(8)
-    assert buffer.waiting_for() == "steps: the replay buffer holds 0 of the 1 that sampling needs, add more"
+    source = buffer.source()
+    assert source.waiting_for() == "steps: the replay buffer holds 0 of the 1 that sampling needs, add more"
     planned: list[Rows] = []
-    thread = threading.Thread(target=lambda: planned.append(buffer.plan(4, Patience(deadline=Deadline(20)))))
+    thread = threading.Thread(target=lambda: planned.append(source.plan(4, Patience(deadline=Deadline(20)))))
     thread.start()
     until(lambda: buffer.stats().waiting)
     buffer.add(x=1)
     thread.join(20)
     assert [plan.index.tolist() for plan in planned] == [[0, 0, 0, 0]]
-    assert buffer.waiting_for() is None
+    assert source.waiting_for() is None
     assert not buffer.stats().waiting
 
 
@@ -150,7 +155,7 @@ def test_plan_waits_for_min_size_however_it_is_reached() -> None:
 def test_a_deadline_ends_the_wait_with_the_reason() -> None:
     buffer = ReplayBuffer(8)
     with pytest.raises(Timeout, match="waiting for steps: the replay buffer holds 0 of the 1"):
-        buffer.plan(4, Patience(deadline=Deadline(0.01)))
+        buffer.source().plan(4, Patience(deadline=Deadline(0.01)))
     assert not buffer.stats().waiting
 
 
@@ -161,7 +166,7 @@ def test_the_end_flag_ends_the_wait() -> None:
 
     def wait() -> None:
         try:
-            buffer.plan(4, Patience(end))
+            buffer.source().plan(4, Patience(end))
         except Closed as error:
             ended.append(error)
 

@@ -165,7 +165,7 @@ def test_the_newest_step_is_not_drawn_until_it_has_a_successor() -> None:
     writer = buffer.writer()
     writer.append(obs=1)
     assert len(buffer) == 0
-    with pytest.raises(ConfigError, match="cannot draw 1 steps"):
+    with pytest.raises(ConfigError, match="cannot draw 1 items"):
         buffer.sample(1)
     writer.append(obs=2)
     assert (len(buffer), buffer.sample(1)["next_obs"].tolist()) == (1, [2])
@@ -211,7 +211,7 @@ def test_a_truncated_step_needs_what_followed() -> None:
     for call in (
         lambda: buffer.add(obs=1, terminated=False, truncated=True),
         lambda: buffer.writer().append(obs=1, truncated=True),
-        lambda: buffer.extend(obs=np.arange(2), terminated=np.zeros(2, bool), truncated=np.ones(2, bool)),
+        lambda: buffer.extend(stream=0, obs=np.arange(2), terminated=np.zeros(2, bool), truncated=np.ones(2, bool)),
     ):
         with pytest.raises(SchemaError, match="a truncated step needs final_obs"):
             call()

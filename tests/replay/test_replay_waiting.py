@@ -121,7 +121,7 @@ def test_a_wait_that_only_this_thread_could_end_raises_at_once(monkeypatch: pyte
 
 def test_without_a_limit_an_empty_table_raises_or_waits_as_it_is_told() -> None:
     buffer = ReplayBuffer(10)
-    with pytest.raises(ConfigError, match="buffer is empty"):
+    with pytest.raises(ConfigError, match="the table holds 0"):
         buffer.sample(1)
     with pytest.raises(Timeout, match="no step has been added yet"):
         # another thread, so that waiting is not pointless

@@ -613,4 +613,4 @@ def _waiting_of(text: str) -> Waiting:
     """What a feeder says in words: ``1 call to sample 256: why``."""
     who, _, rest = text.partition(" to ")
     what, _, reason = rest.partition(": ")
-    return Waiting("insert" if what.startswith("insert") else "sample", who, reason, 0.0)
+    return Waiting(what="insert" if what.startswith("insert") else "sample", who=who, reason=reason, waited_s=0.0)

@@ -191,7 +191,7 @@ class Calls:
     def _update(self, session: Session, message: Message, table: Table) -> Message:
         body = message.body
         assert isinstance(body, Update)
-        values = tensors_of(body.specs, memoryview(message.data)[8 * body.count :])
+        values: dict[str, Any] = tensors_of(body.specs, memoryview(message.data)[8 * body.count :])
         return self._applied(message, table.buffer.update(_ids(message), **values))
 
     def _delete(self, session: Session, message: Message, table: Table) -> Message:

@@ -8,7 +8,7 @@
 Nothing is pickled: manifests are JSON, everything else are arrays of numbers. Where the file system is changed is disk.py.
 """
 
-from async_loader.replay.checkpoint.loading import load
+from async_loader.replay.checkpoint.loading import load, load_into
 from async_loader.replay.checkpoint.writing import Saver, SaveReport
 
-__all__ = ["SaveReport", "Saver", "load"]
+__all__ = ["SaveReport", "Saver", "load", "load_into"]

@@ -8,31 +8,41 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, CorruptCheckpoint
+from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError
+from async_loader.interrupts import HeldBack
 from async_loader.replay.checkpoint import encoding, resizing, settings
 from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
 from async_loader.replay.checkpoint.snapshot import STATE_TYPES, as_bytes, index_type, row_parts, state_parts
 from async_loader.replay.checkpoint.writing import Last, Saver
+from async_loader.replay.drawing import Drawer
 from async_loader.replay.owner import Owner
-from async_loader.replay.rows import LOOKAHEAD
+from async_loader.replay.rows import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.storage import StorageLayout
 from async_loader.replay.stream_names import pass_over
 from async_loader.replay.table import Table
+from async_loader.schema import Schema
 
 Array = npt.NDArray[Any]
-OVERRIDES = ("capacity", "sampler", "remover", "limiter", "max_times_sampled", "seed", "max_bytes")
 _NUMBERS = ("generator", "ahead")
 """What samplers call the state of their random numbers. See samplers/numbers.py."""
 
 
 def load(make: Callable[..., Any], path: Any, number: int | None, overrides: dict[str, Any]) -> Any:
-    """See `ReplayBuffer.load`. ``make`` is called as ReplayBuffer is."""
-    unknown = sorted(set(overrides) - set(OVERRIDES))
-    if unknown:
-        raise ConfigError(f"{unknown[0]}=: load takes {', '.join(OVERRIDES)}, and what is not given is as it was saved")
+    """See `ReplayBuffer.from_checkpoint`. ``make`` is called as ReplayBuffer is."""
     with open_chain(path, number) as checkpoint:
         try:
             return _Loading(checkpoint, overrides).into(make)
+        except CorruptCheckpoint as error:
+            raise with_remedy(error, checkpoint.root, checkpoint.newest.number) from None
+
+
+def load_into(owner: Owner, drawer: Drawer, saver: Saver, path: Any, number: int | None, timeout_s: float | None) -> None:
+    """See `ReplayBuffer.load`."""
+    with saver.alone(path, timeout_s), open_chain(path, number) as checkpoint:
+        owner.check_open()
+        try:
+            checkpoint.verify()
+            _Loading(checkpoint, {"sampler": owner.sampler, "remover": owner.remover}).replace(owner, drawer, saver)
         except CorruptCheckpoint as error:
             raise with_remedy(error, checkpoint.root, checkpoint.newest.number) from None
 
@@ -52,6 +62,7 @@ class _Loading:
             f"{max_bytes}B" if capacity is None else capacity,
             **samplers,
             limiter=given["limiter"] if "limiter" in given else settings.limiter_of(saved["limiter"]),
+            view=given["view"] if "view" in given else settings.view_of(saved.get("view")),
             max_times_sampled=given.get("max_times_sampled", saved["max_times_sampled"]),
             seed=given.get("seed"),
             max_bytes=None if capacity is None else max_bytes,
@@ -76,28 +87,95 @@ class _Loading:
         return self._given[role]
 
     def _fill(self, owner: Owner, saved: dict[str, Any], saver: Saver) -> None:
-        schema = encoding.schema_of(saved["schema"])
-        was = StorageLayout.of(schema, self._saved["capacity"], saved["rows"] - self._saved["capacity"])
+        schema, was = self._schema_and_layout(saved)
         layout = was if not {"capacity", "max_bytes"} & set(self._given) else owner.layout_of(schema)
         same = layout.capacity == was.capacity
         with owner.lock:
             owner.allocate(schema, was if same else layout)
-            table = owner.table
-            self._check(owner, table, saved, same)
-            arrays = self._from.arrays()
-            targets = self._rows(table, saved, was)
-            self._states(table, targets, was)
-            if not same:
-                resizing.retire(table, saved["cursor"])
-            streams = [encoding.name_of(name) for name in saved["streams"]]
-            pass_over(streams)
-            table.restore({**saved, "top": saved["top"] if same else 0}, streams, arrays["last"])
-            table.deleted = table.inserted - len(table)
-            self._restore_free(table, saved, arrays)
-            self._restore_samplers(owner, arrays, same)
-            table.retire_old()
-        if same and self._kept["remover"]:
-            saver.last = Last(self._from.root, self._from.newest, arrays)
+            self._check(owner, owner.table, saved, same)
+            self._put(owner, saved, saver, was, same)
+            owner.go_on(0)
+
+    def replace(self, owner: Owner, drawer: Drawer, saver: Saver) -> None:
+        """Put everything in place of what the table holds. What can be refused is refused before anything is changed.
+
+        The files have been verified. One that changes in between leaves the table empty.
+        """
+        for role in ("sampler", "remover"):
+            self._sampler(role)
+        owner.end_writers()
+        saved = self._from.newest.table
+        with HeldBack(), owner.lock:
+            owner.own_alone()
+            if saved is None:
+                self._fill_with_nothing(owner, saver)
+            elif owner.ready:
+                self._replace(owner, saved, saver)
+            else:
+                schema, was = self._schema_and_layout(saved)
+                layout = owner.layout_of(schema)
+                same = layout.capacity == was.capacity
+                owner.allocate(schema, was if same else layout)
+                self._check(owner, owner.table, saved, same)
+                self._put(owner, saved, saver, was, same)
+                owner.go_on(0)
+            owner.seeds = settings.seeds_of(self._saved["seeds"])
+            drawer.forget()
+
+    def _schema_and_layout(self, saved: dict[str, Any]) -> tuple[Schema, StorageLayout]:
+        schema = encoding.schema_of(saved["schema"])
+        return schema, StorageLayout.of(schema, self._saved["capacity"], saved["rows"] - self._saved["capacity"])
+
+    def _fill_with_nothing(self, owner: Owner, saver: Saver) -> None:
+        """That was saved before the first step."""
+        if owner.ready:
+            lookahead = int(owner.table.g[LOOKAHEAD])
+            owner.begin_again()
+            owner.go_on(lookahead)
+        saver.last = None
+
+    def _replace(self, owner: Owner, saved: dict[str, Any], saver: Saver) -> None:
+        before = owner.table
+        schema, was = self._schema_and_layout(saved)
+        if schema != owner.schema:
+            raise SchemaError(
+                f"the checkpoint's steps are ({schema}), and the table's are ({owner.schema}): use ReplayBuffer.from_checkpoint"
+            )
+        layout, lookahead = before.storage.layout, int(before.g[LOOKAHEAD])
+        same = (layout.capacity, layout.rows) == (was.capacity, was.rows)
+        self._check(owner, before, saved, same)
+        owner.begin_again()
+        try:
+            self._put(owner, saved, saver, was, same, in_place=True)
+            for one in owner.table.samplers:
+                if one is not owner.sampler:
+                    owner.table.tell_all(one)
+        except BaseException as error:
+            owner.begin_again()
+            saver.last = None
+            error.add_note("this came after the table's own steps had been taken out: the table is empty now")
+            raise
+        finally:
+            owner.go_on(lookahead)
+
+    def _put(
+        self, owner: Owner, saved: dict[str, Any], saver: Saver, was: StorageLayout, same: bool, in_place: bool = False
+    ) -> None:
+        """Everything that was saved into a table that holds nothing. Under the lock."""
+        table = owner.table
+        arrays = self._from.arrays()
+        targets = self._rows(table, saved, was, in_place)
+        self._states(table, targets, was)
+        if not same:
+            resizing.retire(table, saved["cursor"])
+        streams = [encoding.name_of(name) for name in saved["streams"]]
+        pass_over(streams)
+        table.restore({**saved, "top": saved["top"] if same else 0}, streams, arrays["last"])
+        table.deleted = table.inserted - len(table)
+        self._restore_free(table, saved, arrays)
+        self._restore_samplers(owner, arrays, same)
+        table.retire_old()
+        saver.last = Last(self._from.root, self._from.newest, arrays) if same and self._kept["remover"] else None
 
     def _check(self, owner: Owner, table: Table, saved: dict[str, Any], same: bool) -> None:
         ordered = "unused" not in saved
@@ -117,9 +195,14 @@ class _Loading:
                 "load it with the capacity that it has, and without n-step returns having been drawn from it"
             )
 
-    def _rows(self, table: Table, saved: dict[str, Any], was: StorageLayout) -> npt.NDArray[np.int64]:
-        """Put every row in its place; the places of the saved rows, -1 where there is none."""
+    def _rows(self, table: Table, saved: dict[str, Any], was: StorageLayout, in_place: bool) -> npt.NDArray[np.int64]:
+        """Put every row in its place; the places of the saved rows, -1 where there is none.
+
+        ``in_place``: rows may be being read, by those who hold ids of what was there. They get their ids when all are
+        written, and later versions than those that readers have seen: see kernels, NOTE [row lock].
+        """
         layout, parts = table.storage.layout, row_parts(table.storage)
+        names, flags = np.full(layout.rows, -1, np.int64), table.storage.heads()[:, FLAGS // 8].copy()
         targets = np.full(was.rows, -1, np.int64)
         for block in self._from.rows([part.shape[1] for part in parts], was.rows, index_type(was)):
             ids = np.ascontiguousarray(block.parts[0][:, :8]).view(np.int64)[:, 0] - 1
@@ -129,6 +212,9 @@ class _Loading:
                 found = resizing.places(ids, saved["cursor"], was.rows, layout.rows)
             targets[block.rows] = found
             there = found >= 0
+            if in_place:
+                names[found[there]] = ids[there]
+                block.parts[0] = _without_ids(block.parts[0], flags[np.maximum(found, 0)])
             whole = bool(there.all())
             where = found if whole else found[there]
             into: Any = where
@@ -136,6 +222,8 @@ class _Loading:
                 into = slice(int(where[0]), int(where[0]) + len(where))  # one copy in place of one for each row
             for part, values in zip(parts, block.parts, strict=True):
                 part[into] = values if whole else values[there]
+        if in_place:
+            table.publish(names)
         return targets
 
     def _states(self, table: Table, targets: npt.NDArray[np.int64], was: StorageLayout) -> None:
@@ -180,3 +268,14 @@ class _Loading:
         """Items that were drawn as often as is allowed now."""
         if owner.max_times_sampled:
             table.remove(np.flatnonzero((table.items.alive != 0) & (table.times >= owner.max_times_sampled)))
+
+
+def _without_ids(packed: npt.NDArray[np.uint8], before: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Packed rows with no id yet, and with a version above that of the rows in whose place they go (``before``: flags)."""
+    made = np.array(packed)
+    words = made.view(np.int64)
+    words[:, ID // 8] = 0
+    flags = words[:, FLAGS // 8]
+    version = (np.maximum(flags, before) // (2 * VERSION_ONE) + 1) * (2 * VERSION_ONE)
+    words[:, FLAGS // 8] = flags % VERSION_ONE + version
+    return made

@@ -63,7 +63,7 @@ def with_remedy(error: CorruptCheckpoint, root: Path, number: int) -> CorruptChe
                 whole.verify()
         except (CorruptCheckpoint, OSError):
             continue
-        return CorruptCheckpoint(f"{error} (save {older} in the same folder is whole: load(path, save={older}))")
+        return CorruptCheckpoint(f"{error} (save {older} in the same folder is whole: load it with number={older})")
     return CorruptCheckpoint(f"{error} (no older save in the same folder is whole)")
 
 

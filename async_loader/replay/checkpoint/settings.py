@@ -11,6 +11,7 @@ import numpy as np
 from async_loader.errors import ConfigError
 from async_loader.replay import samplers
 from async_loader.replay.limiter import Queue, RateLimiter
+from async_loader.replay.views import Transitions
 
 if TYPE_CHECKING:
     from async_loader.replay.owner import Owner
@@ -28,7 +29,18 @@ def lasting_json(owner: Owner) -> dict[str, Any]:
         "max_times_sampled": owner.max_times_sampled,
         "sampler": sampler_json(owner.sampler),
         "remover": sampler_json(owner.remover),
+        "view": view_json(owner.view),
     }
+
+
+def view_json(view: Transitions | None) -> Any:
+    """A view's settings."""
+    return None if view is None else {"n_steps": view.n_steps, "gamma": float(view.gamma), "reward": view.reward}
+
+
+def view_of(saved: Any) -> Transitions | None:
+    """The inverse of `view_json`."""
+    return None if saved is None else Transitions(saved["n_steps"], saved["gamma"], reward=saved["reward"])
 
 
 def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import AsyncLoaderError, Unsupported
+from async_loader.errors import AsyncLoaderError, Timeout, Unsupported
+from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.checkpoint import arrays, encoding, folder
 from async_loader.replay.checkpoint.disk import Disk
 from async_loader.replay.checkpoint.manifest import Block, Manifest
@@ -34,7 +35,7 @@ _KEEP_BYTES = 64 << 20
 _ROUNDS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveReport:
     """What a save did.
 
@@ -42,10 +43,10 @@ class SaveReport:
     ----------
     kind : "full" | "incremental"
     number : int
-        Of the save; for ``load(path, save=number)``.
+        Of the save; for ``load(path, number=...)``.
     nbytes : int
         Written.
-    seconds : float
+    duration_s : float
         All of it.
     pause_s : float
         The longest time for which it kept everyone else from the table.
@@ -56,7 +57,7 @@ class SaveReport:
     kind: str
     number: int
     nbytes: int
-    seconds: float
+    duration_s: float
     pause_s: float
     rows: int
 
@@ -155,11 +156,22 @@ class Saver:
         self.last: Last | None = None
         self._one = threading.Lock()
 
-    def save(self, path: Any) -> SaveReport:
-        """See `ReplayBuffer.save`."""
+    @contextlib.contextmanager
+    def alone(self, path: Any, timeout_s: float | None) -> Iterator[None]:
+        """One save or load at a time. Raises Timeout while another one lasts."""
         if self._owner.foreign:
-            raise Unsupported("only the process that made a replay buffer saves it: what a fork has of it is out of step")
-        with self._one:
+            raise Unsupported("only the process that made a replay buffer saves and loads it: a fork of it is out of step")
+        limit = seconds_or_none("timeout_s", timeout_s)
+        if not self._one.acquire(timeout=-1 if limit is None or limit > LONGEST_S else limit):
+            raise Timeout(f"{path}: {limit:g} s have passed, and another save or load of this table is under way")
+        try:
+            yield
+        finally:
+            self._one.release()
+
+    def save(self, path: Any, timeout_s: float | None = None) -> SaveReport:
+        """See `ReplayBuffer.save`."""
+        with self.alone(path, timeout_s):
             root = Path(path).absolute()
             self._make(root)
             there = folder.saves(root)
@@ -245,7 +257,14 @@ class _Save:
             self._remove(temporary)
             raise
         nbytes = data.nbytes + text.nbytes
-        report = SaveReport(manifest.kind, self._number, nbytes, time.monotonic() - started, self._pause_s, data.rows)
+        report = SaveReport(
+            kind=manifest.kind,
+            number=self._number,
+            nbytes=nbytes,
+            duration_s=time.monotonic() - started,
+            pause_s=self._pause_s,
+            rows=data.rows,
+        )
         return report, Last(self._root, manifest, private.arrays)
 
     def _check(self) -> None:

@@ -113,6 +113,12 @@ class Service:
         segments = [Segment.attach(os.dup(one.fileno()), one.nbytes) for one in (lane.segment, self._clock)]
         return WriterHandle(theirs.detach(), os.dup(self._death_fd), segments[0], segments[1], self._table.storage, terms)
 
+    def described(self) -> str:
+        """The writers that there are, in words; empty if there are none."""
+        handles = sum(1 for link in self._links.values() if not link.pid)
+        said = [str(link) for link in self._links.values() if link.pid]
+        return ", ".join(said + ([f"{handles} handles that were not opened"] if handles else []))
+
     def _changed(self) -> None:
         self._lanes = np.array([link.lane.address for link in self._links.values()], np.int64)
         self._ledgers = np.array([link.ledger.address for link in self._links.values()], np.int64)

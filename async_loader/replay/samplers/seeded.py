@@ -1,0 +1,61 @@
+"""A table's sampler with random numbers of another seed, for one source. Keeps no items of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from async_loader.replay.samplers.numbers import Numbers
+from async_loader.replay.samplers.sampler import Draw, Reading, Sampler, shortcut
+
+
+class Seeded:
+    """Draws as the table's sampler does, among the same items by the same priorities, with numbers of its own.
+
+    What it draws depends on the seed, on the items and on what was drawn with it before, and not on what others draw from
+    the table. A sampler without random numbers (`Fifo`, heaps), or with some that the package does not know, draws as ever.
+
+    Thread rule and cost: those of the sampler. It is never told of items: the sampler is.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Of the table.
+    words : sequence of int
+        The seed.
+    """
+
+    def __init__(self, sampler: Sampler, words: list[int]) -> None:
+        self._sampler: Any = sampler
+        self._numbers = Numbers(np.random.SeedSequence(words))
+        self.prioritized, self.weighted, self.repeats = sampler.prioritized, sampler.weighted, sampler.repeats
+
+    def draw(self, count: int) -> Draw:
+        drawn: Draw = self._with_numbers(self._sampler.draw, count)
+        return drawn
+
+    def draw_more(self, count: int) -> Draw:
+        """See sampler.py, NOTE [shortcuts]."""
+        more = shortcut(self._sampler, "draw_more", "draw") or self._sampler.draw
+        drawn: Draw = self._with_numbers(more, count)
+        return drawn
+
+    def draw_into(self, reading: Reading) -> bool:
+        """See sampler.py, NOTE [shortcuts]."""
+        quick = shortcut(self._sampler, "draw_into", "draw")
+        return quick is not None and bool(self._with_numbers(quick, reading))
+
+    def _with_numbers(self, draw: Any, argument: Any) -> Any:
+        sampler = self._sampler
+        theirs = getattr(sampler, "_numbers", None)
+        if not isinstance(theirs, Numbers):
+            return draw(argument)
+        try:
+            sampler._numbers = self._numbers
+            return draw(argument)
+        finally:
+            sampler._numbers = theirs
+
+    def __repr__(self) -> str:
+        return repr(self._sampler)

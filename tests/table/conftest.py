@@ -1,0 +1,36 @@
+"""Fixtures of the tests that hold for every table, and for every writer. See table_rig.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from table_rig import TABLES, WRITERS, Making, Writers, each, making, open_here
+
+
+@pytest.fixture(**each(TABLES))
+def make(request: pytest.FixtureRequest) -> Iterator[Making]:
+    """Makes tables, and writers of their own."""
+    with making(Writers(request.param, open_here)) as made:
+        yield made
+
+
+@pytest.fixture(**each(WRITERS))
+def writing(request: pytest.FixtureRequest) -> Iterator[Making]:
+    """Makes tables, and writers of one kind."""
+    with making(request.param) as made:
+        yield made
+
+
+@pytest.fixture(**each(WRITERS, lambda one: not one.needs_schema))
+def learning(request: pytest.FixtureRequest) -> Iterator[Making]:
+    """As `writing`, of writers whose first step says what a step is."""
+    with making(request.param) as made:
+        yield made
+
+
+@pytest.fixture(**each(WRITERS, lambda one: one.vectors))
+def vectors(request: pytest.FixtureRequest) -> Iterator[Making]:
+    """As `writing`, of tables whose vector writers write as these do."""
+    with making(request.param) as made:
+        yield made

@@ -1,0 +1,146 @@
+"""Makers of tables and of writers, for tests that hold for each. One more is one line more in `TABLES` or `WRITERS`."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import traceback
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from async_loader import ReplayBuffer
+from async_loader.table import Table, Writer
+
+SCHEMA = {"x": "int64", "reward": "float32"}
+
+MakeTable = Callable[..., contextlib.AbstractContextManager[Table]]
+"""Called with what ReplayBuffer takes: (capacity, schema, **settings)."""
+
+TABLES: dict[str, MakeTable] = {"local": ReplayBuffer}
+
+
+@dataclass
+class Writers:
+    """How writers of one kind are made.
+
+    Attributes
+    ----------
+    table : MakeTable
+    open : callable
+        (stack, table, stream) -> a Writer, which the stack closes.
+    gives_ids : bool
+        Whether ``append`` returns an id; elsewhere ``None``.
+    needs_schema : bool
+        Whether the table has to know what a step is before there is a writer.
+    vectors : bool
+        Whether the vector writer of the table writes as these do.
+    """
+
+    table: MakeTable
+    open: Callable[[contextlib.ExitStack, Any, Hashable | None], Writer]
+    gives_ids: bool = True
+    needs_schema: bool = False
+    vectors: bool = True
+
+
+def open_here(stack: contextlib.ExitStack, table: Table, stream: Hashable | None) -> Writer:
+    return stack.enter_context(table.writer(stream))
+
+
+def open_elsewhere(stack: contextlib.ExitStack, table: ReplayBuffer, stream: Hashable | None) -> Any:
+    return stack.enter_context(Elsewhere(table.writer_handle(), stream))
+
+
+WRITERS: dict[str, Writers] = {
+    "local": Writers(ReplayBuffer, open_here),
+    "another process": Writers(ReplayBuffer, open_elsewhere, needs_schema=True, vectors=False),
+}
+
+
+@dataclass
+class Making:
+    """What a test makes its tables with; the test's end closes them.
+
+    Attributes
+    ----------
+    kind : Writers
+    """
+
+    kind: Writers
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def table(self, capacity: int = 100, schema: Any = SCHEMA, **settings: Any) -> Table:
+        return self.stack.enter_context(self.kind.table(capacity, schema, **settings))
+
+    def writer(self, table: Table, stream: Hashable | None = None) -> Writer:
+        return self.kind.open(self.stack, table, stream)
+
+
+class Elsewhere:
+    """A writer in another process, whose calls come and go through a pipe: the same methods, results and errors."""
+
+    def __init__(self, handle: Any, stream: Hashable | None) -> None:
+        here, there = multiprocessing.Pipe()
+        self._pipe = here
+        self._process = multiprocessing.Process(target=_serve, args=(there, here, handle, stream), daemon=True)
+        self._process.start()
+        there.close()
+        handle.close()
+        self._said: Any = self._receive()
+
+    def _receive(self) -> Any:
+        kind, value = self._pipe.recv()
+        if kind == "raised":
+            raise value
+        return value
+
+    def _ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        self._pipe.send((name, args, kwargs))
+        return self._receive()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("stream", "schema", "steps", "closed"):
+            return self._ask("get", name)
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self._ask(name, *args, **kwargs)
+
+    def __enter__(self) -> Elsewhere:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            self._ask("close")
+            self._pipe.send(None)
+        self._pipe.close()
+        self._process.join(30)
+        assert self._process.exitcode == 0
+        self._process.close()
+
+
+def _serve(pipe: Any, other: Any, handle: Any, stream: Hashable | None) -> None:
+    other.close()
+    with handle.open(stream) as writer:
+        pipe.send(("returned", isinstance(writer, Writer)))
+        while (call := pipe.recv()) is not None:
+            name, args, kwargs = call
+            try:
+                answer = ("returned", getattr(writer, *args) if name == "get" else getattr(writer, name)(*args, **kwargs))
+            except BaseException as error:
+                error.add_note(traceback.format_exc())
+                answer = ("raised", error)
+            pipe.send(answer)
+
+
+def each(values: dict[str, Any], wanted: Callable[[Any], bool] = lambda one: True) -> dict[str, Any]:
+    """Arguments of `pytest.fixture`: one parameter for each maker."""
+    there = {name: value for name, value in values.items() if wanted(value)}
+    return {"params": list(there.values()), "ids": list(there)}
+
+
+@contextlib.contextmanager
+def making(kind: Writers) -> Iterator[Making]:
+    made = Making(kind)
+    with made.stack:
+        yield made

@@ -1,0 +1,384 @@
+"""What holds for every table: of this process, embedded, served. A step comes in through a writer, and is there after `flush`."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from table_rig import Making
+
+from async_loader import AsyncDataLoader, Fifo, MinSize, Prioritized, Transitions
+from async_loader.errors import ConfigError, NotEnoughData, SchemaError, Timeout, Unsupported
+from async_loader.source import Applied, Source
+from async_loader.table import Table
+
+LINKED = {"obs": "float32", "reward": "float32", "terminated": "bool"}
+
+
+def filled(make: Making, rows: int, first: int = 0, **settings: Any) -> Table:
+    table = make.table(**settings)
+    fill(make, table, rows, first)
+    return table
+
+
+def fill(make: Making, table: Table, rows: int, first: int = 0) -> None:
+    writer = make.writer(table, "filling")
+    x = np.arange(first, first + rows)
+    writer.extend(x=x, reward=x.astype(np.float32))
+    writer.flush()
+
+
+def x_of(table: Table, ids: Any) -> list[int]:
+    return table.get(ids)["x"].tolist()
+
+
+# -- what it is ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_one(make: Making) -> None:
+    assert isinstance(make.table(), Table)
+    assert not isinstance(make.table(), Source)
+
+
+def test_what_is_not_known_yet_is_none(make: Making) -> None:
+    table = make.table(50, None)
+    assert (table.capacity, table.schema, table.nbytes, len(table)) == (50, None, None, 0)
+    fill(make, table, 3)
+    assert (table.capacity, len(table)) == (50, 3)
+    assert table.schema is not None
+    assert {field.name for field in table.schema.fields} >= {"x", "reward"}
+    assert table.nbytes is not None
+    assert table.nbytes > 0
+
+
+def test_a_capacity_in_bytes_is_not_known_before_the_schema_is(make: Making) -> None:
+    table = make.table("1MiB", None)
+    assert table.capacity is None
+    fill(make, table, 3)
+    assert table.capacity is not None
+    assert table.capacity > 100
+
+
+def test_its_limiter_can_be_asked_for(make: Making) -> None:
+    assert make.table().limiter is None
+    assert make.table(limiter=MinSize(7)).limiter == MinSize(7)
+
+
+def test_it_says_what_it_is(make: Making) -> None:
+    said = repr(filled(make, 3, sampler=Fifo()))
+    for part in ("size=3", "capacity=100", "Fifo()", "open"):
+        assert part in said
+
+
+def test_stats_are_numbers_of_now(make: Making) -> None:
+    table = filled(make, 5)
+    table.sample(3)
+    table.delete([0])
+    stats = table.stats()
+    assert (stats.size, stats.capacity, stats.inserted, stats.sampled, stats.deleted) == (4, 100, 5, 3, 1)
+    assert stats.nbytes == table.nbytes
+    assert stats.waiting == ()
+
+
+# -- sampling ------------------------------------------------------------------------------------------------------------
+
+
+def test_too_few_items_are_said_in_both_numbers(make: Making) -> None:
+    table = make.table()
+    with pytest.raises(NotEnoughData, match=r"cannot draw 4 items, the table holds 0") as caught:
+        table.sample(4)
+    assert (caught.value.needed, caught.value.there) == (4, 0)
+    queue = filled(make, 3, sampler=Fifo())
+    with pytest.raises(NotEnoughData, match=r"cannot draw 4 items, the table holds 3") as caught:
+        queue.sample(4)
+    assert (caught.value.needed, caught.value.there) == (4, 3)
+
+
+def test_too_few_items_are_waited_for_where_that_was_said(make: Making) -> None:
+    table = make.table(limiter=MinSize(3))
+    with pytest.raises(Timeout):
+        table.sample(2, timeout_s=0)
+    drawn: list[Any] = []
+    thread = threading.Thread(target=lambda: drawn.append(table.sample(2, timeout_s=60)))
+    thread.start()
+    fill(make, table, 3)
+    thread.join(60)
+    assert len(drawn[0]["x"]) == 2
+
+
+def test_a_batch_has_the_steps_fields_and_its_ids(make: Making) -> None:
+    batch = filled(make, 9, sampler=Fifo()).sample(4)
+    assert sorted(batch) == ["index", "reward", "x"]
+    assert batch["x"].tolist() == batch["index"].tolist() == [0, 1, 2, 3]
+    assert batch["index"].dtype == batch["x"].dtype == np.int64
+    batch["x"][:] = 7  # its own memory
+    assert batch["x"].tolist() == [7] * 4
+
+
+def test_a_batch_comes_in_the_format_that_was_asked_for(make: Making) -> None:
+    table = filled(make, 9, sampler=Fifo())
+    for batch in (table.sample(4, batch_format="torch"), table.sample(4, device="cpu")):
+        assert all(isinstance(value, torch.Tensor) for value in batch.values())
+        assert batch["x"].tolist() == [0, 1, 2, 3]
+    for wrong in ({"batch_format": "jax"}, {"device": True}, {"device": 0}):
+        with pytest.raises(ConfigError):
+            table.sample(4, **wrong)
+    assert table.stats().sampled == 8
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.0, "2"])
+def test_a_batch_size_is_a_positive_integer(make: Making, size: Any) -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        filled(make, 3).sample(size)
+
+
+def test_the_tables_view_is_that_of_every_batch(make: Making) -> None:
+    view = Transitions(2, 0.5)
+    table = make.table(100, LINKED, view=view, sampler=Fifo())
+    writer = make.writer(table)
+    for n in range(4):
+        writer.append(obs=float(n), reward=1.0, terminated=n == 3)
+    writer.flush()
+    for batch in (table.sample(4), table.get([0, 1, 2, 3])):
+        assert batch["reward"].tolist() == [1.5, 1.5, 1.5, 1.0]
+        assert batch["discount"].tolist() == [0.25, 0.25, 0.0, 0.0]
+    assert table.sample(1, view=Transitions(1, 0.5))["reward"].tolist() == [1.0]
+    with AsyncDataLoader(table, 4, timeout_s=60) as loader:
+        assert next(loader)["reward"].tolist() == [1.5, 1.5, 1.5, 1.0]
+
+
+# -- sources and loaders -------------------------------------------------------------------------------------------------
+
+
+def test_a_table_makes_sources(make: Making) -> None:
+    assert isinstance(filled(make, 3).source(), Source)
+
+
+@pytest.mark.parametrize("sampler", [None, Prioritized])
+def test_equal_seeds_draw_the_same_from_equal_tables(make: Making, sampler: Any) -> None:
+    def drawn(seed: int | None) -> list[list[int]]:
+        table = filled(make, 50, sampler=None if sampler is None else sampler())
+        with AsyncDataLoader(table, 8, seed=seed, timeout_s=60) as loader:
+            return [next(loader)["index"].tolist() for _ in range(5)]
+
+    first = drawn(3)
+    assert first == drawn(3) != drawn(4)
+
+
+def test_what_others_draw_does_not_matter_to_a_seed(make: Making) -> None:
+    def drawn(others: int) -> list[list[int]]:
+        table = filled(make, 50)
+        with AsyncDataLoader(table.source(seed=3), 8, timeout_s=60) as loader:
+            batches = []
+            for _ in range(5):
+                for _ in range(others):
+                    table.sample(3)
+                batches.append(next(loader)["index"].tolist())
+            return batches
+
+    assert drawn(0) == drawn(2)
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 2, "world_size": 2}, {"rank": -1}, {"seed": -1}, {"seed": "a"}, {"min_size": 0}])
+def test_a_source_that_cannot_be_is_refused_at_once(make: Making, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        filled(make, 3).source(**wrong)
+
+
+# -- by id ---------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_had_by_id_and_what_is_gone_is_left_out(make: Making) -> None:
+    table = filled(make, 30, capacity=20)
+    batch = table.get([25, 12, 25, 3, 29, 1000, -1])
+    assert batch["index"].tolist() == [25, 12, 25, 29]
+    assert batch["x"].tolist() == [25, 12, 25, 29]
+    assert table.stats().sampled == 0
+    assert len(table.get([])["index"]) == 0
+    assert len(make.table().get([3])["index"]) == 0
+
+
+def test_priorities_may_have_any_shape_with_as_many_elements(make: Making) -> None:
+    table = filled(make, 5, sampler=Prioritized(1.0, eps=0.0))
+    for priority in (np.array([[0.0], [0.0], [1.0]]), torch.tensor([[[0.0, 0.0, 1.0]]]), [0.0, 0.0, 1.0]):
+        assert table.update_priorities([0, 1, 2], priority) == Applied(3, 0)
+    assert table.update_priorities(torch.tensor([3, 4, 77]), np.zeros((3, 1))) == Applied(2, 1)
+    assert set(table.sample(50)["x"].tolist()) == {2}
+
+
+def test_priorities_that_cannot_be_are_refused(make: Making) -> None:
+    table = filled(make, 5, sampler=Prioritized())
+    for ids, priority in (([0, 1], [1.0]), ([0], [math.nan]), ([0], [-1.0]), ([0], [math.inf]), ([0], ["a"])):
+        with pytest.raises(ConfigError):
+            table.update_priorities(ids, priority)
+    with pytest.raises(Unsupported):
+        filled(make, 5).update_priorities([0], [1.0])
+
+
+def test_fields_are_changed_by_id(make: Making) -> None:
+    table = filled(make, 30, capacity=20)
+    assert table.update([29, 28, 2], reward=np.array([[7.0], [8.0], [9.0]], np.float32)) == Applied(2, 1)
+    assert table.get([28, 29])["reward"].tolist() == [8.0, 7.0]
+    for wrong in ({"nothing": [1.0]}, {"reward": np.zeros(2)}, {"reward": np.array(["a"])}):
+        with pytest.raises(SchemaError):
+            table.update([29], **wrong)
+
+
+def test_how_an_episode_ended_is_not_changed_afterwards(make: Making) -> None:
+    table = make.table(100, LINKED)
+    with pytest.raises(SchemaError, match="cannot be updated"):
+        table.update([0], terminated=np.ones(1, np.bool_))
+
+
+def test_items_are_taken_out_by_id(make: Making) -> None:
+    table = filled(make, 5)
+    assert table.delete([1, 3, 77]) == Applied(2, 1)
+    assert len(table) == 3
+    assert x_of(table, range(5)) == [0, 2, 4]
+    assert set(table.sample(100)["x"].tolist()) == {0, 2, 4}
+
+
+def test_a_cleared_table_is_empty_and_goes_on(make: Making) -> None:
+    table = filled(make, 5)
+    table.clear()
+    assert len(table) == 0
+    assert len(table.get(range(5))["index"]) == 0
+    with pytest.raises(NotEnoughData):
+        table.sample(1)
+    fill(make, table, 2, first=50)
+    assert len(table) == 2
+    batch = table.get([5, 6])
+    assert batch["x"].tolist() == [50, 51]  # ids go on
+    make.table(10, None).clear()
+
+
+def test_clearing_ends_open_episodes(make: Making) -> None:
+    table = make.table(100, LINKED, view=Transitions(2, 0.5))
+    writer = make.writer(table)
+    for reward in (1.0, 2.0):
+        writer.append(obs=0.0, reward=reward, terminated=False)
+    writer.flush()
+    table.clear()
+    for reward in (4.0, 8.0, 16.0):
+        writer.append(obs=1.0, reward=reward, terminated=reward == 16.0)
+    writer.flush()
+    assert sorted(table.get(range(5))["reward"].tolist()) == [4.0 + 8.0 / 2, 8.0 + 16.0 / 2, 16.0]
+
+
+@pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
+def test_a_timeout_that_is_none_is_refused_before_anything_is_done(make: Making, value: Any, tmp_path: Any) -> None:
+    table = filled(make, 5, sampler=Prioritized())
+    table.save(tmp_path)
+    for call in (
+        lambda: table.sample(2, timeout_s=value),
+        lambda: table.update_priorities([0], [1.0], timeout_s=value),
+        lambda: table.update([0], reward=[1.0], timeout_s=value),
+        lambda: table.delete([0], timeout_s=value),
+        lambda: table.clear(timeout_s=value),
+        lambda: table.save(tmp_path, timeout_s=value),
+        lambda: table.load(tmp_path, timeout_s=value),
+    ):
+        with pytest.raises(ConfigError, match="timeout_s="):
+            call()
+    assert len(table) == 5
+    assert table.stats().sampled == 0
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_loaded_in_place(make: Making, tmp_path: Any) -> None:
+    table = filled(make, 30)
+    report = table.save(tmp_path)
+    assert (report.kind, report.number) == ("full", 1)
+    assert report.duration_s >= report.pause_s
+    fill(make, table, 90, first=1000)
+    table.delete(range(100, 110))
+    table.load(tmp_path)
+    assert len(table) == 30
+    assert table.get(range(200))["x"].tolist() == list(range(30))
+    assert table.stats().inserted == 30
+    fill(make, table, 1, first=77)
+    assert x_of(table, [30]) == [77]
+
+
+def test_an_older_save_is_loaded_by_its_number(make: Making, tmp_path: Any) -> None:
+    table = filled(make, 3)
+    table.save(tmp_path)
+    fill(make, table, 3, first=3)
+    assert table.save(tmp_path).number == 2
+    table.load(tmp_path, number=1)
+    assert len(table) == 3
+    table.load(tmp_path)
+    assert len(table) == 6
+    with pytest.raises(ConfigError, match="there is no save 9"):
+        table.load(tmp_path, number=9)
+
+
+def test_a_table_that_knows_no_step_yet_learns_it_from_what_is_loaded(make: Making, tmp_path: Any) -> None:
+    filled(make, 8).save(tmp_path)
+    table = make.table(100, None)
+    table.load(tmp_path)
+    assert x_of(table, range(10)) == list(range(8))
+
+
+def test_less_capacity_takes_the_newest_steps(make: Making, tmp_path: Any) -> None:
+    filled(make, 80).save(tmp_path)
+    table = filled(make, 7, capacity=20)
+    table.load(tmp_path)
+    assert table.capacity == 20
+    assert x_of(table, range(100)) == list(range(60, 80))
+
+
+def test_what_cannot_be_loaded_changes_nothing(make: Making, tmp_path: Any) -> None:
+    table = filled(make, 5)
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        table.load(tmp_path / "nowhere")
+    other = make.table(100, {"y": "float32"})
+    writer = make.writer(other)
+    writer.append(y=1.0)
+    writer.flush()
+    other.save(tmp_path / "other")
+    with pytest.raises(SchemaError, match="the checkpoint's steps are"):
+        table.load(tmp_path / "other")
+    assert x_of(table, range(9)) == list(range(5))
+
+
+def test_priorities_come_back(make: Making, tmp_path: Any) -> None:
+    table = filled(make, 5, sampler=Prioritized(1.0, eps=0.0))
+    table.update_priorities(range(5), [0, 0, 1, 0, 0])
+    table.save(tmp_path)
+    table.update_priorities(range(5), [1, 0, 0, 0, 0])
+    table.load(tmp_path)
+    assert set(table.sample(50)["x"].tolist()) == {2}
+
+
+def test_a_loader_goes_on_with_what_was_loaded(make: Making, tmp_path: Any) -> None:
+    table = filled(make, 30)
+    table.save(tmp_path)
+    table.clear()
+    fill(make, table, 30, first=1000)
+    with AsyncDataLoader(table, 8, prefetch=1, timeout_s=60) as loader:
+        assert next(loader)["x"].min() >= 1000
+        table.load(tmp_path)
+        for _ in range(12):  # those that were under way
+            last = next(loader)
+        assert last["x"].max() < 30
+
+
+def test_a_writer_goes_on_after_a_load_with_a_new_episode(make: Making, tmp_path: Any) -> None:
+    table = make.table(100, LINKED, view=Transitions(2, 0.5))
+    writer = make.writer(table, "mine")
+    for reward in (1.0, 2.0):
+        writer.append(obs=0.0, reward=reward, terminated=False)
+    writer.flush()
+    table.save(tmp_path)
+    table.load(tmp_path)
+    for reward in (4.0, 8.0, 16.0):
+        writer.append(obs=1.0, reward=reward, terminated=reward == 16.0)
+    writer.flush()
+    assert sorted(table.get(range(9))["reward"].tolist()) == [1.0 + 2.0 / 2, 2.0, 4.0 + 8.0 / 2, 8.0 + 16.0 / 2, 16.0]

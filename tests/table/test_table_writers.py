@@ -1,0 +1,305 @@
+"""What holds for every writer: of the table's process, of another one, of a feeder. One function for all, as an actor is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from table_rig import Making
+
+from async_loader import Field, Transitions
+from async_loader.errors import Closed, ConfigError, SchemaError
+from async_loader.table import Table, Writer
+
+PLAIN = {"x": "int64", "terminated": "bool", "truncated": "bool"}
+FOLLOWED = {"obs": Field((), "float32", next="next_obs"), "terminated": "bool", "truncated": "bool"}
+
+
+def rows(table: Table, most: int = 40) -> dict[str, Any]:
+    return table.get(range(most))
+
+
+def test_a_writer_is_one(writing: Making) -> None:
+    writer = writing.writer(writing.table())
+    assert isinstance(writer, Writer)
+
+
+def test_it_says_its_stream_and_what_a_step_is(writing: Making) -> None:
+    table = writing.table()
+    assert writing.writer(table, ("left", 3)).stream == ("left", 3)
+    writer = writing.writer(table)
+    assert writer.stream != writing.writer(table).stream
+    assert writer.schema == table.schema
+
+
+def test_an_actor_moves_by_one_line(writing: Making) -> None:
+    def act(writer: Writer) -> None:
+        for n in range(3):
+            writer.append(x=n, terminated=n == 2)
+        writer.extend(x=np.arange(3, 6))
+        writer.end_episode()
+        writer.flush()
+
+    table = writing.table(100, PLAIN)
+    act(writing.writer(table))
+    assert rows(table)["x"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_ids_come_back_where_the_table_gives_them(writing: Making) -> None:
+    writer = writing.writer(writing.table())
+    one, many = writer.append(x=1, reward=0.5), writer.extend(x=np.arange(3), reward=np.zeros(3))
+    if writing.kind.gives_ids:
+        assert isinstance(one, int)
+        assert many is not None
+        assert many.tolist() == [one + 1, one + 2, one + 3]
+    else:
+        assert one is many is None
+
+
+def test_a_step_is_a_dict_or_keywords(writing: Making) -> None:
+    table = writing.table()
+    writer = writing.writer(table)
+    step = {"x": 1, "reward": 0.5}
+    writer.append(step)
+    writer.append(**step)
+    batch = {"x": np.array([1]), "reward": np.array([0.5])}
+    writer.extend(batch)
+    writer.extend(**batch)
+    writer.flush()
+    assert rows(table)["x"].tolist() == [1] * 4
+    assert list(step) == list(batch) == ["x", "reward"]  # nothing was put into them
+    for wrong in (lambda: writer.append(step, x=1), lambda: writer.extend(batch, x=np.array([1]))):
+        with pytest.raises(SchemaError, match="one or the other"):
+            wrong()
+
+
+def test_ends_are_false_unless_given(writing: Making) -> None:
+    table = writing.table(100, PLAIN)
+    writer = writing.writer(table)
+    writer.append(x=0)
+    writer.append(x=1, terminated=True)
+    writer.extend(x=np.array([2, 3]))
+    writer.extend(x=np.array([4, 5]), truncated=True)
+    writer.extend(x=np.array([6, 7]), terminated=np.array([False, True]), truncated=[True, False])
+    writer.append({"x": 8, "terminated": True}, terminated=False)  # the step says it itself
+    writer.flush()
+    found = rows(table)
+    assert found["terminated"].tolist() == [False, True, False, False, False, False, False, True, True]
+    assert found["truncated"].tolist() == [False, False, False, False, True, True, True, False, False]
+
+
+def test_ends_end_episodes_also_where_they_are_not_stored(writing: Making) -> None:
+    table = writing.table(100, {"reward": "float32"}, view=Transitions(3, 1.0))
+    writer = writing.writer(table)
+    writer.extend(reward=np.array([1.0, 2.0], np.float32), terminated=[False, True])
+    writer.extend(reward=np.array([4.0, 8.0], np.float32), truncated=np.array([False, True]))
+    writer.append(reward=16.0, terminated=True)
+    writer.flush()
+    assert rows(table)["reward"].tolist() == [3.0, 2.0, 12.0, 8.0, 16.0]
+
+
+def test_the_first_step_says_what_a_step_is_with_its_ends(learning: Making) -> None:
+    for first in ("append", "extend"):
+        table = learning.table(100, None)
+        writer = learning.writer(table)
+        one, many = {"x": 1}, {"x": np.array([1])}
+        writer.append(one) if first == "append" else writer.extend(many)
+        writer.append(one, terminated=True)
+        writer.extend(many, truncated=True)
+        writer.flush()
+        assert rows(table)["terminated"].tolist() == [False, True, False]
+        assert rows(table)["truncated"].tolist() == [False, False, True]
+
+
+def test_ends_of_another_number_of_rows_are_refused(writing: Making) -> None:
+    table = writing.table(100, PLAIN)
+    writer = writing.writer(table)
+    with pytest.raises(SchemaError, match=r"terminated has shape \[3\] for 2 rows"):
+        writer.extend(x=np.arange(2), terminated=np.zeros(3, np.bool_))
+    writer.flush()
+    assert len(table) == 0
+
+
+def test_what_came_after_an_episode_is_a_keyword(writing: Making) -> None:
+    table = writing.table(100, FOLLOWED)
+    writer = writing.writer(table)
+    writer.append(obs=0.0)
+    writer.append(obs=1.0, truncated=True, final_obs=9.0)
+    writer.extend(obs=np.array([2.0, 3.0], np.float32), terminated=[False, True], final_obs=np.array([0.0, 8.0], np.float32))
+    writer.append(obs=4.0)
+    writer.end_episode(final_obs=7.0, truncated=True)
+    writer.flush()
+    found = rows(table)
+    assert found["obs"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert found["next_obs"].tolist() == [1.0, 9.0, 3.0, 8.0, 7.0]
+    assert found["truncated"].tolist() == [False, True, False, False, True]
+    with pytest.raises(TypeError):
+        writer.end_episode(7.0)  # type: ignore[misc]
+    with pytest.raises(SchemaError, match="a truncated step needs final_obs"):
+        writer.append(obs=5.0, truncated=True)
+
+
+@pytest.mark.parametrize("name", ["left", 7, ("left", 3), ("a", ("b", 1)), 1.5, None, frozenset({1})], ids=repr)
+def test_any_hashable_names_a_stream(writing: Making, name: Any) -> None:
+    table = writing.table(100, FOLLOWED)
+    writer = writing.writer(table, name)
+    other = "other" if name is None else name
+    for obs in (0.0, 1.0):
+        writer.append(obs=obs)
+        writer.append(obs=obs + 10, stream="another")
+    writer.append(obs=2.0, stream=None if name is None else name)
+    writer.append(obs=50.0, stream=other)
+    writer.flush()
+    found = rows(table)
+    linked = dict(zip(found["obs"].tolist(), found["next_obs"].tolist(), strict=True))
+    assert linked == {0.0: 1.0, 1.0: 2.0, 10.0: 11.0, **({} if name is None else {2.0: 50.0})}
+
+
+@pytest.mark.parametrize("name", [[1], {"a": 1}, np.arange(2)], ids=repr)
+def test_what_names_no_stream_is_refused(writing: Making, name: Any) -> None:
+    table = writing.table()
+    writer = writing.writer(table)
+    with pytest.raises(ConfigError, match="stream="):
+        writer.append(x=1, reward=0.0, stream=name)
+    with pytest.raises(ConfigError, match="stream="):
+        writer.end_episode(stream=name)
+    writer.flush()
+    assert len(table) == 0
+
+
+def test_rows_of_a_batch_may_have_a_stream_each(writing: Making) -> None:
+    table = writing.table(100, FOLLOWED)
+    writer = writing.writer(table)
+    for start in (0.0, 100.0, 200.0):
+        writer.extend(obs=np.arange(3, dtype=np.float32) + np.float32(start), stream=["a", ("b", 2), 3])
+    writer.extend(obs=np.array([300.0, 400.0], np.float32), stream="a")
+    writer.flush()
+    found = rows(table)
+    linked = dict(zip(found["obs"].tolist(), found["next_obs"].tolist(), strict=True))
+    assert linked == {0.0: 100.0, 1.0: 101.0, 2.0: 102.0, 100.0: 200.0, 101.0: 201.0, 102.0: 202.0, 200.0: 300.0, 300.0: 400.0}
+    with pytest.raises(SchemaError, match="2 streams are given for 3 rows"):
+        writer.extend(obs=np.zeros(3, np.float32), stream=["a", "b"])
+
+
+def test_the_episode_of_any_stream_is_ended_by_its_name(writing: Making) -> None:
+    table = writing.table(100, {"reward": "float32"}, view=Transitions(3, 1.0))
+    writer = writing.writer(table, "mine")
+    for reward in (1.0, 2.0):
+        writer.append(reward=reward)
+        writer.append(reward=10 * reward, stream="another")
+    writer.end_episode(stream="another", terminated=True)
+    writer.end_episode(stream="of nobody")
+    writer.flush()
+    assert sorted(rows(table)["reward"].tolist()) == [20.0, 30.0]
+    with pytest.raises(ConfigError, match="an episode ends in one way"):
+        writer.end_episode(terminated=True, truncated=True)
+
+
+def test_close_ends_every_episode_that_the_writer_has_open(writing: Making) -> None:
+    table = writing.table(100, {"reward": "float32"}, view=Transitions(3, 1.0))
+    writer = writing.writer(table)
+    writer.append(reward=1.0)
+    writer.extend(reward=np.array([2.0, 4.0], np.float32), stream=["a", "b"])
+    writer.flush()
+    assert len(table) == 0
+    writer.close()
+    writer.close()
+    assert sorted(rows(table)["reward"].tolist()) == [1.0, 2.0, 4.0]
+    for call in (
+        lambda: writer.append(reward=1.0),
+        lambda: writer.extend(reward=np.zeros(2, np.float32)),
+        lambda: writer.end_episode(),
+    ):
+        with pytest.raises(Closed):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [({"x": 1}, "lacks 'reward'"), ({"x": 1, "reward": 0.5, "y": 2}, "has also 'y'"), ({"x": "a", "reward": 0.5}, "'x'")],
+)
+def test_a_step_that_does_not_fit_is_refused_by_name(writing: Making, step: dict[str, Any], said: str) -> None:
+    table = writing.table()
+    writer = writing.writer(table)
+    with pytest.raises(SchemaError, match=said):
+        writer.append(step)
+    with pytest.raises(SchemaError, match=said):
+        writer.extend({name: np.array([value]) for name, value in step.items()})
+    writer.append(x=1, reward=0.5)
+    writer.flush()
+    assert len(table) == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
+def test_a_timeout_that_is_none_is_refused_and_nothing_is_written(writing: Making, value: Any) -> None:
+    table = writing.table()
+    writer = writing.writer(table)
+    for call in (
+        lambda: writer.append(x=1, reward=0.0, timeout_s=value),
+        lambda: writer.extend(x=np.arange(2), reward=np.zeros(2), timeout_s=value),
+        lambda: writer.end_episode(timeout_s=value),
+        lambda: writer.flush(timeout_s=value),
+        lambda: writer.close(timeout_s=value),
+    ):
+        with pytest.raises(ConfigError, match="timeout_s="):
+            call()
+    writer.flush()
+    assert len(table) == 0
+
+
+# -- vectors of environments ---------------------------------------------------------------------------------------------
+
+
+class Envs:
+    num_envs = 2
+    metadata = {"autoreset_mode": "next_step"}  # noqa: RUF012 - as Gymnasium has it
+
+
+def test_a_vector_of_environments_says_how_many_there_are(vectors: Making) -> None:
+    table = vectors.table(100, FOLLOWED)
+    for envs in (Envs(), 2):
+        with table.vector_writer(envs) as writer:
+            assert len(writer.streams) == 2
+    with table.vector_writer(2, streams=["a", ("b", 1)]) as writer:
+        assert writer.streams == ["a", ("b", 1)]
+    for wrong in (0, "2", object()):
+        with pytest.raises(ConfigError, match="envs="):
+            table.vector_writer(wrong)
+    with pytest.raises(ConfigError, match="these environments say"):
+        table.vector_writer(Envs(), autoreset="same_step")
+    with pytest.raises(ConfigError, match="3 streams for 2 environments"):
+        table.vector_writer(2, streams=[1, 2, 3])
+
+
+def test_each_environment_is_a_stream_and_resets_are_no_steps(vectors: Making) -> None:
+    table = vectors.table(100, FOLLOWED)
+    obs = np.array([[0, 1, 2, 100, 101], [10, 11, 12, 13, 14]], np.float32)
+    with table.vector_writer(Envs()) as writer:
+        for t in range(4):
+            ended = np.array([t == 1, False])  # the next call resets the first
+            writer.append(obs=obs[:, t], next_obs=obs[:, t + 1], terminated=ended, truncated=np.zeros(2, np.bool_))
+        writer.flush()
+    found = rows(table)
+    linked = dict(zip(found["obs"].tolist(), found["next_obs"].tolist(), strict=True))
+    assert linked == {0.0: 1.0, 1.0: 2.0, 10.0: 11.0, 11.0: 12.0, 12.0: 13.0}
+    assert found["terminated"].tolist().count(True) == 1
+
+
+def test_a_vectors_steps_go_in_together_or_not_at_all(vectors: Making) -> None:
+    table = vectors.table(100, PLAIN)
+    ends = {"terminated": np.zeros(2, np.bool_), "truncated": np.zeros(2, np.bool_)}
+    with table.vector_writer(2) as writer:
+        for wrong in ({"x": np.zeros(3, np.int64)}, {"x": np.zeros(2), "y": np.zeros(2)}, {"x": np.array(["a", "b"])}):
+            with pytest.raises(SchemaError):
+                writer.append(next_obs=np.zeros(2), **wrong, **ends)
+        writer.append(x=np.arange(2), next_obs=np.zeros(2), **ends)
+        writer.flush()
+        assert sorted(rows(table)["x"].tolist()) == [0, 1]
+        writer.reset()
+        writer.append(x=np.arange(2), next_obs=np.zeros(2), **ends)
+        writer.flush()
+    assert len(table) == 4
+    with pytest.raises(Closed):
+        writer.append(x=np.arange(2), next_obs=np.zeros(2), **ends)
