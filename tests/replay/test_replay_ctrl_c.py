@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from storm_rig import alarms, count_points, some_points, strike
+from storm_rig import PACKAGE, alarms, count_points, some_points, strike
 
 from async_loader import Field, MinHeap, Prioritized, ReplayBuffer, Transitions, Uniform
 
@@ -148,3 +151,27 @@ def test_signals_at_random_moments_neither_lose_nor_double_a_step() -> None:
     assert stored == list(range(writer.steps))[-len(stored) :]
     batch = buffer.sample(500)
     assert (batch["next_obs"] == batch["obs"] + 1).all()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python says so of a strike in __del__
+def test_a_save_that_ctrl_c_interrupts_leaves_no_descriptor_and_the_saves_before_it(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(100, {"x": "int64"}, seed=0)
+    buffer.extend(x=np.arange(60))
+    within = tuple(f"{PACKAGE}replay{os.sep}checkpoint{os.sep}{name}.py" for name in ("disk", "writing"))
+    buffer.save(tmp_path / "saved")
+
+    def save() -> None:
+        buffer.update(np.arange(60), x=np.arange(60))
+        buffer.save(tmp_path / "saved")
+
+    total = count_points(save, within)
+    save()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for at in some_points(total, 100):
+        raised = type(strike(save, at, within=within).raised)  # the error itself keeps what the call had open
+        assert raised in (KeyboardInterrupt, type(None))
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == before, at
+    with ReplayBuffer.load(tmp_path / "saved") as loaded:
+        assert len(loaded) == 60

@@ -2,8 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from async_loader.interrupts import HeldBack
+
+
+class Descriptor:
+    """An open file or folder, which is closed with this object at the latest: also where Ctrl-C cuts its user.
+
+    Parameters
+    ----------
+    open_ : callable
+        Opens it, and returns its descriptor.
+    close : callable
+        Closes it, given the descriptor.
+    """
+
+    def __init__(self, open_: Callable[[], int], close: Callable[[int], None] = os.close) -> None:
+        self._close, self.fd = close, -1
+        with HeldBack():  # an interrupted call would leave a descriptor that no object owns
+            self.fd = open_()
+
+    def close(self) -> None:
+        """May be called again."""
+        with HeldBack():  # closed twice, a number may be another thread's descriptor by then
+            fd, self.fd = self.fd, -1
+            if fd < 0:
+                return
+            try:
+                self._close(fd)
+            except BaseException:
+                with contextlib.suppress(OSError):  # a test's error, or one that has closed it all the same
+                    os.close(fd)
+                raise
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing() and hasattr(self, "fd"):
+            self.close()
 
 
 class Disk:
@@ -28,11 +67,11 @@ class Disk:
 
     def sync_folder(self, path: Path) -> None:
         """Make what was created, renamed and removed in a folder last."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = Descriptor(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
-            os.fsync(fd)
+            os.fsync(folder.fd)
         finally:
-            os.close(fd)
+            folder.close()
 
     def rename(self, old: Path, new: Path) -> None:
         os.rename(old, new)

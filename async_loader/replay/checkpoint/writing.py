@@ -8,7 +8,6 @@ whole, as its files are on the disk by then. What it replaces is renamed to a te
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 import time
@@ -24,7 +23,7 @@ import numpy.typing as npt
 from async_loader.errors import AsyncLoaderError, Timeout, Unsupported
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.checkpoint import arrays, encoding, folder
-from async_loader.replay.checkpoint.disk import Disk
+from async_loader.replay.checkpoint.disk import Descriptor, Disk
 from async_loader.replay.checkpoint.manifest import Block, Manifest
 from async_loader.replay.checkpoint.settings import lasting_json
 from async_loader.replay.checkpoint.snapshot import Piece, Private, Taking
@@ -75,7 +74,7 @@ class DataFile:
         self._disk, self._path = disk, path
         self.blocks: list[Block] = []
         self.nbytes = self.rows = 0
-        self._fd = disk.create(path)
+        self._file = Descriptor(lambda: disk.create(path), disk.close)
 
     def put(self, piece: Piece) -> None:
         """Write a block."""
@@ -87,26 +86,19 @@ class DataFile:
         """Write bytes."""
         with _named(self._path):
             while len(data):
-                written = self._disk.write(self._fd, data)
+                written = self._disk.write(self._file.fd, data)
                 self.nbytes += written
                 data = data[written:]
 
     def finish(self) -> None:
         """All of it is on the disk when this returns."""
         with _named(self._path):
-            self._disk.sync(self._fd)
+            self._disk.sync(self._file.fd)
         self.close()
 
     def close(self) -> None:
         """May be called again."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            try:
-                self._disk.close(fd)
-            except BaseException:
-                with contextlib.suppress(OSError):  # a test's error, or one that has closed it all the same
-                    os.close(fd)
-                raise
+        self._file.close()
 
 
 @contextlib.contextmanager
