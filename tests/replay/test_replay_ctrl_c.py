@@ -173,5 +173,5 @@ def test_a_save_that_ctrl_c_interrupts_leaves_no_descriptor_and_the_saves_before
         assert raised in (KeyboardInterrupt, type(None))
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) == before, at
-    with ReplayBuffer.load(tmp_path / "saved") as loaded:
+    with ReplayBuffer.from_checkpoint(tmp_path / "saved") as loaded:
         assert len(loaded) == 60
