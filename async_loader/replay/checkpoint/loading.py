@@ -44,7 +44,10 @@ def load_into(owner: Owner, drawer: Drawer, saver: Saver, path: Any, number: int
             checkpoint.verify()
             _Loading(checkpoint, {"sampler": owner.sampler, "remover": owner.remover}).replace(owner, drawer, saver)
         except CorruptCheckpoint as error:
-            raise with_remedy(error, checkpoint.root, checkpoint.newest.number) from None
+            found = with_remedy(error, checkpoint.root, checkpoint.newest.number)
+            for note in getattr(error, "__notes__", ()):
+                found.add_note(note)
+            raise found from None
 
 
 class _Loading:
