@@ -29,7 +29,7 @@ KINDS = [one for one in map(vars(samplers).get, samplers.__all__) if isinstance(
 """The samplers of the package."""
 
 part_of(samplers.Linear)
-union_of(samplers.Sampler, KINDS)
+SamplerSettings = union_of(samplers.Sampler, KINDS)
 part_of(RateLimiter)
 part_of(Transitions)
 

@@ -127,6 +127,7 @@ class ReplayBuffer(Table):
         size: int,
         schema: SchemaLike | None = None,
         *,
+        view: Transitions | None = None,
         capacity: int | str | None = None,
         seed: int | None = None,
     ) -> Self:
@@ -145,7 +146,7 @@ class ReplayBuffer(Table):
             Rows, or memory as in ``"8GiB"``. By default ``size`` where steps stand alone. Where the schema links them
             (``Field(stack=..., next=...)``) final observations and open episodes take rows too: room for one final
             observation for each item with ``next``, and for 32 open episodes. Give more where more episodes are open at once.
-        seed : int, optional
+        view, seed : as in ReplayBuffer, optional
 
         Raises
         ------
@@ -161,10 +162,10 @@ class ReplayBuffer(Table):
         (array([0, 1]), 1)
         """
         made = None if schema is None else Schema.of(schema)
-        rows = capacity_of(size, made)
+        rows = capacity_of(size, made, checked_view(view))
         return cls(
             rows if capacity is None else capacity, made, sampler=Fifo(), remover=Fifo(), limiter=Queue(size),
-            max_times_sampled=1, seed=seed,
+            view=view, max_times_sampled=1, seed=seed,
         )  # fmt: skip
 
     @classmethod

@@ -4,7 +4,9 @@
 The size of a queue counts items, its capacity rows. Where steps stand alone these are the same. Where the schema or the view
 links them, rows lie beside the items: the final observation of each episode, the steps of an open episode that wait for
 their successors, and the past that the stacks of its next steps show. So that ``size`` items can wait however short the
-episodes are, each item has a row for a final observation, and there is room for `OPEN_EPISODES` open episodes.
+episodes are, each item has a row for a final observation, and there is room for `OPEN_EPISODES` open episodes: for the rows that
+each pins, and for those that the others keep free for it (`Table.room_for`). They have to take turns: an episode that
+stands still while others go on and on holds the ring up in the end, whatever the capacity.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ def capacity_of(size: int, schema: Schema | None, view: Transitions | None = Non
     size = positive("size", size)
     depth, followed = (1, 0) if schema is None else depth_and_lookahead(schema)
     waiting = (1 if view is None else view.n_steps) - 1 + followed
-    beside = depth - 1 + waiting + followed
-    return size * (1 + followed) + OPEN_EPISODES * beside
+    if depth == 1 and not waiting:
+        return size
+    pinned, reserve = depth - 1 + waiting + followed, max(1, waiting) + followed
+    return size * (1 + followed) + OPEN_EPISODES * (pinned + reserve) + 2
 
 
 def check_stack(schema: Schema | None) -> None:

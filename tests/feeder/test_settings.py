@@ -156,6 +156,7 @@ OBJECTS = {
         st.just(RateLimiter(min_size_to_sample=9, samples_per_insert=2, error_buffer=float("inf"))),
         st.just(RateLimiter(min_size_to_sample=9, samples_per_insert=2, error_buffer=(-3, 50))),
     ),
+    "view": st.builds(Transitions, st.integers(1, 99), numbers, reward=st.sampled_from(["reward", "r"])),
     "schema": st.dictionaries(
         st.sampled_from("abcd"),
         st.builds(
@@ -233,6 +234,9 @@ class Mine(samplers.Uniform):
         ({"queue": 5, "capacity": 3}, "a queue of 5: the table keeps 3 steps"),
         ({"stack": 5, "schema": {"a": Field(stack=2)}}, "field 'a' has a stack= or a next="),
         ({"queue": 0}, "size=0"),
+        ({"capacity": 9, "view": {"n_step": 3}}, r"tables.t.view.n_step: there is no such setting: say n_steps"),
+        ({"capacity": 9, "view": {"n_steps": 0}}, "tables.t.view: n_steps=0"),
+        ({"stack": 9, "view": Transitions(3)}, "a stack sets view itself"),
         ({"capacity": 9, "limiter": {"kind": "queue", "size": 7}}, "say queue: 7 in place of the limiter"),
         ({"capacity": 9, "limiter": "stack"}, "say stack: ... in place of the limiter"),
         ("1000", "'1000' has no unit: text is bytes, as in '1000B'"),
@@ -242,6 +246,16 @@ class Mine(samplers.Uniform):
 def test_a_table_that_cannot_be_is_refused_with_the_remedy(table, said):
     with pytest.raises((ConfigError, SchemaError), match=said):
         ServerSettings.from_plain({"t": table})
+
+
+def test_a_view_in_a_file_is_the_tables(tmp_path):
+    text = "capacity: 99, view: {n_steps: 3, gamma: 0.9}, schema: {reward: float32}"
+    table = load_table(tmp_path, text)
+    assert table == load_table(tmp_path, text.replace("{n_steps", "{kind: transitions, n_steps"))
+    with table.make() as buffer:
+        assert buffer.view == Transitions(3, 0.9)
+    with load_table(tmp_path, text.replace("capacity", "queue")).make() as queue:
+        assert queue.view == Transitions(3, 0.9)
 
 
 def test_a_queue_is_a_size_and_a_schema():
