@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from async_loader import Field, Transitions
+from async_loader import Field, MinSize, Prioritized, Transitions
 from async_loader.errors import ConfigError, NotEnoughData, SchemaError, Timeout, Unsupported
 from async_loader.feeder import connect
 
@@ -18,9 +18,9 @@ SCHEMA = {"obs": Field((4,), "float32"), "reward": Field((), "float32")}
 def client():
     tables = {
         "plain": 1000,
-        "rated": {"capacity": 1000, "limiter": {"kind": "min_size", "size": 50}},
-        "queue": {"capacity": 64, "sampler": "fifo", "max_times_sampled": 1, "limiter": {"kind": "queue", "size": 64}},
-        "weighted": {"capacity": 1000, "sampler": "prioritized"},
+        "rated": {"capacity": 1000, "limiter": MinSize(50)},
+        "queue": {"queue": 64},
+        "weighted": {"capacity": 1000, "sampler": Prioritized()},
         "linked": 1000,
     }
     with connect("embedded", tables=tables) as made:
