@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, SchemaError
+from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.limiter import UNLIMITED
 from async_loader.replay.reader import ReplayReader, Target
 from async_loader.replay.rows import AWAITS, FINAL, TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Prioritized, Sampler, Uniform
+from async_loader.replay.source import sampler_for
 from async_loader.replay.staging import NO_FIELDS
 from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
@@ -284,21 +285,15 @@ class ServedTable:
     ) -> Drawing:  # fmt: skip
         """What one learner draws with. The table has a schema.
 
-        One learner alone, without a seed, draws as `ReplayBuffer.sample` does, the same items in the same order.
-        ``given``: a sampler of the learner's own, which is told of every item from now on.
+        As `ReplayBuffer.source`. ``given``: a sampler of the learner's own, which is told of every item from now on.
         """
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-        owner, sampler = self._owner, self._owner.sampler
-        own = given is not None or (type(sampler) is Uniform and (world_size > 1 or seed is not None))
-        if own:
-            sampler = Uniform() if given is None else given
-            words = [rank, world_size, *owner.seeds.generate_state(4).tolist()] if seed is None else [rank, world_size, seed]
-            sampler.bind(owner.table.items, np.random.SeedSequence(words))
-        drawing = Drawing(self, view, sampler, own, min_size)
-        if own:
-            with owner.lock:
-                owner.attach(sampler)
+        sampler, own = sampler_for(self._owner, given, seed, rank, world_size)
+        try:
+            drawing = Drawing(self, view, sampler, own, min_size)
+        except BaseException:
+            if own:
+                self._owner.let_go_of(sampler)
+            raise
         return drawing
 
 

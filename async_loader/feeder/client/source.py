@@ -74,6 +74,7 @@ class RemoteSource:
         self._shown: Shown | None = None
         self._closed = False
         self._on_open: Callable[[ReaderLine], None] = lambda line: None
+        self._update: Callable[..., Applied] | None = None  # that of the table
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """A loader will plan so many batches ahead, so as many are worth being on their way; more if asked for."""
@@ -225,6 +226,25 @@ class RemoteSource:
         if self._line is None:
             raise ConfigError("update_priorities before the first batch: there is nothing to give new priorities to")
         return update(self._connection, self._line, index, priority, Deadline(self._timeout_s))
+
+    def update(self, index: Any, /, **fields: Any) -> Applied:
+        """New values of some fields, by id: see `TableClient.update`."""
+        if self._closed:
+            raise Closed("this source is closed")
+        assert self._update is not None
+        return self._update(index, **fields)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        wanted = self._wanted(1, 1) if self._line is None else self._line.wanted
+        how = "" if self.transport is None else f" transport={self.transport!r}"
+        return (
+            f"<RemoteSource of table {wanted.table!r} at {self._connection.address}{how} {'closed' if self._closed else 'open'}>"
+        )
 
     def waiting_for(self) -> str | None:
         """``None``: what this waits for comes from other processes."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import batch_format as formats
-from async_loader.errors import ConfigError
+from async_loader.errors import AsyncLoaderError, ConfigError
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import ReaderLine, Transport
@@ -80,6 +80,7 @@ _KINDS_OF_SAMPLES = 16
 """Sizes and views of `TableClient.sample` that are kept open; those that were used last."""
 _IDS = 1 << 20
 """Ids that one message names at most."""
+_REPR_S = 1.0
 _GONE = np.array([-1], np.int64)
 _COUNTS = ("size", "inserted", "sampled", "deleted", "streams", "interrupted")
 
@@ -148,16 +149,20 @@ class TableClient:
         return TableStats(**{**dict.fromkeys(_COUNTS, 0), **known, "waiting": waiting})
 
     def __repr__(self) -> str:
-        said = self._about
-        known = "" if said is None else f", capacity={said.capacity}, sampler={said.sampler}"
-        return f"<table {self.name!r} of the feeder at {self._connection.address}{known}>"
+        try:
+            deadline = Deadline(min(self._timeout_s, _REPR_S))
+            said, state = self._ask_about(deadline), "open"
+        except AsyncLoaderError as error:
+            said, state = self._about, type(error).__name__.lower()
+        known = "" if said is None else f" size={said.stats['size']} capacity={said.capacity} sampler={said.sampler}"
+        return f"<TableClient {self.name!r} of {self._connection.address}{known} {state}>"
 
     def _known(self) -> AboutReply:
         """What does not change once there is a schema: asked for until then."""
         return self._about or self._ask_about()
 
-    def _ask_about(self) -> AboutReply:
-        reply = self._call(About(table=self.name), None).body
+    def _ask_about(self, deadline: Deadline | None = None) -> AboutReply:
+        reply = self._call(About(table=self.name), deadline).body
         assert isinstance(reply, AboutReply)
         if reply.schema is not None:
             self._about = reply
@@ -377,7 +382,7 @@ class TableClient:
             )  # fmt: skip
 
         source = RemoteSource(self._connection, wanted, prefetch, transport, self._timeout_s, self._client)
-        source._on_open = self._client._has_read
+        source._on_open, source._update = self._client._has_read, self.update
         self._client._keep(source)
         return source
 
@@ -531,11 +536,10 @@ class TableClient:
         """
         said = self._call(Save(table=self.name, path=self._folder(path)), timeout_s).body
         assert isinstance(said, Saved)
-        names = SaveReport.__dataclass_fields__
-        known = {name: getattr(said, name) for name in names if hasattr(said, name)}
-        if "seconds" in names:
-            known["seconds"] = said.duration_s
-        return SaveReport(**known)
+        return SaveReport(
+            kind=said.kind, number=said.number, nbytes=said.nbytes, duration_s=said.duration_s, pause_s=said.pause_s,
+            rows=said.rows,
+        )  # fmt: skip
 
     def load(
         self,

@@ -68,6 +68,11 @@ class RemoteWriter:
         """Whether `close` was called."""
         return self._line.closing
 
+    def __repr__(self) -> str:
+        line = self._line
+        state = "closed" if line.closing else line.phase.value
+        return f"<RemoteWriter table={line.table!r} stream={self.stream!r} steps={self.steps} {state}>"
+
     @property
     def steps(self) -> int:
         """Steps that were added through this writer, in the table or on their way there. It never falls.

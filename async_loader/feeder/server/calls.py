@@ -155,8 +155,8 @@ class Calls:
         numbers = {name: value for name, value in plain.items() if isinstance(value, int | float)}
         reply = AboutReply(
             schema=None if schema is None else spec_of(schema),
-            capacity=buffer.capacity or None,
-            nbytes=buffer.nbytes or None,
+            capacity=buffer.capacity,
+            nbytes=buffer.nbytes,
             limiter=limiter_plain(limiter),
             sampler=repr(table.table.sampler)[:512],
             stats={**numbers, "waiting": [*table.intake.waiting(), *table.outlet.waiting(), *self.waiting(table)][:8]},
@@ -169,8 +169,7 @@ class Calls:
         body = message.body
         assert isinstance(body, Get)
         view = view_of(table.outlet, body.view)
-        buffer: Any = table.buffer
-        batch = buffer.get(_ids(message), view=view)
+        batch = table.buffer.get(_ids(message), view=view)
         structure = tree.structure_of(batch)
         columns = [np.ascontiguousarray(one) for one in tree.leaves(batch, structure)]
         rows = len(columns[0])
@@ -209,8 +208,7 @@ class Calls:
 
     def _clear(self, session: Session, message: Message, table: Table) -> Message:
         assert isinstance(message.body, Clear)
-        buffer: Any = table.buffer
-        buffer.clear()
+        table.buffer.clear()
         table.outlet.forget_rows()
         return message.reply(Done())
 
