@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path, PurePath
 
 import pytest
-from table_rig import TABLES, WRITERS, Making, Writers, each, making, open_here
+from table_rig import TABLES, WRITERS, Making, Writers, each, making, open_here, relative, served
 
 
 @pytest.fixture(**each(TABLES))
 def make(request: pytest.FixtureRequest) -> Iterator[Making]:
     """Makes tables, and writers of their own."""
-    with making(Writers(request.param, open_here)) as made:
+    with making(Writers(request.param, open_here, folder=relative if request.param is served else Path)) as made:
         yield made
+
+
+@pytest.fixture
+def folder(make: Making, tmp_path: Path) -> PurePath:
+    """Where tables may be saved to, as they are told it."""
+    return make.kind.folder(tmp_path)
 
 
 @pytest.fixture(**each(WRITERS))

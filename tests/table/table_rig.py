@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import multiprocessing
+import shutil
+import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
 
+from msgspec.structs import replace
+
 from async_loader import ReplayBuffer
+from async_loader.feeder import connect
+from async_loader.feeder.keys import make_keys
+from async_loader.feeder.serving import Serving
+from async_loader.feeder.settings import CheckpointSettings, SecuritySettings, ServerSettings
 from async_loader.table import Table, Writer
 
 SCHEMA = {"x": "int64", "reward": "float32"}
@@ -17,7 +29,40 @@ SCHEMA = {"x": "int64", "reward": "float32"}
 MakeTable = Callable[..., contextlib.AbstractContextManager[Table]]
 """Called with what ReplayBuffer takes: (capacity, schema, **settings)."""
 
-TABLES: dict[str, MakeTable] = {"local": ReplayBuffer}
+
+@contextlib.contextmanager
+def embedded(capacity: Any = None, schema: Any = None, **settings: Any) -> Iterator[Table]:
+    """A table of a feeder that this process has started."""
+    with connect("embedded", tables={"one": _settings(capacity, schema, settings)}) as client:
+        yield client.table("one")
+
+
+@contextlib.contextmanager
+def served(capacity: Any = None, schema: Any = None, **settings: Any) -> Iterator[Table]:
+    """A table of a feeder that is reached over tcp, with keys."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        make_keys(folder / "keys", ["actor"])
+        made = ServerSettings.from_plain({"one": _settings(capacity, schema, settings)})
+        made = replace(
+            made, bind="tcp://127.0.0.1:*", drain_s=0.1, checkpoint=CheckpointSettings(path=_saves()),
+            security=SecuritySettings(keys=str(folder / "keys")),
+        )  # fmt: skip
+        serving = Serving(made)
+        thread = threading.Thread(target=serving.run)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(serving.stop)
+        client = connect(serving.address, keys=folder / "keys" / "actor.secret")
+        yield stack.enter_context(client).table("one")
+
+
+def _settings(capacity: Any, schema: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    given = {**settings, "capacity": capacity, "schema": schema}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+TABLES: dict[str, MakeTable] = {"local": ReplayBuffer, "embedded": embedded, "served": served}
 
 
 @dataclass
@@ -35,6 +80,8 @@ class Writers:
         Whether the table has to know what a step is before there is a writer.
     vectors : bool
         Whether the vector writer of the table writes as these do.
+    folder : callable
+        A path, as the table is told it.
     """
 
     table: MakeTable
@@ -42,6 +89,20 @@ class Writers:
     gives_ids: bool = True
     needs_schema: bool = False
     vectors: bool = True
+    folder: Callable[[Path], PurePath] = Path
+
+
+def relative(path: Path) -> PurePath:
+    """As a feeder is told it, within its folder for checkpoints."""
+    return PurePath(str(path).lstrip("/"))
+
+
+@functools.cache
+def _saves() -> str:
+    """The folder for checkpoints of all feeders of this run."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    return folder
 
 
 def open_here(stack: contextlib.ExitStack, table: Table, stream: Hashable | None) -> Writer:
@@ -54,6 +115,8 @@ def open_elsewhere(stack: contextlib.ExitStack, table: ReplayBuffer, stream: Has
 
 WRITERS: dict[str, Writers] = {
     "local": Writers(ReplayBuffer, open_here),
+    "embedded": Writers(embedded, open_here, gives_ids=False),
+    "served": Writers(served, open_here, gives_ids=False),
     "another process": Writers(ReplayBuffer, open_elsewhere, needs_schema=True, vectors=False),
 }
 

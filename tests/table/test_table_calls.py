@@ -270,17 +270,17 @@ def test_clearing_ends_open_episodes(make: Making) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, -1, "a"], ids=repr)
-def test_a_timeout_that_is_none_is_refused_before_anything_is_done(make: Making, value: Any, tmp_path: Any) -> None:
+def test_a_timeout_that_is_none_is_refused_before_anything_is_done(make: Making, value: Any, folder: Any) -> None:
     table = filled(make, 5, sampler=Prioritized())
-    table.save(tmp_path)
+    table.save(folder)
     for call in (
         lambda: table.sample(2, timeout_s=value),
         lambda: table.update_priorities([0], [1.0], timeout_s=value),
         lambda: table.update([0], reward=[1.0], timeout_s=value),
         lambda: table.delete([0], timeout_s=value),
         lambda: table.clear(timeout_s=value),
-        lambda: table.save(tmp_path, timeout_s=value),
-        lambda: table.load(tmp_path, timeout_s=value),
+        lambda: table.save(folder, timeout_s=value),
+        lambda: table.load(folder, timeout_s=value),
     ):
         with pytest.raises(ConfigError, match="timeout_s="):
             call()
@@ -291,14 +291,14 @@ def test_a_timeout_that_is_none_is_refused_before_anything_is_done(make: Making,
 # -- checkpoints ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_table_is_loaded_in_place(make: Making, tmp_path: Any) -> None:
+def test_a_table_is_loaded_in_place(make: Making, folder: Any) -> None:
     table = filled(make, 30)
-    report = table.save(tmp_path)
+    report = table.save(folder)
     assert (report.kind, report.number) == ("full", 1)
     assert report.duration_s >= report.pause_s
     fill(make, table, 90, first=1000)
     table.delete(range(100, 110))
-    table.load(tmp_path)
+    table.load(folder)
     assert len(table) == 30
     assert table.get(range(200))["x"].tolist() == list(range(30))
     assert table.stats().inserted == 30
@@ -306,78 +306,78 @@ def test_a_table_is_loaded_in_place(make: Making, tmp_path: Any) -> None:
     assert x_of(table, [30]) == [77]
 
 
-def test_an_older_save_is_loaded_by_its_number(make: Making, tmp_path: Any) -> None:
+def test_an_older_save_is_loaded_by_its_number(make: Making, folder: Any) -> None:
     table = filled(make, 3)
-    table.save(tmp_path)
+    table.save(folder)
     fill(make, table, 3, first=3)
-    assert table.save(tmp_path).number == 2
-    table.load(tmp_path, number=1)
+    assert table.save(folder).number == 2
+    table.load(folder, number=1)
     assert len(table) == 3
-    table.load(tmp_path)
+    table.load(folder)
     assert len(table) == 6
     with pytest.raises(ConfigError, match="there is no save 9"):
-        table.load(tmp_path, number=9)
+        table.load(folder, number=9)
 
 
-def test_a_table_that_knows_no_step_yet_learns_it_from_what_is_loaded(make: Making, tmp_path: Any) -> None:
-    filled(make, 8).save(tmp_path)
+def test_a_table_that_knows_no_step_yet_learns_it_from_what_is_loaded(make: Making, folder: Any) -> None:
+    filled(make, 8).save(folder)
     table = make.table(100, None)
-    table.load(tmp_path)
+    table.load(folder)
     assert x_of(table, range(10)) == list(range(8))
 
 
-def test_less_capacity_takes_the_newest_steps(make: Making, tmp_path: Any) -> None:
-    filled(make, 80).save(tmp_path)
+def test_less_capacity_takes_the_newest_steps(make: Making, folder: Any) -> None:
+    filled(make, 80).save(folder)
     table = filled(make, 7, capacity=20)
-    table.load(tmp_path)
+    table.load(folder)
     assert table.capacity == 20
     assert x_of(table, range(100)) == list(range(60, 80))
 
 
-def test_what_cannot_be_loaded_changes_nothing(make: Making, tmp_path: Any) -> None:
+def test_what_cannot_be_loaded_changes_nothing(make: Making, folder: Any) -> None:
     table = filled(make, 5)
     with pytest.raises(ConfigError, match="there is no checkpoint"):
-        table.load(tmp_path / "nowhere")
+        table.load(folder / "nowhere")
     other = make.table(100, {"y": "float32"})
     writer = make.writer(other)
     writer.append(y=1.0)
     writer.flush()
-    other.save(tmp_path / "other")
+    other.save(folder / "other")
     with pytest.raises(SchemaError, match="the checkpoint's steps are"):
-        table.load(tmp_path / "other")
+        table.load(folder / "other")
     assert x_of(table, range(9)) == list(range(5))
 
 
-def test_priorities_come_back(make: Making, tmp_path: Any) -> None:
+def test_priorities_come_back(make: Making, folder: Any) -> None:
     table = filled(make, 5, sampler=Prioritized(1.0, eps=0.0))
     table.update_priorities(range(5), [0, 0, 1, 0, 0])
-    table.save(tmp_path)
+    table.save(folder)
     table.update_priorities(range(5), [1, 0, 0, 0, 0])
-    table.load(tmp_path)
+    table.load(folder)
     assert set(table.sample(50)["x"].tolist()) == {2}
 
 
-def test_a_loader_goes_on_with_what_was_loaded(make: Making, tmp_path: Any) -> None:
+def test_a_loader_goes_on_with_what_was_loaded(make: Making, folder: Any) -> None:
     table = filled(make, 30)
-    table.save(tmp_path)
+    table.save(folder)
     table.clear()
     fill(make, table, 30, first=1000)
     with AsyncDataLoader(table, 8, prefetch=1, timeout_s=60) as loader:
         assert next(loader)["x"].min() >= 1000
-        table.load(tmp_path)
+        table.load(folder)
         for _ in range(12):  # those that were under way
             last = next(loader)
         assert last["x"].max() < 30
 
 
-def test_a_writer_goes_on_after_a_load_with_a_new_episode(make: Making, tmp_path: Any) -> None:
+def test_a_writer_goes_on_after_a_load_with_a_new_episode(make: Making, folder: Any) -> None:
     table = make.table(100, LINKED, view=Transitions(2, 0.5))
     writer = make.writer(table, "mine")
     for reward in (1.0, 2.0):
         writer.append(obs=0.0, reward=reward, terminated=False)
     writer.flush()
-    table.save(tmp_path)
-    table.load(tmp_path)
+    table.save(folder)
+    table.load(folder)
     for reward in (4.0, 8.0, 16.0):
         writer.append(obs=1.0, reward=reward, terminated=reward == 16.0)
     writer.flush()

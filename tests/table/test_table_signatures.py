@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from async_loader import ReplayBuffer
+from async_loader.feeder.client.table import TableClient
+from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.replay.remote.handle import WriterHandle
 from async_loader.replay.remote.writer import ProcessWriter
 from async_loader.replay.vector_writer import VectorWriter
@@ -19,6 +21,8 @@ IMPLEMENTERS: list[tuple[type, type]] = [
     (Table, ReplayBuffer),
     (Writer, LocalWriter),
     (Writer, ProcessWriter),
+    (Table, TableClient),
+    (Writer, RemoteWriter),
     (VectorWriterProtocol, VectorWriter),
 ]
 TRANSPORT = {"writer", "source"}

@@ -547,11 +547,8 @@ class Connection:
                 line.begin()
                 self._unsent[call.sequence] = call
                 return
-            call.error = (
-                error_of(body, self.address)
-                if call.where is None
-                else error_as(body, call.where, getattr(call.body, "batch_size", 0))
-            )
+            needed = getattr(call.body, "batch_size", 0)
+            call.error = error_of(body, self.address) if call.where is None else error_as(body, call.where, needed)
         else:
             call.reply = message
         self.forget_calls([call])  # also where the thread that asked was interrupted, and does not

@@ -449,6 +449,7 @@ class ReaderLine:
         if error.code == ErrorCode.UNKNOWN_READER:
             if self.phase in (Phase.OFFERING, Phase.READY):
                 self.phase, self._ask_at = Phase.WANTED, None
+                self.inbox.clear()  # the table may hold something else by now: it was loaded
         elif self.phase is Phase.CLOSING:
             self.phase, self._ask_at = Phase.CLOSED, None
         elif self.phase is Phase.OPENING and error.retryable and error.code != ErrorCode.LIMIT:  # that is ours to change

@@ -53,7 +53,7 @@ from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay import by_id
-from async_loader.replay.arguments import floats_of, ids_of, positive
+from async_loader.replay.arguments import floats_of, ids_of, positive, whole_seed
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
@@ -151,7 +151,8 @@ class TableClient:
     def __repr__(self) -> str:
         try:
             deadline = Deadline(min(self._timeout_s, _REPR_S))
-            said, state = self._ask_about(deadline), "open"
+            said: AboutReply | None = self._ask_about(deadline)
+            state = "open"
         except AsyncLoaderError as error:
             said, state = self._about, type(error).__name__.lower()
         known = "" if said is None else f" size={said.stats['size']} capacity={said.capacity} sampler={said.sampler}"
@@ -372,12 +373,13 @@ class TableClient:
             self._connection.check_version("min_size")
         if own is not None:
             self._connection.check_version("a sampler of the source's own")
+        number = None if seed is None else whole_seed(seed)
         limit = seconds_or_none("timeout_s", timeout_s)
         limit = None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S)
 
         def wanted(batch_size: int, ahead: int) -> OpenReader:
             return OpenReader(
-                table=self.name, batch_size=batch_size, view=seen, rank=rank, world_size=world_size, seed=seed,
+                table=self.name, batch_size=batch_size, view=seen, rank=rank, world_size=world_size, seed=number,
                 timeout_s=limit, prefetch=ahead, together=MOST_AHEAD, min_size=least, sampler=own,
             )  # fmt: skip
 

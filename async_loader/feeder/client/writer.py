@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -59,9 +59,23 @@ class RemoteWriter:
 
     @property
     def schema(self) -> Schema | None:
-        """Of the table's steps; ``None`` while that is unknown, also before the feeder has said it."""
+        """Of the table's steps; ``None`` while that is unknown. Waits until the feeder has said whether it is."""
+        if self._line.packer is None:
+            with contextlib.suppress(AsyncLoaderError):  # the calls that need it say why
+                self._wait_for_schema()
         packer = self._line.packer
         return None if packer is None else packer.schema
+
+    def _wait_for_schema(self) -> None:
+        """Until OPEN_WRITER was answered."""
+        line = self._line
+
+        def attempt() -> bool:
+            line.check()
+            return line.packer is not None or line.phase is Phase.NAMELESS
+
+        deadline = self._deadline(None)
+        line.news.until(attempt, deadline, lambda: self._connection.no_answer("OPEN_WRITER"))
 
     @property
     def closed(self) -> bool:
@@ -283,7 +297,8 @@ class RemoteWriter:
         room = self._make_room(deadline, refused="the end of the episode was not added")
         with line.lock:
             line.check()
-            if final is not None and line.part is not None and line.part.ends_in(number):
+            here = final is not None and not packer.stored and line.part is not None and line.part.ends_in(number)
+            if here and line.part is not None and final is not None:
                 line.part.put_final(packer.followed, final, number, ends=ends)
             elif room:
                 shown = SHOWN if final else 0
@@ -355,11 +370,11 @@ class RemoteWriter:
     def __enter__(self) -> RemoteWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: Any) -> None:
         try:
             self.close()
         except AsyncLoaderError:
-            if error is None:  # else it would hide why
+            if not any(_):  # else it would hide why
                 raise
 
     # -- rows into messages ------------------------------------------------------------------------------------------------
@@ -498,14 +513,7 @@ class VectorTarget(RemoteWriter):
 
     @property
     def schema(self) -> Schema | None:
-        """Of the table's steps; waits until the feeder has said whether there is one."""
-        line = self._line
-        if line.packer is None:
-
-            def attempt() -> bool:
-                line.check()
-                return line.packer is not None or line.phase is Phase.NAMELESS
-
-            deadline = self._deadline(None)
-            line.news.until(attempt, deadline, lambda: self._connection.no_answer("OPEN_WRITER"))
+        """Of the table's steps. Raises what keeps it from being known."""
+        if self._line.packer is None:
+            self._wait_for_schema()
         return super().schema

@@ -75,7 +75,7 @@ def test_a_sample_that_is_held_stays_as_it_was(client):
 
 def test_an_empty_table_without_a_limiter_says_so_at_once(client):
     table = client.table("plain")
-    with pytest.raises(NotEnoughData, match="the buffer is empty"):
+    with pytest.raises(NotEnoughData, match="the table holds 0"):
         table.sample(8)
 
 
