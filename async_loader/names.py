@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
@@ -150,6 +151,11 @@ ATTRIBUTES: dict[str, str] = {
 }
 """Attributes of before and of other libraries' tables, writers and loaders, and what to say."""
 
+ON_CLASS: dict[str, str] = {
+    "load": "say table.load(path), or ReplayBuffer.from_checkpoint(path) for a table that is not there yet"
+}
+"""Methods that were, or are elsewhere, called on a class."""
+
 PUBLIC: dict[str, str] = {
     "Queue": "say ReplayBuffer.queue(size, schema)",
     "Stack": "say ReplayBuffer.stack(size, schema)",
@@ -220,8 +226,9 @@ def explain_wrong_attributes(kind: T) -> T:
 def explain_wrong_names(function: F) -> F:
     """Decorate a callable without ``**fields``: a TypeError of its call names the word that we use.
 
-    A call that Python accepts costs one more frame and nothing else; do not use it where steps are appended. A warning
-    within ``function`` has to count that frame in its ``stacklevel``.
+    A call that Python accepts costs one more frame and nothing else. Do not use it where steps are appended, nor where a
+    result must not be lost (``sample`` of a queue): Python may handle a signal in that frame, behind the call. Warnings
+    within ``function`` take their level from `stacklevel`.
 
     >>> @explain_wrong_names
     ... def wait(*, timeout_s=None): ...
@@ -258,6 +265,10 @@ def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         only = f"takes {', '.join(placed)} by place" if placed else "takes nothing by place"
         names = ", ".join(f"{one}=" for one in named if one not in placed)
         raise TypeError(f"{owner}() {only}, and {given} values were given: name the others ({names})") from None
+    name = function.__name__
+    if len(parameters) < len(signature.parameters) and args and not hasattr(args[0], name):
+        text = f"{function.__qualname__.rsplit('<locals>.', 1)[-1]}() is called on an object, not on the class"
+        raise TypeError(f"{text}: {ON_CLASS[name]}" if name in ON_CLASS else text) from None
 
 
 def _owner(function: Callable[..., Any], bound: object) -> str:
@@ -267,6 +278,14 @@ def _owner(function: Callable[..., Any], bound: object) -> str:
         return function.__qualname__.rsplit("<locals>.", 1)[-1].removesuffix(".__init__")
     kind = (bound if isinstance(bound, type) else type(bound)).__name__
     return kind if name == "__init__" else f"{kind}.{name}"
+
+
+def stacklevel() -> int:
+    """Of a warning of the calling function: its line is that of the program, however many frames of ours are between."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("async_loader."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def describe(obj: Any) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from async_loader import spaces, tree
 from async_loader.errors import SchemaError
-from async_loader.names import explain_wrong_names
+from async_loader.names import SAY, explain_wrong_names, hint
 
 __all__ = [
     "RESERVED",
@@ -217,7 +217,14 @@ class Schema:
         try:
             return list(tree.leaves(value, self.structure))
         except tree.Misfit as error:
-            raise SchemaError(f"the step does not fit the schema ({self}): {error}") from None
+            raise SchemaError(f"the step does not fit the schema ({self}): {error}{self._unknown(value)}") from None
+
+    def _unknown(self, value: Any) -> str:
+        """What a step says that the schema does not, as the end of a message."""
+        known = [field.name for field in self.fields]
+        words = [word for word in value if isinstance(word, str) and word not in known] if isinstance(value, Mapping) else []
+        told = [f"{word!r} is no field of it: {hint(word, known)}" for word in words if word in SAY][:1]
+        return "".join(f"; {one}" for one in told)
 
     def rebuild(self, values: Iterable[Any]) -> Any:
         return tree.rebuild(self.structure, values)

@@ -29,6 +29,15 @@ def filled(seed: int | None = None) -> ReplayBuffer:
 # -- what it draws from --------------------------------------------------------------------------------------------------
 
 
+def test_a_loader_over_a_table_draws_by_its_own_seed():
+    def drawn(seed):
+        with filled() as buffer, AsyncDataLoader(buffer, 8, seed=seed, timeout_s=SLACK_S) as loader:
+            return [next(loader)["x"].tolist() for _ in range(3)]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+
+
 def test_the_loader_of_a_table_changes_rows_by_id():
     with filled() as buffer, AsyncDataLoader(buffer, 8, timeout_s=SLACK_S) as loader:
         index = next(loader)["index"]

@@ -149,3 +149,33 @@ def test_a_method_is_named_by_the_class_of_its_object():
         Pond(3).sample(8, timeout=3)
     with pytest.raises(TypeError, match=r"^Pond\(\) has no maxlen: say capacity$"):
         Pond(maxlen=3)
+
+
+def test_a_method_that_is_called_on_its_class_says_so():
+    class Lake:
+        @explain_wrong_names
+        def load(self, path):
+            return path
+
+        @explain_wrong_names
+        def fill(self, amount):
+            return amount
+
+    assert Lake().load("x") == "x"
+    with pytest.raises(TypeError, match=r"^Lake.load\(\) is called on an object, not on the class: say table.load"):
+        Lake.load("x")
+    with pytest.raises(TypeError, match=r"^Lake.fill\(\) is called on an object, not on the class$"):
+        Lake.fill(3)
+
+
+def test_a_warning_points_at_the_program(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text("""import warnings
+from async_loader.names import explain_wrong_names, stacklevel
+space = {"__name__": "async_loader.deep", "warnings": warnings, "stacklevel": stacklevel}
+exec("def deep(): warnings.warn('far down', stacklevel=stacklevel())", space)
+explain_wrong_names(space["deep"])()
+""")
+    with pytest.warns(UserWarning, match="far down") as seen:
+        exec(compile(script.read_text(), str(script), "exec"), {"__name__": "program"})
+    assert (seen[0].filename, seen[0].lineno) == (str(script), 5)

@@ -18,7 +18,12 @@ import pytest
 import surface
 
 import async_loader
-from async_loader import names
+from async_loader import feeder, names, replay, source, table
+from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.replay.remote.writer import ProcessWriter
+from async_loader.replay.writer import LocalWriter
+
+writers = (LocalWriter, ProcessWriter, RemoteWriter)
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,6 +46,19 @@ def test_every_public_module_names_what_it_offers(module):
     assert found.__all__
     assert all(hasattr(found, name) for name in found.__all__)
     assert len(set(found.__all__)) == len(found.__all__)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        async_loader.AsyncDataLoader, async_loader.DataLoader, async_loader.ReplayBuffer, async_loader.Sampler,
+        async_loader.Table, async_loader.Writer, table.VectorWriter, source.Reader, source.Source, source.Leasing,
+        feeder.Client, feeder.TableClient, replay.WriterHandle, *writers,
+    ],
+    ids=lambda kind: kind.__name__,
+)  # fmt: skip
+def test_a_class_that_threads_share_says_who_may_call_what(kind):
+    assert "Threads: " in (kind.__doc__ or "")
 
 
 def test_doors_name_what_they_offer():

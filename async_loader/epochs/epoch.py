@@ -13,6 +13,7 @@ from async_loader.epochs.order import Batches, Streams
 from async_loader.epochs.works import Streamed, Where
 from async_loader.errors import Closed
 from async_loader.interrupts import HeldBack
+from async_loader.names import stacklevel
 from async_loader.pipeline.batch import Failure
 from async_loader.pipeline.iteration import NOTHING, Iteration
 from async_loader.source import END
@@ -193,7 +194,7 @@ def can_pin() -> bool:
 
     if torch.accelerator.is_available():
         return True
-    warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=5)
+    warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=stacklevel())
     return False
 
 

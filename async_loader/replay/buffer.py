@@ -12,7 +12,7 @@ from async_loader.batch_format import BatchFormat, convert
 from async_loader.batch_format import checked as checked_format
 from async_loader.errors import CannotSend, ConfigError
 from async_loader.lifecycle import seconds
-from async_loader.names import explain_wrong_names
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import one_of, positive, size_of
 from async_loader.replay.by_id import ById
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@explain_wrong_attributes
 class ReplayBuffer(Table):
     """The newest ``capacity`` steps, in shared memory: a `async_loader.table.Table`.
 
@@ -196,6 +197,7 @@ class ReplayBuffer(Table):
     # -- what it is ------------------------------------------------------------------------------------------------------
 
     @staticmethod
+    @explain_wrong_names
     def nbytes_for(capacity: int, schema: SchemaLike) -> int:
         """Bytes of shared memory that a full buffer of ``capacity`` steps takes, exactly."""
         return StorageLayout.of(Schema.of(schema), positive("capacity", capacity)).nbytes
@@ -370,6 +372,7 @@ class ReplayBuffer(Table):
             stream = 0
         return self._in.extend(one_of(batch, fields, "batch"), stream, priority, timeout_s, final_obs)
 
+    @explain_wrong_names
     def end_episode(
         self,
         *,
@@ -416,6 +419,7 @@ class ReplayBuffer(Table):
         """
         return self._owner.writer_handle()
 
+    @explain_wrong_names
     def vector_writer(
         self,
         envs: int | VectorEnv,
@@ -494,6 +498,7 @@ class ReplayBuffer(Table):
             raise
         return batch  # no call after the batch is there: Ctrl-C comes before, or when the caller has it
 
+    @explain_wrong_names
     def source(
         self,
         *,
@@ -533,6 +538,7 @@ class ReplayBuffer(Table):
 
     # -- by id -----------------------------------------------------------------------------------------------------------
 
+    @explain_wrong_names
     def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
         """Rows by id.
 
@@ -551,6 +557,7 @@ class ReplayBuffer(Table):
         """
         return self._by_id.get(index, view)
 
+    @explain_wrong_names
     def update_priorities(self, index: Any, priority: Any, *, timeout_s: float | None = None) -> Applied:
         """New priorities of items, by id.
 
@@ -604,6 +611,7 @@ class ReplayBuffer(Table):
             seconds("timeout_s", timeout_s)
         return self._by_id.update(index, **fields)
 
+    @explain_wrong_names
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
         """Take items out, by id: they are not drawn any more. Their neighbours' stacks and returns still show them."""
         if timeout_s is not None:
@@ -616,6 +624,7 @@ class ReplayBuffer(Table):
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 
+    @explain_wrong_names
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> checkpoint.SaveReport:
         """Write everything that the table knows into a folder, while others go on adding and sampling.
 
@@ -647,6 +656,7 @@ class ReplayBuffer(Table):
         """
         return self._saver.save(path, timeout_s)
 
+    @explain_wrong_names
     def load(self, path: str | os.PathLike[str], *, number: int | None = None, timeout_s: float | None = None) -> None:
         """Put what was saved to a folder in place of what the table holds.
 

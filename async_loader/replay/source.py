@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from async_loader.errors import Closed, ConfigError
 from async_loader.lifecycle import Bell, Patience
+from async_loader.names import stacklevel
 from async_loader.replay.arguments import positive, whole_seed
 from async_loader.replay.by_id import ById
 from async_loader.replay.drawing import Drawer, Taken, assembled
@@ -174,7 +175,7 @@ class ReplaySource:
         limiter = self._owner.limiter
         text = None if limiter is None else Limits(limiter).window_warning(batch_size, batches)
         if text is not None:
-            warnings.warn(text, UserWarning, stacklevel=4)
+            warnings.warn(text, UserWarning, stacklevel=stacklevel())
 
 
 def sampler_for(owner: Owner, sampler: Sampler | None, seed: int | None, rank: int, world_size: int) -> tuple[Any, bool]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.lifecycle import Bell, Deadline, Gate
+from async_loader.names import stacklevel
 
 WARN_AFTER_S = 10.0
 _INSTEAD = "with timeout_s= it raises Timeout instead"
@@ -122,7 +123,7 @@ class Waiters:
                 if left is None and not warned and time.monotonic() - since >= WARN_AFTER_S:
                     warned = True
                     text = f"waiting to {what} for {WARN_AFTER_S:g} s: {why}. The call goes on waiting; "
-                    warnings.warn(text + _INSTEAD, RuntimeWarning, stacklevel=4)
+                    warnings.warn(text + _INSTEAD, RuntimeWarning, stacklevel=stacklevel())
         finally:
             if entered:
                 with self._lock:

@@ -7,6 +7,7 @@ from typing import Any
 
 from async_loader.errors import Closed, ConfigError
 from async_loader.lifecycle import seconds_or_none
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import one_of
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.owner import Owner
@@ -21,6 +22,7 @@ _MANY = 256
 """Streams beside the writer's own, from which on those whose episodes have ended are forgotten."""
 
 
+@explain_wrong_attributes
 class LocalWriter:
     """Adds the steps of an actor in the table's process. A `async_loader.table.Writer`, made by `ReplayBuffer.writer`.
 
@@ -170,6 +172,7 @@ class LocalWriter:
         tally.end(len(ids))
         return ids
 
+    @explain_wrong_names
     def end_episode(
         self,
         *,

@@ -54,7 +54,8 @@ def main() -> None:
                     info=info,
                 )
                 obs = next_obs
-            batch = next(loader)
+                if len(buffer) >= 30:
+                    batch = next(loader)
         assert batch["obs"].shape == batch["next_obs"].shape == (16, 4, 8, 8)
         assert batch["discount"].shape == (16,)
 

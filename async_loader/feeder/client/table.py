@@ -251,7 +251,6 @@ class TableClient:
 
     # -- batches out -------------------------------------------------------------------------------
 
-    @explain_wrong_names
     def sample(
         self,
         batch_size: int,

@@ -17,6 +17,7 @@ from async_loader.feeder.client.writer_line import MESSAGE_BYTES_MOST, Phase, Wr
 from async_loader.feeder.wire import FINAL, SHOWN
 from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Deadline, seconds
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import one_of, schema_of_columns
 from async_loader.replay.staging import Ends, count_of
 from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
@@ -25,6 +26,7 @@ from async_loader.schema import Schema
 from async_loader.table import Streams
 
 
+@explain_wrong_attributes
 class RemoteWriter:
     """Appends steps to a table of a feeder: a `async_loader.table.Writer`. Made by `TableClient.writer`.
 
@@ -269,6 +271,7 @@ class RemoteWriter:
         self._streams.ended(rows.ended())
         self._connection.wake()
 
+    @explain_wrong_names
     def end_episode(
         self,
         *,

@@ -13,6 +13,7 @@ import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, seconds
+from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import floats_of, one_float, one_of
 from async_loader.replay.remote.handle import Terms
 from async_loader.replay.remote.lane import Floats, Ids, Lane
@@ -38,6 +39,7 @@ def _at(point: str) -> None:
     """Between reserving, writing and publishing a row. Tests end the process here."""
 
 
+@explain_wrong_attributes
 class ProcessWriter:
     """Adds the steps of another process than the table's. A `async_loader.table.Writer`, made by `WriterHandle.open`.
 
@@ -177,6 +179,7 @@ class ProcessWriter:
         del columns, finals  # whose memory the kernels read
         return ids
 
+    @explain_wrong_names
     def end_episode(
         self,
         *,
