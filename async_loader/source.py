@@ -171,7 +171,10 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """Anything that has data. These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `Leasing`."""
+    """Anything that has data. These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `Leasing`.
+
+    Threads: `plan` is called by one, the producer's; `update_priorities` by any.
+    """
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """What makes the next batch. Called by the producer thread only, one call at a time, ahead of the consumer.

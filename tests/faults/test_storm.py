@@ -102,7 +102,7 @@ def test_whichever_point_of_next_is_struck_the_following_call_gives_the_same_bat
     assert numbers == list(range(0, 4 * len(taken), 4))
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "inline"), (2, "thread"), (2, "process")])
+@pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "thread"), (2, "process")])
 def test_whichever_point_of_an_epoch_is_struck_each_batch_comes_once(workers, kind):
     taken = []
     with DataLoader(

@@ -49,6 +49,8 @@ class WriterHandle:
 
     Hand it to a process as an argument, under any start method. Whoever calls `open` first has it; a handle is for one
     process and one time. One that is dropped unopened gives its place to another.
+
+    Threads: any, in any process; `open` once.
     """
 
     def __init__(self, sock_fd: int, owner_fd: int, lane: Segment, clock: Segment, storage: Storage, terms: Terms) -> None:
