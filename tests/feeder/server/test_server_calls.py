@@ -1,0 +1,266 @@
+"""Calls of tables in a server: checkpoints beside the loop, folders that nobody leaves, turns, and bounds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_loader import ReplayBuffer
+from async_loader.errors import ConfigError, CorruptCheckpoint, Malformed, Timeout, Unsupported
+from async_loader.feeder import connect
+from async_loader.feeder.server.folders import Folders
+from async_loader.feeder.server.jobs import MOST, Jobs
+from async_loader.feeder.serving import Serving
+from async_loader.feeder.settings import CheckpointSettings, ServerSettings
+from async_loader.lifecycle import Bell, readable
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Starts a server in a thread; its address. All are stopped at the end."""
+    started = []
+
+    def start(checkpoint=tmp_path / "saves", **tables):
+        settings = ServerSettings.from_plain(tables or {"one": 1000})
+        made = {"bind": f"ipc://{tmp_path}/f{len(started)}", "drain_s": 0.5}
+        if checkpoint is not None:
+            made["checkpoint"] = CheckpointSettings(path=str(checkpoint))
+        from msgspec.structs import replace
+
+        serving = Serving(replace(settings, **made))
+        thread = threading.Thread(target=serving.run)
+        thread.start()
+        started.append((serving, thread))
+        return serving.address
+
+    yield start
+    while started:  # pytest keeps the fixture for longer than its tables may live
+        serving, thread = started.pop()
+        serving.stop()
+        thread.join(PATIENCE_S)
+
+
+def fill(table, rows, first=0):
+    with table.writer() as writer:
+        writer.extend(x=np.arange(first, first + rows))
+
+
+# -- folders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["..", "a/../..", "/etc", "a/../../b", "a\\..\\b", "nul\0l", "../one-too"])
+def test_a_path_that_leaves_the_folder_is_refused_by_name(tmp_path, path):
+    with pytest.raises(ConfigError, match="leaves the folder of table 'one'"):
+        Folders(tmp_path).of("one", path)
+
+
+@given(st.text(max_size=40), st.text(min_size=1, max_size=256))
+def test_no_path_and_no_name_of_a_table_leaves_the_folder(path, table):
+    root = Path("/nowhere/at/all")
+    try:
+        found = Folders(root).of(table, path)
+    except ConfigError:
+        return
+    assert len(found.relative_to(root).parts) >= 1
+    assert ".." not in found.parts
+
+
+@given(st.lists(st.text(min_size=1, max_size=256), min_size=2, max_size=2, unique=True))
+def test_two_tables_never_share_a_folder(names):
+    one, other = (Folders("/nowhere").of(name, "") for name in names)
+    assert one != other
+    assert one.parent == other.parent
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    (tmp_path / "saves" / "one").mkdir(parents=True)
+    (tmp_path / "saves" / "one" / "out").symlink_to(tmp_path)
+    (tmp_path / "saves" / "two").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="through a link"):
+        Folders(tmp_path / "saves").of("one", "out/there")
+    with pytest.raises(ConfigError, match="link"):
+        Folders(tmp_path / "saves").of("two", "")
+
+
+def test_without_a_folder_for_checkpoints_a_save_says_what_to_do(serve):
+    with connect(serve(checkpoint=None)) as client:
+        table = client.table("one")
+        fill(table, 3)
+        for call in (lambda: table.save("x"), lambda: table.load("x")):
+            with pytest.raises(Unsupported, match=r"checkpoint: \{path: FOLDER\}"):
+                call()
+
+
+# -- saves and loads -----------------------------------------------------------------------------
+
+
+def test_what_was_saved_is_there_in_the_next_server(serve, tmp_path):
+    with connect(serve()) as client:
+        fill(client.table("one"), 30)
+        report = client.table("one").save("nightly")
+        assert (report.kind, report.number) == ("full", 1)
+    assert (tmp_path / "saves" / "one" / "nightly").is_dir()
+    with connect(serve()) as client:
+        table = client.table("one")
+        table.load("nightly")
+        assert sorted(set(table.sample(500)["x"].tolist())) == list(range(30))
+        with pytest.raises(ConfigError, match="there is no checkpoint"):
+            table.load("yesterday")
+
+
+def test_a_damaged_checkpoint_is_said_to_be_one(serve, tmp_path):
+    with connect(serve()) as client:
+        table = client.table("one")
+        fill(table, 30)
+        table.save("x")
+        (data,) = (tmp_path / "saves" / "one" / "x").glob("save-*/data*")
+        data.write_bytes(data.read_bytes()[:-1])
+        with pytest.raises(CorruptCheckpoint, match="data"):
+            table.load("x")
+        assert len(table) == 30
+
+
+def test_a_server_answers_others_while_a_table_is_saved(serve, monkeypatch):
+    going, begun = threading.Event(), threading.Event()
+    real = ReplayBuffer.save
+
+    def slow(self, path, **options):
+        begun.set()
+        assert going.wait(PATIENCE_S)
+        return real(self, path, **options)
+
+    monkeypatch.setattr(ReplayBuffer, "save", slow)
+    with connect(serve()) as client:
+        table = client.table("one")
+        fill(table, 10)
+        reports = []
+        thread = threading.Thread(target=lambda: reports.append(table.save("x")))
+        thread.start()
+        assert begun.wait(PATIENCE_S)
+        assert len(table.sample(8)["x"]) == 8
+        fill(table, 5, first=10)
+        assert client.status()["tables"]["one"]["size"] == 15
+        going.set()
+        thread.join(PATIENCE_S)
+        assert reports[0].kind == "full"
+
+
+def test_a_table_rests_while_it_is_loaded_and_nothing_is_lost(serve, monkeypatch):
+    going, begun = threading.Event(), threading.Event()
+    real = ReplayBuffer.load
+
+    def slow(self, path, **options):
+        begun.set()
+        assert going.wait(PATIENCE_S)
+        return real(self, path, **options)
+
+    with connect(serve()) as client:
+        table = client.table("one")
+        fill(table, 10)
+        table.save("x")
+        monkeypatch.setattr(ReplayBuffer, "load", slow)
+        loading = threading.Thread(target=table.load, args=("x",))
+        loading.start()
+        assert begun.wait(PATIENCE_S)
+        status = client.status()["tables"]["one"]
+        assert status["waiting"] == ["everyone: it is being loaded"]
+        with pytest.raises(Timeout, match="the table is being loaded"):
+            table.sample(4, timeout_s=0.05)
+        sizes, writer = [], table.writer()
+        asking = threading.Thread(target=lambda: sizes.append(len(table)))
+        writing = threading.Thread(target=lambda: (writer.extend(x=np.arange(100, 105)), writer.close()))
+        asking.start()
+        writing.start()
+        client.status()
+        assert not sizes
+        going.set()
+        for thread in (loading, asking, writing):
+            thread.join(PATIENCE_S)
+        assert sizes[0] >= 10
+        assert set(table.sample(500)["x"].tolist()) == {*range(10), *range(100, 105)}
+
+
+def test_jobs_are_bounded_done_in_order_and_ended():
+    bell, told, going = Bell(), [], threading.Event()
+    jobs = Jobs(bell.ring)
+    try:
+        jobs.add(lambda: going.wait(PATIENCE_S), told.append)
+        for i in range(1, MOST):
+            jobs.add(lambda i=i: i, told.append)
+        with pytest.raises(Malformed, match="ask later"):
+            jobs.add(lambda: 0, told.append)
+        going.set()
+        until = time.monotonic() + PATIENCE_S
+        while jobs.busy and time.monotonic() < until:
+            readable([bell.fileno()], PATIENCE_S)
+            bell.clear()
+            jobs.finish()
+        assert told == [True, *range(1, MOST)]
+    finally:
+        assert jobs.close(PATIENCE_S)
+        bell.close()
+
+
+# -- turns and bounds ----------------------------------------------------------------------------
+
+
+def test_calls_and_readers_of_a_queue_take_turns(serve):
+    with connect(serve(checkpoint=None, one={"queue": 64})) as client:
+        table, found = client.table("one"), []
+        source = table.source(prefetch=1)
+
+        def read():
+            from async_loader.lifecycle import Deadline, Patience
+
+            for _ in range(4):
+                found.extend(source.plan(8, Patience(deadline=Deadline(PATIENCE_S))).batch["x"].tolist())
+
+        def call():
+            for _ in range(4):
+                found.extend(table.sample(8, timeout_s=PATIENCE_S)["x"].tolist())
+
+        threads = [threading.Thread(target=one) for one in (read, call)]
+        for one in threads:
+            one.start()
+        for first in range(0, 80, 16):  # the reader may have one batch more than it uses
+            fill(table, 16, first)
+        for one in threads:
+            one.join(PATIENCE_S)
+        assert len(found) == len(set(found)) == 64
+        source.close()
+
+
+def test_a_batch_that_fits_no_message_is_refused_with_both_numbers(serve):
+    with connect(serve(checkpoint=None, one={"capacity": 100, "schema": {"x": ((20,), "float64")}})) as client:
+        table = client.table("one")
+        with table.writer() as writer:
+            writer.append(x=np.zeros(20))
+        with pytest.raises(Malformed, match=r"a batch of 1048576 rows takes \d+ bytes, a message 67108864: ask for fewer rows"):
+            table.sample(1 << 20)
+        assert len(table.sample(8)["x"]) == 8
+
+
+def test_samplers_of_readers_are_bounded(serve):
+    from async_loader import Prioritized
+    from async_loader.errors import Broken
+    from async_loader.lifecycle import Deadline, Patience
+
+    with connect(serve(checkpoint=None)) as client:
+        table = client.table("one")
+        fill(table, 10)
+        sources = [table.source(sampler=Prioritized(0.5), prefetch=0) for _ in range(17)]
+        for source in sources[:16]:
+            assert "weight" in source.plan(4, Patience(deadline=Deadline(PATIENCE_S))).batch
+        with pytest.raises(Broken, match="16 samplers of their own"):
+            sources[16].plan(4, Patience(deadline=Deadline(PATIENCE_S)))
+        sources[0].close()
+        late = table.source(sampler=Prioritized(0.5), prefetch=0)
+        assert len(late.plan(4, Patience(deadline=Deadline(PATIENCE_S))).batch["x"]) == 4
