@@ -325,6 +325,11 @@ class Drawer:
     def _why_not(self, sampler: Sampler, count: int, min_size: int) -> str | None:
         owner = self._owner
         limits = owner.limits
+        once = not sampler.repeats or bool(owner.max_times_sampled)
+        wanted = max(count if once else 1, min_size)
+        if limits is not None and wanted > limits.needed:
+            limits.needed = wanted
+            owner.waiters.ring()  # writers that the ratio has stopped may go on
         if limits is not None and not limits.may_sample(count):
             return limits.why_not_sample(count)
         if not owner.ready:
@@ -333,11 +338,6 @@ class Drawer:
         held, most = len(table), table.drawable(sampler)
         if most is None or most >= count:
             return None if held >= min_size else _short(held, min_size)
-        once = not sampler.repeats or bool(owner.max_times_sampled)
-        wanted = max(count if once else 1, min_size)
-        if limits is not None and wanted > limits.needed:
-            limits.needed = wanted
-            owner.waiters.ring()  # writers that the ratio has stopped may go on
         return _short(held, max(count, min_size) if most or once else min_size)
 
     def _check_ever(self, sampler: Sampler, count: int, min_size: int) -> None:
@@ -379,7 +379,7 @@ class Drawer:
     def _check_limiter(self, limits: Limits, count: int, held: int, times: int) -> None:
         """Raise ConfigError if the limiter stops inserting before there are so many items that each is drawn once only."""
         more = limits.insertable()
-        if more == UNLIMITED:
+        if more == UNLIMITED or (more and self._owner.table.g[LOOKAHEAD]):  # see Limits: waiting steps let others in
             return
         most = max(len(self._owner.table) + self._owner.table.waiting + more, limits.config.min_size_to_sample)
         if count > max(held, times * most):

@@ -197,7 +197,7 @@ class Limits:
     waiting : int
         Steps that were written and are no items yet. They count for the ratio, not for the size.
     needed : int
-        Items that the largest draw so far needed and the table lacked: each of them once, where the sampler repeats none.
+        Items that the largest draw so far needs: each of its rows another, where the sampler repeats none.
     """
 
     __slots__ = ("_config", "_high", "_low", "_min_size", "_spi", "deleted", "inserted", "needed", "sampled", "waiting")
@@ -225,6 +225,13 @@ class Limits:
             return True
         return n <= self._free_of_ratio()
 
+    def may_insert_together(self, n: int, promised: int = 0) -> bool:
+        """Whether ``n`` rows that go in together or not at all may be inserted, beside ``promised`` others.
+
+        While nothing can be sampled one row is always let in, and the others come with it.
+        """
+        return self.may_insert(n + promised) or self.inserted - self.deleted + promised < self._min_size
+
     def _free_of_ratio(self) -> int:
         """Steps that may be inserted whatever the ratio says, while waiting steps keep a draw from its items.
 
@@ -236,7 +243,7 @@ class Limits:
 
     def can_ever_insert(self, n: int) -> bool:
         """Whether sampling, and nothing else, leads to where ``n`` rows may be inserted at once."""
-        return self.may_insert(n) or n * self._spi <= self.window()
+        return self.may_insert_together(n) or n * self._spi <= self.window()
 
     def may_sample(self, n: int) -> bool:
         """Whether ``n`` rows may be sampled at once."""

@@ -182,14 +182,14 @@ class Owner:
             return True
         if not self.has_room(rows, streams):
             return False
-        return limits.may_insert(count) if self.writers is None else self.writers.may_insert(limits, count)
+        return limits.may_insert_together(count) if self.writers is None else self.writers.may_insert(limits, count)
 
     def why_not_insert(self, count: int = 1, rows: int = 1, streams: Container[int] = ()) -> str | None:
         """Why `may_insert` says no, in numbers. Under the lock."""
         limits = self.limits
         if limits is None or self.may_insert(count, rows, streams):
             return None
-        full = limits.may_insert(count) and not self.has_room(rows, streams)
+        full = limits.may_insert_together(count) and not self.has_room(rows, streams)
         return self.table.why_full() if full else limits.why_not_insert(count)
 
     def writer_handle(self) -> WriterHandle:

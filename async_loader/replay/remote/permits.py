@@ -45,10 +45,10 @@ class Permits:
 
     def may_insert(self, limits: Limits, count: int) -> bool:
         """Whether others than the writers may insert so many at once."""
-        if limits.may_insert(count + self.promised()):
+        if limits.may_insert_together(count, self.promised()):
             return True
         self._reclaim_all()
-        return limits.may_insert(count + self.promised())
+        return limits.may_insert_together(count, self.promised())
 
     def issue(self, link: Link, steps: int, limits: Limits | None) -> bool:
         """Give a writer permits for ``steps`` steps or fewer; whether it has any now."""

@@ -128,7 +128,7 @@ class Service:
         self._permits.follow(limits)
 
     def may_insert(self, limits: Limits, count: int) -> bool:
-        """As `Limits.may_insert`, with what writers may insert at any moment."""
+        """As `Limits.may_insert_together`, with what writers may insert at any moment."""
         return self._permits.may_insert(limits, count)
 
     # -- rows that come --------------------------------------------------------------------------------------------------

@@ -224,7 +224,12 @@ class Rig:
         self._peers: list[Peer] = []
 
     def turn(self) -> None:
-        """What has been sent by now is received, and a round made."""
+        """What has been sent by now is received, and a round made; ACKs that it puts off are sent."""
+        self.half_turn()
+        self.server._inbound.tell(at_once=True)
+
+    def half_turn(self) -> None:
+        """As `turn`, and what is put off stays so."""
         for _ in range(3):  # connections are taken, read, and read on
             self.server._ports.wait(0.0)
         self.server._round()

@@ -120,6 +120,30 @@ def test_inserts_of_a_round_are_acknowledged_together_and_a_gap_is_told():
         assert peer.receive(Plane.INSERT, wait=False) is None
 
 
+def test_a_writer_that_does_not_wait_is_told_after_a_moment_of_all_that_came_in_it():
+    with Rig() as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        insert = peer.sockets[Plane.INSERT]
+        for n in (0, 1, 2):
+            peer.insert(n, [n])
+            rig.half_turn()
+            assert not insert.poll()
+        left_s = rig.server._left_s()
+        assert 0 < left_s <= 2e-3
+        rig.clock.now += 2e-3
+        assert rig.server._left_s() == 0
+        rig.half_turn()
+        assert insert.poll()
+        assert peer.receive(Plane.INSERT).body.applied == 3
+        assert peer.receive(Plane.INSERT, wait=False) is None
+        for flags, values in ((ACK_NOW, [3]), (0, range(2000))):  # who waits, who fills the window with few messages
+            peer.insert(3 if flags else 4, values, message_flags=flags)
+            rig.half_turn()
+            assert insert.poll()
+            insert.recv_multipart()
+
+
 def test_an_ack_that_is_asked_for_comes_though_the_table_holds_the_rows_up():
     with Rig(held_up()) as rig:
         peer = rig.peer()
