@@ -19,7 +19,6 @@ from async_loader import (
     MinHeap,
     MinSize,
     Prioritized,
-    Queue,
     RankPrioritized,
     RateLimiter,
     ReplayBuffer,
@@ -29,6 +28,7 @@ from async_loader import (
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.replay.checkpoint import encoding, settings
 from async_loader.replay.ledger import Ledger
+from async_loader.replay.limiter import Queue
 
 TABLES = {
     "uniform": (PLAIN, {}, None),
@@ -271,7 +271,7 @@ def test_overridden_settings_hold_and_the_others_are_as_saved(tmp_path):
     ],
 )
 def test_a_limiter_comes_back(limiter, tmp_path):
-    buffer = ReplayBuffer(100, PLAIN, limiter=limiter)
+    buffer = ReplayBuffer(100, PLAIN, limiter=limiter, max_times_sampled=1)
     buffer.save(tmp_path)
     assert ReplayBuffer.from_checkpoint(tmp_path).limiter == limiter
 
