@@ -263,6 +263,8 @@ class Ends:
 
 def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:
     """Whether each of ``count`` steps ended, as was said of all or of each."""
+    if said is False or said is True:
+        return np.full(count, said)
     array = tensors.as_array(said)
     array = np.asarray(said) if array is None else array
     if array.ndim == 0:
@@ -275,6 +277,9 @@ def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:
 
 def count_of(batch: Mapping[str, Any]) -> int:
     """Rows of the first column that has any; what is wrong with the others shows when they are checked."""
+    first = next(iter(batch.values()), None)
+    if type(first) is np.ndarray and first.ndim:
+        return len(first)
     for leaf in tree.leaves(batch, tree.structure_of(batch)):
         with contextlib.suppress(TypeError):
             return len(leaf)

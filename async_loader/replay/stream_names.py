@@ -16,13 +16,16 @@ from async_loader import tensors
 from async_loader.errors import ConfigError, SchemaError
 
 _numbers = itertools.count()
-_PLAIN = (int, str)
 
 
 class StreamName(tuple[Any, ...]):
     """A tuple that is the name of one stream. Equal to the plain tuple."""
 
     __slots__ = ()
+
+
+_PLAIN = (int, str, StreamName)
+"""Types of which every value is a name as it stands."""
 
 
 def fresh_stream() -> StreamName:
@@ -81,7 +84,7 @@ def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable
     SchemaError
         If there are more or fewer names than rows.
     """
-    if type(stream) in _PLAIN or isinstance(stream, StreamName):
+    if type(stream) in _PLAIN:
         name: Hashable = stream
         return name
     listed = _listed(stream)
