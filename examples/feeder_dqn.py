@@ -19,8 +19,7 @@ import torch
 import typer
 from torch import nn
 
-from async_loader import AsyncDataLoader, Field, RateLimiter
-from async_loader.feeder import connect
+from async_loader import AsyncDataLoader, Field, RateLimiter, connect
 
 SAMPLES_PER_INSERT, BATCH, WARMUP = 32.0, 128, 500
 STEP = {"obs": Field((4,), "float32", next="next_obs"), "action": "int64", "reward": "float32", "terminated": "bool",

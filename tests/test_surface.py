@@ -93,6 +93,9 @@ GONE = {
     r"\bReplayStats\b": "TableStats",
     r"\basync_loader\.naming\b": "async_loader.names",
     r"\boverlapping=": "nothing",
+    r"\bkind: (rank|samples_per_insert|min_size)\b": "the class in snake case: rank_prioritized, rate_limiter",
+    r"\bReplayBuffer\.load\(": "table.load(path), or ReplayBuffer.from_checkpoint(path)",
+    r"\b(StreamWriter|RemoteProcessWriter)\b": "LocalWriter",
 }
 """Words of before in any text, and ours."""
 ABOUT_WRONG_NAMES = {
