@@ -39,6 +39,14 @@ class Meter:
         self.waits += 1
         self._turn(True)
 
+    def waited(self, since: float) -> None:
+        """The stage waited from ``since`` until now, and worked before: one call where two are felt."""
+        now = self._clock()
+        self.busy_s += since - self._since
+        self.wait_s += now - since
+        self.waits += 1
+        self._since, self._waiting = now, False
+
     def _turn(self, waiting: bool) -> None:
         now = self._clock()
         if self._waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, TypeVar
 
 from async_loader.epochs.course import Course
@@ -44,7 +45,7 @@ class Epoch(Iterator[B]):
         What was over before.
     finish : callable | None
         Done to each batch in the consumer's thread.
-    meter : Meter
+    meter : Meter | None
         Of the consumer, for all epochs of a loader.
     """
 
@@ -55,7 +56,7 @@ class Epoch(Iterator[B]):
         number: int,
         course: Course,
         finish: Callable[[Any], Any] | None,
-        meter: Meter,
+        meter: Meter | None = None,
     ) -> None:
         self.number = number
         self.yielded = course.over
@@ -77,17 +78,23 @@ class Epoch(Iterator[B]):
         """See to it that ``held`` is the next batch. See NOTE [held] in `async_loader.pipeline.iteration`."""
         if self.held is NOTHING:
             meter = self._meter
-            meter.wait()
-            try:
-                if not self._opened:
-                    self.open()
-                self.raise_unfit()
-                self._catch_up()
-                self._hold()
-                meter.batches += 1
-            finally:
-                meter.work()
+            if meter is None:
+                self._find()
+            else:
+                begun = perf_counter()
+                try:
+                    self._find()
+                    meter.batches += 1
+                finally:
+                    meter.waited(begun)
         self._iteration.release()
+
+    def _find(self) -> None:
+        if not self._opened:
+            self.open()
+        self.raise_unfit()
+        self._catch_up()
+        self._hold()
 
     def _hold(self) -> None:
         iteration = self._iteration

@@ -28,7 +28,6 @@ from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import describe
 from async_loader.pipeline.iteration import NOTHING
 from async_loader.pipeline.pool import Pool
-from async_loader.stats import Meter
 
 _AHEAD_FROM = 1 << 20
 """Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
@@ -181,7 +180,7 @@ class Pass(Iterator[Any]):
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
         given = Ferry(iteration, pinned, timeout_s) if ahead else iteration
-        self.epoch: Epoch[Any] = Epoch(given, batches, 0, course, pinned if pin and not ahead else None, Meter())
+        self.epoch: Epoch[Any] = Epoch(given, batches, 0, course, pinned if pin and not ahead else None)
         if loader._tracks:
             self._asked(self._open)
 
