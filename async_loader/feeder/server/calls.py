@@ -135,8 +135,8 @@ class Calls:
         """What to tell now; ``None``: later. Raises Malformed for what is not to be done."""
         body = message.body
         assert isinstance(body, OfTable)
-        if message.version < 3:
-            text = f"{message.type.name} is of version 3, this message of {message.version}: update the older side"
+        if session.version < 3:
+            text = f"{message.type.name} is of version 3, this session of {session.version}: update the older side"
             raise Malformed(text, ErrorCode.UNSUPPORTED)
         table = self._hall.table(body.table)
         if table.table.closed:

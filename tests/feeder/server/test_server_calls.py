@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from pathlib import Path
@@ -10,14 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from server_rig import SCHEMA, Rig
 
 from async_loader import ReplayBuffer
 from async_loader.errors import ConfigError, CorruptCheckpoint, Malformed, Timeout, Unsupported
-from async_loader.feeder import connect
+from async_loader.feeder import connect, wire
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.jobs import MOST, Jobs
+from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.serving import Serving
 from async_loader.feeder.settings import CheckpointSettings, ServerSettings
+from async_loader.feeder.wire import Hello, Ping
 from async_loader.lifecycle import Bell, readable
 
 PATIENCE_S = 30.0
@@ -264,3 +268,80 @@ def test_samplers_of_readers_are_bounded(serve):
         sources[0].close()
         late = table.source(sampler=Prioritized(0.5), prefetch=0)
         assert len(late.plan(4, Patience(deadline=Deadline(PATIENCE_S))).batch["x"]) == 4
+
+
+# -- hostile sessions ----------------------------------------------------------------------------
+
+
+def greeted(rig, newest=3):
+    peer = rig.peer(greet=False)
+    answer = peer.ask(Plane.CONTROL, Hello(client=peer.client, pid=1, host="h", oldest=2, newest=newest), session=0)
+    peer.session = answer.session
+    for plane in (Plane.INSERT, Plane.PULL):
+        peer.ask(plane, Ping())
+    return peer
+
+
+def test_a_session_of_version_2_is_refused_the_calls_of_version_3():
+    with Rig() as rig:
+        old = greeted(rig, newest=2)
+        for plane, body in ((Plane.CONTROL, wire.About(table="t")), (Plane.PULL, wire.Sample(table="t", batch_size=1))):
+            error = old.ask(plane, body).body
+            assert error.code == wire.ErrorCode.UNSUPPORTED
+            assert "of version 3, this session of 2" in error.text
+
+
+def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
+    """Well-formed, and as its sender likes."""
+    table = draw.choice(["t", "t", "t", "queue", "no such table"])
+    view = draw.choice([None, None, wire.View(n=draw.choice([1, 3, 1 << 20]), gamma=0.5, reward=draw.choice(["reward", "x"]))])
+    count = draw.choice([1, 2, 5, 300])
+    ids = np.array([draw.choice([0, 1, 5, -1, 2**62, -(2**63)]) for _ in range(count)], np.int64).tobytes()
+    numbers = tuple(draw.choice([0, 1, 2**32 - 1]) for _ in range(draw.randrange(3)))
+    sizes = [1, 2, 50, 1 << 20]
+    kind = draw.randrange(9)
+    if kind < 4:
+        wait = draw.choice([None, 0.0, 0.01, 1e9])
+        body = wire.Sample(
+            table=table, batch_size=draw.choice(sizes), view=view, timeout_s=wait, waits=draw.random() < 0.5,
+            known=draw.choice([0, 1, 2**32 - 1]), slots=numbers, unused=numbers,
+        )  # fmt: skip
+        return Plane.PULL, body, None
+    if kind == 4:
+        return Plane.PULL, wire.Get(table=table, count=count, view=view), ids
+    if kind == 5:
+        code, nbytes = draw.choice([(8, 8), (1, 1), (14, 16)])
+        spec = wire.TensorSpec(draw.choice(["x", "done", "y", ""]) or "x.y", code, (count, *draw.choice([(), (1,), (2, 3)])))
+        body = wire.Update(table=table, count=count, specs=(spec,))
+        return Plane.PULL, body, ids + draw.randbytes(spec.nbytes) if nbytes else ids
+    if kind == 6:
+        return Plane.PULL, wire.Delete(table=table, count=count), ids
+    if kind == 7:
+        values = np.array([draw.choice([0.0, 1.0, -1.0, np.nan, np.inf]) for _ in range(count)]).tobytes()
+        return Plane.PULL, wire.Prioritize(table=table, count=count), ids + values
+    body = draw.choice([wire.About, wire.Clear, wire.Save, wire.Load])(table=table)
+    return Plane.CONTROL, body, None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
+    draw = random.Random(seed)
+    tables = {"t": ReplayBuffer(100, SCHEMA, seed=0), "queue": ReplayBuffer.queue(50, SCHEMA, seed=0)}
+    with Rig(tables) as rig:
+        peer, honest = greeted(rig), greeted(rig)
+        for number, table in enumerate(tables, 1):
+            honest.open_writer(number, producer=bytes([number]) * 16, table=table)
+            honest.insert(0, range(20), number)
+        for _ in range(300):
+            plane, body, data = any_call(draw)
+            peer.send(plane, body, draw.choice([0, 1, 2, 7]), data=data)
+            while peer.receive(plane, wait=False) is not None:
+                pass
+        assert rig.server.counters.faults == 0
+        assert sum(len(waiting) for waiting in rig.server._calls._asked.values()) <= 300
+        rig.hall.sessions.drop(peer_session := rig.hall.sessions.get(peer.session))
+        rig.server._desk.leave(peer_session)
+        assert not any(rig.server._calls._asked.values())
+        honest.insert(1, range(20, 24), 1)
+        answer = honest.ask(Plane.PULL, wire.Sample(table="t", batch_size=4), 9)
+        assert answer.body.rows == 4
