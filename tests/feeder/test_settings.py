@@ -495,3 +495,14 @@ def test_any_plain_value_is_a_table_or_a_config_error_with_its_path(value):
     except ConfigError as error:
         said = str(error)
     assert not said or said.startswith("tables.t")
+
+
+def test_a_folder_for_checkpoints_is_relative_to_its_file_and_the_command_line_overrules_it(tmp_path):
+    path = tmp_path / "feeder.yaml"
+    path.write_text("tables: {replay: 10}\ncheckpoint: {path: saves}\n")
+    assert ServerSettings.load(path).checkpoint.path == str(tmp_path / "saves")
+    assert ServerSettings.of(config=path, checkpoint="/else/where").checkpoint.path == "/else/where"
+    assert ServerSettings.of(["replay:10"]).checkpoint.path is None
+    path.write_text("tables: {replay: 10}\ncheckpoint: {folder: saves}\n")
+    with pytest.raises(ConfigError, match=r"checkpoint\.folder: there is no such setting"):
+        ServerSettings.load(path)
