@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
-from async_loader.errors import Broken, ConfigError, Unsupported
+from async_loader.errors import Broken, ConfigError, SchemaError, Unsupported
 from async_loader.pipeline.iterator import own_threads
 from async_loader.source import Applied, Rows
 from async_loader.sources.columns import ColumnsReader, ColumnsSource
@@ -251,3 +252,26 @@ def test_a_dataset_loader_counts_what_each_stage_has_done(how):
 def test_a_word_of_before_or_of_torch_is_answered_with_ours(make, text):
     with pytest.raises(TypeError, match=text):
         make()
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (lambda table: table.size(), "'ReplayBuffer' object has no attribute 'size': say len(table)"),
+        (lambda table: table.who_waits(), "'ReplayBuffer' object has no attribute 'who_waits': say stats().waiting"),
+        (lambda table: table.writer().create_item(), "no attribute 'create_item': every step is an item"),
+        (
+            lambda table: table.update_priorities(indices=[1], priorities=[1]),
+            "ReplayBuffer.update_priorities() has no indices: say index",
+        ),
+        (lambda table: table.vector_writer(num_envs=3), "ReplayBuffer.vector_writer() has no num_envs: say envs"),
+        (lambda table: table.writer().end_episode(np.zeros(3)), "end_episode() takes nothing by place, and 1 values were given"),
+        (lambda table: table.add(x=1, done=True), "'done' is no field of it"),
+        (lambda table: ReplayBuffer.load("folder"), "say table.load(path), or ReplayBuffer.from_checkpoint(path)"),
+        (lambda table: DataLoader(table, 3), "a ReplayBuffer, which has no epochs: say AsyncDataLoader(table, batch_size)"),
+    ],
+)
+def test_a_first_guess_at_a_table_is_answered_with_ours(use, text):
+    with ReplayBuffer(10, {"x": "int64", "terminated": "bool"}) as table:
+        with pytest.raises((AttributeError, TypeError, SchemaError, ConfigError), match=re.escape(text)):
+            use(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Generic
@@ -31,6 +31,7 @@ from async_loader.stats import LoaderStats, Meter, StageStats, bottleneck
 from async_loader.table import Table
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import TypeVar
 
     B = TypeVar("B", default=dict[str, Any])
@@ -128,7 +129,7 @@ class DataLoader(Generic[B]):
         worker_init_fn: Callable[[int], Any] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         seed: int | None = None,
-        device: Any = "cpu",
+        device: str | torch.device | Sequence[str | torch.device] = "cpu",
         pin_memory: bool = False,
         bulk: bool | None = None,
     ) -> None:
