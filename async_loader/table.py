@@ -290,7 +290,7 @@ class Table(Protocol):
         """Take items out, by id. Ids that are gone are counted."""
 
     def clear(self, *, timeout_s: float | None = None) -> None:
-        """Take all steps out. Ids go on."""
+        """Take all items out, and end all open episodes. Ids go on; counts begin anew, and with them the limiter."""
 
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> SaveReport:
         """Write everything that the table knows into a folder."""

@@ -619,7 +619,10 @@ class ReplayBuffer(Table):
         return self._by_id.delete(index)
 
     def clear(self, *, timeout_s: float | None = None) -> None:
-        """Take all items out, and end all open episodes. Ids and counts go on; writers may go on too."""
+        """Take all items out, and end all open episodes. Ids go on; counts begin anew, and with them the limiter.
+
+        Writers may go on, with new episodes.
+        """
         self._by_id.clear(timeout_s)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ class ById:
             try:
                 owner.own().clear()
                 self._out.forget()
+                if owner.writers is not None:
+                    owner.writers.follow(owner.limits)
             finally:
                 owner.waiters.ring()
 

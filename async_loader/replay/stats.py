@@ -18,7 +18,7 @@ class TableStats:
     capacity : int | None
         Steps that are kept; ``None`` while that depends on a schema that is unknown.
     inserted, sampled, deleted : int
-        Items, since the table was made; deleted counts those that made room too.
+        Items, since the table was made or cleared; deleted counts those that made room too.
     nbytes : int | None
         Shared memory of the full table; ``None`` while the schema is unknown.
     streams : int

@@ -661,10 +661,11 @@ class Table:
         return Applied(len(rows), len(ids) - len(rows))
 
     def clear(self) -> None:
-        """End all open episodes, and all items. Ids go on. It may be called again after Ctrl-C."""
+        """End all open episodes, and all items. Ids go on, counts begin anew. It may be called again after Ctrl-C."""
         for number in np.flatnonzero(self.last >= 0).tolist():
             self.end_stream(number, r.TRUNCATED, _NO_FIELDS)
         self.remove(np.flatnonzero(self.ids >= 0))
+        self._used[0] = self.inserted = self.counted = self.deleted = 0
 
     def empty(self) -> None:
         """Let samplers forget all items, and rows all ids: nothing can be drawn or read from here on, in any process."""
