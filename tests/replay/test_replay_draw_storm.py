@@ -83,6 +83,7 @@ CALLS = {
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # struck between open() and its `with`, in -X dev
 @pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:.*Descriptor.__del__:pytest.PytestUnraisableExceptionWarning")  # struck there
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_is_struck_leaves_a_table_that_goes_on_and_saves_whole(call: str, tmp_path: Path) -> None:
     def made() -> ReplayBuffer:

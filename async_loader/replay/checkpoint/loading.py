@@ -38,16 +38,19 @@ def load(make: Callable[..., Any], path: Any, number: int | None, overrides: dic
 
 def load_into(owner: Owner, drawer: Drawer, saver: Saver, path: Any, number: int | None, timeout_s: float | None) -> None:
     """See `ReplayBuffer.load`."""
-    with saver.alone(path, timeout_s), open_chain(path, number) as checkpoint:
-        owner.check_open()
-        try:
-            checkpoint.verify()
-            _Loading(checkpoint, {"sampler": owner.sampler, "remover": owner.remover}).replace(owner, drawer, saver)
-        except CorruptCheckpoint as error:
-            found = with_remedy(error, checkpoint.root, checkpoint.newest.number)
-            for note in getattr(error, "__notes__", ()):
-                found.add_note(note)
-            raise found from None
+    try:
+        with saver.alone(path, timeout_s), open_chain(path, number) as checkpoint:
+            owner.check_open()
+            try:
+                checkpoint.verify()
+                _Loading(checkpoint, {"sampler": owner.sampler, "remover": owner.remover}).replace(owner, drawer, saver)
+            except CorruptCheckpoint as error:
+                found = with_remedy(error, checkpoint.root, checkpoint.newest.number)
+                for note in getattr(error, "__notes__", ()):
+                    found.add_note(note)
+                raise found from None
+    finally:
+        saver.ended()
 
 
 class _Loading:

@@ -146,34 +146,50 @@ class Saver:
         self._owner = owner
         self.disk = Disk()
         self.last: Last | None = None
-        self._one = threading.Lock()
+        self._one, self._turn = threading.Lock(), threading.Condition()
 
-    @contextlib.contextmanager
-    def alone(self, path: Any, timeout_s: float | None) -> Iterator[None]:
-        """One save or load at a time. Raises Timeout while another one lasts."""
+    def alone(self, path: Any, timeout_s: float | None) -> threading.Lock:
+        """Wait for one's turn: ``with`` what is returned one save or load lasts, and `ended` is called after it.
+
+        A lock, and no context manager in Python: Ctrl-C between two lines of one would leave it taken.
+
+        Raises
+        ------
+        Timeout
+            While another one lasts.
+        """
         if self._owner.foreign:
             raise Unsupported("only the process that made a replay buffer saves and loads it: a fork of it is out of step")
         limit = seconds_or_none("timeout_s", timeout_s)
-        if not self._one.acquire(timeout=-1 if limit is None or limit > LONGEST_S else limit):
-            raise Timeout(f"{path}: {limit:g} s have passed, and another save or load of this table is under way")
-        try:
-            yield
-        finally:
-            self._one.release()
+        if limit is not None:
+            with self._turn:
+                if not self._turn.wait_for(lambda: not self._one.locked(), min(limit, LONGEST_S)):
+                    raise Timeout(f"{path}: {limit:g} s have passed, and another save or load of this table is under way")
+        return self._one
+
+    def ended(self) -> None:
+        """Tell those that wait in `alone` to look again."""
+        with self._turn:
+            self._turn.notify_all()
 
     def save(self, path: Any, timeout_s: float | None = None) -> SaveReport:
         """See `ReplayBuffer.save`."""
-        with self.alone(path, timeout_s):
-            root = Path(path).absolute()
-            self._make(root)
-            there = folder.saves(root)
-            chain = self._chain(root, there)
-            self._clean(folder.leftovers(root))
-            save = _Save(self._owner, self.disk, root, there[-1] + 1 if there else 1, self.last if chain else None, chain)
-            report, self.last = save.run()
-            rests_on = {number for number, _ in self.last.manifest.chain}
-            self._drop(root, [number for number in there if number not in rests_on])
-            return report
+        try:
+            with self.alone(path, timeout_s):
+                return self._saved(Path(path).absolute())
+        finally:
+            self.ended()
+
+    def _saved(self, root: Path) -> SaveReport:
+        self._make(root)
+        there = folder.saves(root)
+        chain = self._chain(root, there)
+        self._clean(folder.leftovers(root))
+        save = _Save(self._owner, self.disk, root, there[-1] + 1 if there else 1, self.last if chain else None, chain)
+        report, self.last = save.run()
+        rests_on = {number for number, _ in self.last.manifest.chain}
+        self._drop(root, [number for number in there if number not in rests_on])
+        return report
 
     def _make(self, root: Path) -> None:
         for missing in [one for one in (*reversed(root.parents), root) if not one.is_dir()]:
