@@ -52,6 +52,7 @@ class Plane(Enum):
     CONTROL = "control"
     INSERT = "insert"
     PULL = "pull"
+    __hash__ = object.__hash__  # that of Enum is Python code, and a round looks up some dozens of them
 
 
 # Messages of one peer that wait here to be read, and to be taken by it. Rows and batches can be large: what stays behind waits
