@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from async_loader import Field, ReplayBuffer, Schema, Transitions
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.feeder.derived import _PARTS, snake
+from async_loader.feeder.plain import plain_of, sampler_from
 from async_loader.feeder.reading import settings_of
 from async_loader.feeder.settings import LimitSettings, ServerSettings, _checked, table_of
 from async_loader.feeder.table_settings import KINDS, FieldSettings, TableSettings
@@ -178,6 +179,13 @@ def test_an_object_means_the_same_in_the_tables_of_a_feeder_and_in_a_replay_buff
         assert sent.step_schema() == Schema.of(given_)
     else:
         assert repr(getattr(sent, name).make()) == repr(given_)
+
+
+@given(OBJECTS["sampler"])
+def test_a_sampler_travels_as_a_configuration_says_it(sampler):
+    sent = plain_of(sampler)
+    table = ServerSettings.from_plain({"t": {"capacity": 5, "sampler": sent}}).tables["t"]
+    assert repr(sampler_from(sent)) == repr(table.sampler.make()) == repr(sampler)
 
 
 SPACE = spaces.Dict({"camera": spaces.Box(0, 255, (2, 2), np.uint8), "hit": spaces.Discrete(2)})
