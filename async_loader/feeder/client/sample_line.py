@@ -1,9 +1,9 @@
-"""Batches that are drawn when somebody asks for one, of one table, size and view: memory for them, and what came too late.
+"""Batches that are drawn when a call asks for one, of one table, size and view: memory for them, and what came too late.
 
 ::
 
     sample() ──▶ Call ──▶ SAMPLE, with the slots that are free ──▶ the feeder draws ──▶ SAMPLED ──▶ sample()
-                                                                                          └──▶ take(): nobody waits any more
+                                                                                          └──▶ take(): no call waits any more
 
 NOTE [one round trip]. The first batch comes over the socket, with the schema of its rows. Then memory is made and offered, on a
 host that both share, without anybody waiting for it; batches come in it as soon as the feeder has taken it.

@@ -415,7 +415,7 @@ class Calls:
         return [f"{who} to sample {waiting[0].body.batch_size}: {self._why_not(table, waiting[0])}"]
 
     def left_s(self, now: float) -> float | None:
-        """Seconds until somebody has waited long enough."""
+        """Seconds until the time of a call that waits is over."""
         moments = [one.until for waiting in self._asked.values() for one in waiting if one.until is not None]
         return max(0.0, min(moments) - now) if moments else None
 

@@ -242,7 +242,7 @@ def learner(options: dict) -> None:
 def prioritize(log: Log, table, found: dict) -> None:
     """What a learner does with what it has learned: each row gets a priority of its own."""
     values = priority_of(found["actor"], found["value"])
-    done = log.timed("priorities", CALL_S, lambda: table.update_priorities(found["index"], values, CALL_S))
+    done = log.timed("priorities", CALL_S, lambda: table.update_priorities(found["index"], values, timeout_s=CALL_S))
     if not isinstance(done, Timeout):
         log("prioritized", len(values), done.applied, done.stale)
 
