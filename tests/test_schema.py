@@ -199,6 +199,9 @@ class Looks:
     dtype = np.dtype(np.float32)
     shape = (4,)
 
+    def __repr__(self) -> str:  # without an address: processes that test side by side name it alike
+        return "Looks()"
+
 
 @pytest.mark.parametrize("value", [Looks(), Looks, 1.0, 3, True, [2, 3, 4], "nonsense", None, torch.float32], ids=repr)
 def test_an_object_that_only_has_a_dtype_is_refused(value):
