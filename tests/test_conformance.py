@@ -47,7 +47,7 @@ SOURCES = {
     "end": lambda: CallableSource(lambda n: END),
     "columns": columns,
     "dataset": lambda: ItemsSource(Items()),
-    "replay buffer": full_buffer,
+    "the source of a replay buffer": lambda: full_buffer().source(),
     "a source of a replay buffer": lambda: full_buffer().source(min_size=10),
 }
 
@@ -59,7 +59,7 @@ def test_every_source_here_conforms(name):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: WaitingSource(Items()), lambda: ReplayBuffer(10), lambda: ReplayBuffer(10, {"x": "f4"}).source(min_size=3)],
+    [lambda: WaitingSource(Items()), lambda: ReplayBuffer(10).source(), lambda: ReplayBuffer(10, {"x": "f4"}).source(min_size=3)],
     ids=["fake", "empty buffer", "buffer with a minimum"],
 )
 def test_every_waiting_source_here_conforms(make):
