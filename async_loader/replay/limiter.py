@@ -230,7 +230,9 @@ class Limits:
 
         While nothing can be sampled one row is always let in, and the others come with it.
         """
-        return self.may_insert(n + promised) or self.inserted - self.deleted + promised < self._min_size
+        if self.may_insert(n + promised):
+            return True
+        return n * self._spi <= self.window() and self.inserted - self.deleted + promised < self._min_size
 
     def _free_of_ratio(self) -> int:
         """Steps that may be inserted whatever the ratio says, while waiting steps keep a draw from its items.
@@ -243,7 +245,7 @@ class Limits:
 
     def can_ever_insert(self, n: int) -> bool:
         """Whether sampling, and nothing else, leads to where ``n`` rows may be inserted at once."""
-        return self.may_insert_together(n) or n * self._spi <= self.window()
+        return self.may_insert(n) or n * self._spi <= self.window()
 
     def may_sample(self, n: int) -> bool:
         """Whether ``n`` rows may be sampled at once."""
