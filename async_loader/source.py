@@ -215,7 +215,7 @@ class Foresighted(Protocol):
     """A source that wants to know how far ahead of the learner it will be asked. Optional."""
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
-        """A loader will plan so many batches before the first of them is used. Called once, before `plan`; may warn."""
+        """A loader will plan this many batches before the first of them is used. Called once, before `plan`; may warn."""
 
 
 @runtime_checkable

@@ -122,7 +122,7 @@ class LoaderStats:
     workers_replaced : int
         Workers that died and were started again.
     bottleneck : str
-        The stage that everybody waits for, in words: ``source``, ``workers``, ``copy`` or ``learner``.
+        The stage that the others wait for: ``source``, ``workers``, ``copy`` or ``learner``.
     """
 
     source: StageStats

@@ -90,7 +90,7 @@ class DataLoader(Generic[B]):
         "fork", "spawn", "forkserver"; default as in torch, that is, of this Python.
     seed : int | None
         Same seed, same order; and the same values of the global random generators in worker processes, which are seeded
-        for each batch, whoever makes it.
+        for each batch, whichever worker makes it.
     device : str | torch.device | list of them
         An accelerator: batches then arrive there. With a list, each shard of a batch goes to its own.
     pin_memory : bool

@@ -71,7 +71,7 @@ class SecuritySettings(Settings, frozen=True, kw_only=True):
         The folder that ``async-loader keys`` made. With it, every connection is encrypted, and only known keys get in.
         In a file, relative to that file.
     allow_insecure : bool
-        Bind beyond this machine without keys: whoever reaches the port reads and writes the tables.
+        Bind beyond this machine without keys: every process that reaches the port can read and write the tables.
     """
 
     keys: str | None = None

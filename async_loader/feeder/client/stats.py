@@ -26,7 +26,7 @@ class ClientStats:
     bytes_kept : int
         That are not acknowledged, at this moment.
     batches, batches_redelivered : int
-        That came; those of them that were somebody else's before.
+        That came; those of them that may have come before, here or to another learner.
     sessions : int
         1 without a reconnect.
     last_heard_s : float | None
