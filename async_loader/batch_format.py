@@ -42,7 +42,7 @@ def checked(batch_format: object, device: object = None) -> BatchFormat:
         where the package tensordict is not installed.
     """
     if batch_format not in FORMATS:
-        raise ConfigError(f"batch_format={batch_format!r}: 'numpy', 'torch' or 'tensordict'")
+        raise ConfigError(f"batch_format={batch_format!r}: give 'numpy', 'torch' or 'tensordict'")
     if device is not None:
         tensors.check_device(device)
     if batch_format == "tensordict":

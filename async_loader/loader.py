@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
-from async_loader.errors import Closed, ConfigError, Unsupported
+from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import State, seconds, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline import live
@@ -301,6 +301,9 @@ class AsyncDataLoader(Generic[B]):
         state = self._pipeline.life.state.value if hasattr(self, "_pipeline") else "unbuilt"
         return f"<AsyncDataLoader batch_size={self.batch_size} num_workers={self.num_workers} device={self.device} {state}>"
 
+    def __reduce__(self) -> Any:
+        raise CannotSend("an AsyncDataLoader stays in its process: make one where its batches are used")
+
 
 def as_source(data_source: object, seed: int | None) -> Source:
     """What the user has, as a Source.
@@ -321,6 +324,8 @@ def as_source(data_source: object, seed: int | None) -> Source:
     if callable(data_source):
         return CallableSource(data_source)
     kind = type(data_source).__name__
+    if isinstance(data_source, str):
+        raise ConfigError(f"data_source is the text {data_source!r}: for a feeder's address say connect(address).table(name)")
     if hasattr(data_source, "__getitem__") or hasattr(data_source, "__iter__"):
         raise ConfigError(
             f"data_source is a {kind}, a dataset: say async_loader.DataLoader(dataset, batch_size), which reads it in epochs; "

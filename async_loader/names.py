@@ -132,6 +132,8 @@ ATTRIBUTES: dict[str, str] = {
     **dict.fromkeys(("size", "get_stored_size", "get_buffer_size"), "say len(table)"),
     **dict.fromkeys(("reset", "empty"), "say clear()"),
     **dict.fromkeys(("push", "store", "insert", "put", "add_transition"), "say add(...), or writer().append(...)"),
+    "append": "say add(...), or writer().append(...)",
+    "add": "a writer adds: say writer().append(...) of the table",
     **dict.fromkeys(
         ("update_priority", "update_tensordict_priority", "mutate_priorities"), "say update_priorities(index, priority)"
     ),
@@ -165,6 +167,9 @@ PUBLIC: dict[str, str] = {
     "Client": "say connect(address)",
     "Server": "say connect('embedded', tables=...), or start async-loader serve",
     "VectorWriter": "call table.vector_writer(envs)",
+    "WriterHandle": "call table.writer_handle()",
+    "ReplayStats": "call table.stats(), which gives a TableStats",
+    "MultiStepTransform": "say ReplayBuffer(view=Transitions(n_steps=...))",
 }
 """Names that were or might be looked for in `async_loader`, and what to say."""
 

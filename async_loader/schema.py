@@ -24,6 +24,8 @@ __all__ = [
     "SchemaLike",
 ]
 
+_OF_ADDING = ("stream", "priority", "timeout_s", "final_obs")  # what calls that add steps take beside the fields
+
 RESERVED = ("index", "weight", "stream", "redelivered")
 
 
@@ -223,8 +225,20 @@ class Schema:
         """What a step says that the schema does not, as the end of a message."""
         known = [field.name for field in self.fields]
         words = [word for word in value if isinstance(word, str) and word not in known] if isinstance(value, Mapping) else []
-        told = [f"{word!r} is no field of it: {hint(word, known)}" for word in words if word in SAY][:1]
-        return "".join(f"; {one}" for one in told)
+        made = {field.next for field in self.fields if field.next is not None}
+        for word in words:
+            if word in made:
+                return (
+                    f"; {word!r} is read from the step that follows (next={word!r}): leave it out, "
+                    "and give final_obs= with an episode's last step"
+                )
+            if word in SAY:
+                said = hint(word, [*known, *_OF_ADDING])
+                return f"; {word!r} is no field of it: {said if said.startswith('say ') else hint(word, known)}"
+        return ""
+
+    def __repr__(self) -> str:
+        return f"<Schema {self}>"
 
     def rebuild(self, values: Iterable[Any]) -> Any:
         return tree.rebuild(self.structure, values)
@@ -295,12 +309,17 @@ def _shape(what: str, shape: Any) -> tuple[int, ...]:
     return listed
 
 
+def _kind(value: object) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
 def _dtype(what: str, dtype: Any) -> np.dtype[Any]:
     """See NOTE [dtypes]."""
     if dtype is None:  # which numpy takes for float64
         raise SchemaError(f"{what} has dtype None: give one, as in 'float32'")
     if not _says_dtype(dtype):
-        raise SchemaError(f"{what} has dtype {dtype!r}, which is a {type(dtype).__name__}: give one of numpy's, as in 'float32'")
+        raise SchemaError(f"{what} has dtype {dtype!r}, which is a {_kind(dtype)}: give one of numpy's, as in 'float32'")
     try:
         made: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):

@@ -838,7 +838,7 @@ BAD = {
     "timeout bool": ({"timeout_s": True}, "timeout_s=True: give seconds, 0 "),
     "in_order str": ({"in_order": "no"}, "in_order is 'no'"),
     "on_error": ({"on_error": "ignore"}, "on_error is 'ignore': give one of 'raise', 'skip', 'fatal'"),
-    "batch_format": ({"batch_format": "jax"}, "batch_format='jax': 'numpy', 'torch' or 'tensordict'"),
+    "batch_format": ({"batch_format": "jax"}, "batch_format='jax': give 'numpy', 'torch' or 'tensordict'"),
     "arrays on a device": ({"batch_format": "numpy", "device": "cuda"}, "batch_format='numpy' and device='cuda': arrays are on"),
     "worker_type": ({"worker_type": "threads"}, "worker_type is 'threads': give one of 'process', 'thread'"),
     "context": ({"multiprocessing_context": "thread"}, "multiprocessing_context is 'thread': give one of"),

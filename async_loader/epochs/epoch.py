@@ -71,6 +71,9 @@ class Epoch(Iterator[B]):
         self._opened = False
         self._unfit: deque[BaseException] = deque()
 
+    def __repr__(self) -> str:
+        return f"<Epoch {self.number} of a DataLoader, {self.yielded} batches given{', finished' if self.finished else ''}>"
+
     def __iter__(self) -> Epoch[B]:
         return self
 

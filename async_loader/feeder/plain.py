@@ -13,6 +13,7 @@ from async_loader.replay import samplers
 from async_loader.replay.checkpoint.settings import limiter_json, limiter_of, sampler_json, sampler_of
 from async_loader.replay.limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers.sampler import check_sampler
 
 _CLASS = "$class"
 
@@ -25,9 +26,7 @@ def plain_of(sampler: object) -> dict[str, Any]:
     ConfigError
         For what is no sampler, or one of a class that a feeder does not have.
     """
-    if not isinstance(sampler, Sampler):
-        raise ConfigError(f"sampler={sampler!r}: give a sampler, as in sampler=Uniform()")
-    found = sampler_json(sampler)
+    found = sampler_json(check_sampler("sampler", sampler))
     if found["settings"] is None:
         raise ConfigError(f"sampler={sampler!r} cannot travel to the feeder: {found['why']}")
     plain: dict[str, Any] = _plain(found)

@@ -79,7 +79,7 @@ def settings_of(value: Mapping[str, Any], kind: type[S], where: str = "") -> S:
     except (msgspec.ValidationError, RecursionError) as error:
         path, text = _explain(value, kind, ())
         place = ": ".join(part for part in (where, ".".join(path)) if part)
-        raise ConfigError(f"{place}: {text or error}") from None
+        raise ConfigError(": ".join(part for part in (place, text or str(error)) if part)) from None
     return made
 
 

@@ -23,6 +23,7 @@ from async_loader.replay.owner import Owner
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
 from async_loader.replay.remote.handle import WriterHandle
 from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
+from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.source import ReplaySource, sampler_for
 from async_loader.replay.stats import TableStats
 from async_loader.replay.storage import StorageLayout
@@ -68,7 +69,7 @@ class ReplayBuffer(Table):
         What batches show unless `sample`, `source` or `get` say otherwise. With n-step returns a step can be drawn when its n
         successors are there, from the beginning.
     max_times_sampled : int
-        An item is gone after so many draws; 0 is any number. With a limiter that holds back inserting until every item was
+        The draws after which an item is gone; 0: it stays. With a limiter that holds back inserting until every item was
         drawn as often, no item is overwritten before: writers wait for a row too. `queue` and `stack` make such tables.
     seed : int, optional
         The same seed and the same calls give the same samples.
@@ -109,8 +110,7 @@ class ReplayBuffer(Table):
     ) -> None:
         sampler, remover = Uniform() if sampler is None else sampler, Fifo() if remover is None else remover
         for name, one in (("sampler", sampler), ("remover", remover)):
-            if not isinstance(one, Sampler):
-                raise ConfigError(f"{name}={one!r}: give a sampler, as in {name}=Uniform()")
+            check_sampler(name, one)
         most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
         check_limiter(limiter, most)
         self._owner = Owner(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed, checked_view(view))
@@ -748,7 +748,7 @@ class ReplayBuffer(Table):
     def close(self, timeout_s: float | None = 5.0) -> None:
         """No more is added or drawn. Writers in other processes raise Closed, and their thread ends. May be called again.
 
-        A buffer without such writers need not be closed: its memory goes when nobody uses it any more.
+        A buffer without such writers need not be closed: its memory goes when nothing refers to it any more.
         """
         self._owner.close(timeout_s)
 

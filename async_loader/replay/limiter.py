@@ -330,6 +330,10 @@ class Limits:
         return max(0, by_ratio, self._min_size - self.inserted + self.deleted)
 
     def _never_sampled(self, n: int) -> str:
+        size = self.config.queue_size
+        if size is not None:
+            text = f"{n:,} can never be sampled at once: at most {size:,} items wait here"
+            return f"{text}: sample fewer at a time, or use a size of {n:,} or more"
         return (
             f"{n:,} can never be sampled at once: {self.config} leave a window of {_n(self.window())} samples, and the most "
             f"that inserting alone can make of it now is {self._most_at_once():,}: sample fewer at a time, or use "
@@ -343,6 +347,10 @@ class Limits:
             remedy = f"insert at most {_n(self.window() // self._spi)} at a time, of these {self.insertable():,} now"
         else:
             remedy = f"sample at least {_n(math.ceil(over))} more"
+        size = self.config.queue_size
+        if size is not None:
+            waiting = self.inserted + self.waiting - self.sampled
+            return f"inserting {n:,} more finds {waiting:,} items that wait to be sampled, and at most {size:,} may: {remedy}"
         return f"inserting {n:,} more would be {_n(over)} samples further ahead of sampling than {self.config} allow: {remedy}"
 
     def state(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import Closed, ConfigError
+from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import Bell, Patience
 from async_loader.names import stacklevel
 from async_loader.replay.arguments import positive, whole_seed
@@ -21,6 +21,7 @@ from async_loader.replay.limiter import Limits
 from async_loader.replay.owner import Owner
 from async_loader.replay.reader import ReplayReader, join_index
 from async_loader.replay.samplers import Sampler, Uniform
+from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.samplers.seeded import Seeded
 from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
@@ -111,6 +112,9 @@ class ReplaySource:
         state = "closed" if self._closed else "open"
         return f"<ReplaySource sampler={self._sampler!r} view={self._view!r} min_size={self._min_size} {state}>"
 
+    def __reduce__(self) -> Any:
+        raise CannotSend("a source stays in the process of its table: hand it to a loader there, or send its reader()")
+
     def close(self) -> None:
         """Let go of the source's own sampler: the table does not tell it any more. May be called again.
 
@@ -189,6 +193,7 @@ def sampler_for(owner: Owner, sampler: Sampler | None, seed: int | None, rank: i
         sampler = Uniform()
     if sampler is None:
         return owner.sampler, False
+    check_sampler("sampler", sampler)
     if not owner.ready:
         raise ConfigError("a sampler beside the table's needs a table: give a schema, or add a step first")
     with owner.lock:

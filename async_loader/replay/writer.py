@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from async_loader.errors import Closed, ConfigError
+from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import one_of
@@ -214,6 +214,9 @@ class LocalWriter:
 
     def __repr__(self) -> str:
         return f"<LocalWriter stream={self.stream!r} steps={self.steps} {'closed' if self._closed else 'open'}>"
+
+    def __reduce__(self) -> Any:
+        raise CannotSend("a writer stays in its process: send table.writer_handle(), and call open() of it there")
 
     @property
     def closed(self) -> bool:

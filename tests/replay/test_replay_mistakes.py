@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 
-from async_loader import MinSize, Prioritized, ReplayBuffer
-from async_loader.errors import ConfigError, SchemaError
+from async_loader import AsyncDataLoader, Field, MinSize, Prioritized, ReplayBuffer, Uniform
+from async_loader.errors import CannotSend, ConfigError, SchemaError, Timeout
 from async_loader.source import Applied
 
 STEP = {"obs": "float32", "reward": "float32"}
@@ -62,3 +63,49 @@ def test_a_prioritized_sampler_beside_a_uniform_one_gets_priorities():
     drawn = source.plan(32, None)  # type: ignore[arg-type]  # it need not wait
     assert set(drawn.index.reshape(32, -1)[:, 0].tolist()) == {4}
     assert len(set(buffer.sample(100)["index"].tolist())) == 10
+
+
+def test_a_next_observation_that_the_table_reads_by_itself_is_refused_with_the_reason():
+    buffer = ReplayBuffer(10, {"obs": Field((), "float32", next="next_obs"), "reward": "float32"})
+    with pytest.raises(SchemaError, match=r"'next_obs' is read from the step that follows .*: leave it out, and give final_obs="):
+        buffer.add(obs=0.0, next_obs=1.0, reward=0.0)
+
+
+def test_a_wrong_word_for_what_an_addition_takes_beside_fields_is_answered_with_ours():
+    with pytest.raises(SchemaError, match="'timeout' is no field of it: say timeout_s"):
+        ReplayBuffer(10, STEP).add(obs=1.0, reward=1.0, timeout=3)
+
+
+@pytest.mark.parametrize("name", ["sampler", "remover"])
+def test_a_class_in_the_place_of_a_sampler_is_refused(name: str):
+    with pytest.raises(ConfigError, match=rf"{name} is the class Prioritized: give an instance, as in {name}=Prioritized\(\)"):
+        ReplayBuffer(10, STEP, **{name: Prioritized})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sampler", [Uniform, "uniform"])
+def test_a_source_takes_samplers_only(sampler: Any):
+    with pytest.raises(ConfigError, match=r"give an instance, as in|give a sampler, as in"):
+        ReplayBuffer(10, STEP).source(sampler=sampler)
+
+
+def test_a_queue_says_how_many_items_may_wait():
+    queue = ReplayBuffer.queue(2, STEP)
+    for _ in range(2):
+        queue.add(obs=1.0, reward=1.0)
+    with pytest.raises(Timeout, match="2 items that wait to be sampled, and at most 2 may: sample at least 1 more"):
+        queue.add(obs=1.0, reward=1.0, timeout_s=0)
+    with pytest.raises(ConfigError, match=r"3 can never be sampled .*at most 2 items wait here.* a size of 3 or more"):
+        queue.sample(3)
+
+
+def test_what_stays_in_its_process_says_what_travels_instead():
+    buffer = ReplayBuffer(10, STEP)
+    with AsyncDataLoader(buffer.source(), 2) as loader:
+        for one, said in (
+            (buffer, r"send its writer_handle\(\)"),
+            (buffer.writer(), r"send table.writer_handle\(\)"),
+            (buffer.source(), r"send its reader\(\)"),
+            (loader, "make one where its batches are used"),
+        ):
+            with pytest.raises(CannotSend, match=said):
+                pickle.dumps(one)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from async_loader.errors import AsyncLoaderError, Closed, ConfigError
+from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, SchemaError
 from async_loader.feeder import addresses
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.connection import Connection
@@ -71,8 +71,8 @@ def connect(
         ``{"replay": 1_000_000}``.
     on_disconnect : "wait" | "raise" | float
         What to do when the feeder is not heard of any more: connect again for as long as it takes, give up at once, or
-        after so many seconds. Until then writers fill their buffers and sources wait. An embedded feeder that has ended is
-        Broken at once: nothing starts it again.
+        give up after this number of seconds. Until then writers fill their buffers and sources wait. An embedded feeder
+        that has ended is Broken at once: nothing starts it again.
     timeout_s : float
         For connecting, and for everything that waits for an answer unless it says otherwise, in seconds.
     keys : path, optional
@@ -83,7 +83,7 @@ def connect(
     Timeout
         There was no answer.
     ConfigError
-        The address is none; or the feeder and this client do not have keys that fit.
+        The address is not one; or the feeder and this client do not have keys that fit.
     Unsupported
         The feeder speaks another version.
     """
@@ -124,6 +124,8 @@ def _embedded(tables: Mapping[str, Any] | None, name: str, on_disconnect: OnDisc
     from async_loader.feeder.settings import ServerSettings
 
     wanted = {"replay": 1_000_000} if tables is None else tables
+    if not isinstance(wanted, Mapping):
+        raise ConfigError(f"tables={wanted!r}: give a dict of names and sizes, as in tables={{'replay': 1_000_000}}")
     settings = ServerSettings.from_plain(dict(wanted))
     # What waits for a table at the end would go where nobody can read it.
     feeder = Embedded(msgspec.structs.replace(settings, drain_s=_EMBEDDED_DRAIN_S))
@@ -181,6 +183,9 @@ class Client:
         own = ", which is its own" if self.owns_feeder else ""
         return f"<Client of the feeder at {self.address}{own}: {state}>"
 
+    def __reduce__(self) -> Any:
+        raise CannotSend(f"a client stays in its process: send its address, and say connect({self.address!r}) there")
+
     def table(self, name: str) -> TableClient:
         """A table, which is not asked for before it is used."""
         self._connection.check()
@@ -226,6 +231,9 @@ class Client:
         """
         if isinstance(version, bool) or not hasattr(version, "__index__") or not 0 <= version < 1 << 64:
             raise ConfigError(f"version={version!r}: versions are numbers from 0 that go up")
+        if not isinstance(tensors, Mapping):
+            kind = type(tensors).__name__
+            raise SchemaError(f"tensors is a {kind}: give a dict of arrays or tensors, as state_dict() or {{'w': array}}")
         if name in self._ended_runs:
             return False
         said = weights.publish(self._connection, name, tensors, int(version), self._deadline(timeout_s))

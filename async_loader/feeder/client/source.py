@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import AsyncLoaderError, Closed, ConfigError
+from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Lease, Phase, ReaderLine, Transport
@@ -245,6 +245,9 @@ class RemoteSource:
         return (
             f"<RemoteSource of table {wanted.table!r} at {self._connection.address}{how} {'closed' if self._closed else 'open'}>"
         )
+
+    def __reduce__(self) -> Any:
+        raise CannotSend("a source stays in its process: send the client's address, and say connect(address).table(name) there")
 
     def waiting_for(self) -> str | None:
         """``None``: what this waits for comes from other processes."""

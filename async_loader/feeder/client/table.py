@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import batch_format as formats
-from async_loader.errors import AsyncLoaderError, ConfigError
+from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import ReaderLine, Transport
@@ -154,9 +154,13 @@ class TableClient:
             said: AboutReply | None = self._ask_about(deadline)
             state = "open"
         except AsyncLoaderError as error:
-            said, state = self._about, type(error).__name__.lower()
+            said, state = self._about, "closed" if isinstance(error, Closed) else f"({type(error).__name__}: {error})"
         known = "" if said is None else f" size={said.stats['size']} capacity={said.capacity} sampler={said.sampler}"
         return f"<TableClient {self.name!r} of {self._connection.address}{known} {state}>"
+
+    def __reduce__(self) -> Any:
+        address = self._connection.address
+        raise CannotSend(f"a client's table stays in its process: say connect({address!r}).table({self.name!r}) there")
 
     def _known(self) -> AboutReply:
         """What does not change once there is a schema: asked for until then."""

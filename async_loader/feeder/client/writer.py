@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.errors import AsyncLoaderError, Timeout
+from async_loader.errors import AsyncLoaderError, CannotSend, Timeout
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
@@ -88,6 +88,12 @@ class RemoteWriter:
         line = self._line
         state = "closed" if line.closing else line.phase.value
         return f"<RemoteWriter table={line.table!r} stream={self.stream!r} steps={self.steps} {state}>"
+
+    def __reduce__(self) -> Any:
+        raise CannotSend(
+            "a writer stays in its process: send the client's address, and say "
+            f"connect(address).table({self._line.table!r}).writer() there"
+        )
 
     @property
     def steps(self) -> int:

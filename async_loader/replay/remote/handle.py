@@ -47,8 +47,8 @@ class Terms:
 class WriterHandle:
     """The right of one process to write into a table. Made by `ReplayBuffer.writer_handle`.
 
-    Hand it to a process as an argument, under any start method. Whoever calls `open` first has it; a handle is for one
-    process and one time. One that is dropped unopened gives its place to another.
+    Hand it to a process as an argument, under any start method. The first process that calls `open` has it: each handle is
+    opened once. One that is dropped unopened gives its place to another.
 
     Threads: any, in any process; `open` once.
     """
@@ -64,7 +64,7 @@ class WriterHandle:
         Parameters
         ----------
         stream : hashable, optional
-            Whose steps `append` adds; by default a stream that nobody else has. It has to pickle. Only one writer at a
+            Whose steps `append` adds; by default a stream of its own. It has to pickle. Only one writer at a
             time may write to a stream.
 
         Raises
@@ -90,6 +90,9 @@ class WriterHandle:
             writer.close()
             raise
         return writer
+
+    def __repr__(self) -> str:
+        return f"<WriterHandle number={self._terms.number} of process {self._terms.owner} {'unopened' if self._fds else 'used'}>"
 
     def close(self) -> None:
         """Give it up unopened."""

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from async_loader.errors import ConfigError
+
 Rows = npt.NDArray[np.int64]
 Priorities = npt.NDArray[np.float64]
 
@@ -153,6 +155,15 @@ class Sampler(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`, after `bind` with equal settings; no item has been inserted, none needs to be."""
+
+
+def check_sampler(name: str, value: object) -> Sampler:
+    """``value`` as a sampler. Raises ConfigError, with ``name``, for a class of samplers and for anything else."""
+    if isinstance(value, type):  # which has the methods too
+        raise ConfigError(f"{name} is the class {value.__name__}: give an instance, as in {name}={value.__name__}()")
+    if not isinstance(value, Sampler):
+        raise ConfigError(f"{name}={value!r}: give a sampler, as in {name}=Uniform()")
+    return value
 
 
 @cache

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import threading
 
 import numpy as np
 import pytest
 
 from async_loader import Field, MinSize, Prioritized, Transitions
-from async_loader.errors import ConfigError, NotEnoughData, SchemaError, Timeout, Unsupported
+from async_loader.errors import CannotSend, ConfigError, NotEnoughData, SchemaError, Timeout, Unsupported
 from async_loader.feeder import connect
 
 SCHEMA = {"obs": Field((4,), "float32"), "reward": Field((), "float32")}
@@ -170,3 +172,26 @@ def test_a_table_says_what_it_is(client):
     assert "'rated'" in repr(table)
     assert "1000" in repr(table)
     assert (table.stats().size, table.stats().capacity) == (10, 1000)
+
+
+def test_what_belongs_to_a_client_says_what_travels_instead(client):
+    table = filled(client, "rated", 10)
+    with table.writer() as writer:
+        for one, said in (
+            (client, f"say connect('{client.address}') there"),
+            (table, f"say connect('{client.address}').table('rated') there"),
+            (writer, "connect(address).table('rated').writer() there"),
+            (table.source(), "connect(address).table(name) there"),
+        ):
+            with pytest.raises(CannotSend, match=re.escape(said)):
+                pickle.dumps(one)
+
+
+def test_weights_that_are_no_mapping_are_refused(client):
+    with pytest.raises(SchemaError, match="tensors is a ndarray: give a dict of arrays or tensors"):
+        client.publish("policy", np.zeros(3), version=1)
+
+
+def test_tables_that_are_no_mapping_are_refused():
+    with pytest.raises(ConfigError, match=r"tables=\['replay'\]: give a dict of names and sizes"):
+        connect("embedded", tables=["replay"])  # type: ignore[arg-type]
