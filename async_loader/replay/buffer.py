@@ -479,6 +479,8 @@ class ReplayBuffer(Table):
             Where there are too few items, and neither a limiter nor ``timeout_s`` to wait for.
         ConfigError
             If there could never be enough, ``batch_size`` is not a positive integer, or tensordict is not installed.
+        OutOfMemory
+            For a batch that is larger than the free memory.
         Timeout, WouldDeadlock
             When the limiter lets nothing out.
         """

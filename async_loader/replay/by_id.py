@@ -48,7 +48,7 @@ class ById:
         """See `ReplayBuffer.update_priorities`."""
         return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
 
-    def update(self, index: Any, **fields: Any) -> Applied:
+    def update(self, index: Any, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""
         ids = ids_of(index)
         owner = self._owner

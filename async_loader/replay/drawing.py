@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
-from async_loader.errors import ConfigError, NotEnoughData
+from async_loader.errors import ConfigError, NotEnoughData, OutOfMemory
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.limiter import UNLIMITED, Limits
@@ -22,11 +22,14 @@ from async_loader.replay.rows import LOOKAHEAD
 from async_loader.replay.samplers import Sampler, Uniform, one_scale, shortcut
 from async_loader.replay.table import Drawn
 from async_loader.replay.views import Recipe, Transitions
+from async_loader.shm.memory import available_bytes, human
 from async_loader.source import Window
 
 Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 _REDRAWS = 8
+_MANY = 1 << 20
+"""Of more rows than this it is asked first whether there is memory for them."""
 
 
 class Drawer:
@@ -151,6 +154,8 @@ class Drawer:
         """Draw under the lock, read without it, and look again; where draws are counted, all of it under the lock."""
         if self._owner.max_times_sampled:
             return self._used_up(reader, sampler, count, timeout_s, taken)
+        if count > _MANY and sampler.repeats:
+            _check_memory(reader.recipe, count)
         drawn = self.ids(sampler, count, timeout_s, taken)
         into, gone = reader.take(drawn.ids, drawn.weight)
         if len(gone):
@@ -484,6 +489,13 @@ def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[A
     whole = np.empty_like(weight)
     whole[old], whole[gone] = both[: int(old.sum())], both[int(old.sum()) :]
     return whole, Drawn(first.ids, whole, scale)
+
+
+def _check_memory(recipe: Recipe, count: int) -> None:
+    """Raise OutOfMemory where a batch of so many rows, and their ids, cannot lie in the memory that there is."""
+    nbytes, there = count * (recipe.schema.nbytes + 8), available_bytes()
+    if nbytes > there:
+        raise OutOfMemory(f"batch_size={count:,}: a batch of so many rows takes {human(nbytes)}, and {human(there)} are free")
 
 
 def _too_often(times: int) -> str:

@@ -12,7 +12,7 @@ import torch
 from table_rig import Making
 
 from async_loader import AsyncDataLoader, Fifo, MinSize, Prioritized, Transitions
-from async_loader.errors import ConfigError, NotEnoughData, SchemaError, Timeout, Unsupported
+from async_loader.errors import ConfigError, NotEnoughData, OutOfMemory, SchemaError, Timeout, Unsupported
 from async_loader.source import Applied, Source
 from async_loader.table import Table
 
@@ -136,6 +136,24 @@ def test_a_batch_size_is_a_positive_integer(make: Making, size: Any) -> None:
         filled(make, 3).sample(size)
 
 
+@pytest.mark.parametrize("sampler", [None, Fifo])
+@pytest.mark.parametrize("size", [1 << 40, 1 << 63, 1 << 70])
+def test_a_batch_that_can_never_be_is_refused_at_once(make: Making, size: int, sampler: Any) -> None:
+    table = filled(make, 3, sampler=None if sampler is None else sampler())
+    with pytest.raises((ConfigError, OutOfMemory), match=r"batch_size=|draws no item twice"):
+        table.sample(size, timeout_s=60)
+    assert table.stats().sampled == 0
+
+
+@pytest.mark.parametrize("view", [Transitions(2, 0.5, reward="nothing"), Transitions(500, 0.5), Transitions(5000, 0.5)])
+def test_a_view_that_can_never_be_is_refused_as_one(make: Making, view: Transitions) -> None:
+    table = filled(make, 3)
+    for call in (lambda: table.sample(1, view=view), lambda: table.get([0], view=view)):
+        with pytest.raises(ConfigError, match=r"the view sums up|n_steps"):
+            call()
+    assert len(table) == 3
+
+
 def test_the_tables_view_is_that_of_every_batch(make: Making) -> None:
     view = Transitions(2, 0.5)
     table = make.table(100, LINKED, view=view, sampler=Fifo())
@@ -228,6 +246,16 @@ def test_fields_are_changed_by_id(make: Making) -> None:
             table.update([29], **wrong)
 
 
+def test_an_update_of_no_field_says_which_steps_are_there(make: Making) -> None:
+    table = filled(make, 5)
+    assert table.update([0, 4, 77]) == Applied(2, 1)
+
+
+def test_a_field_that_has_the_name_of_an_argument_is_refused_as_any_other(make: Making) -> None:
+    with pytest.raises(SchemaError, match="'index' cannot be updated"):
+        filled(make, 5).update([0], index=[1])
+
+
 def test_how_an_episode_ended_is_not_changed_afterwards(make: Making) -> None:
     table = make.table(100, LINKED)
     with pytest.raises(SchemaError, match="cannot be updated"):
@@ -317,6 +345,15 @@ def test_an_older_save_is_loaded_by_its_number(make: Making, folder: Any) -> Non
     assert len(table) == 6
     with pytest.raises(ConfigError, match="there is no save 9"):
         table.load(folder, number=9)
+
+
+@pytest.mark.parametrize("number", [0, -1, True, 2.0, "a", 1 << 70])
+def test_a_number_that_no_save_has_is_refused(make: Making, folder: Any, number: Any) -> None:
+    table = filled(make, 3)
+    table.save(folder)
+    with pytest.raises(ConfigError, match=r"number=|there is no save"):
+        table.load(folder, number=number)
+    assert x_of(table, range(9)) == [0, 1, 2]
 
 
 def test_a_table_that_knows_no_step_yet_learns_it_from_what_is_loaded(make: Making, folder: Any) -> None:

@@ -197,6 +197,17 @@ def test_the_episode_of_any_stream_is_ended_by_its_name(writing: Making) -> None
         writer.end_episode(terminated=True, truncated=True)
 
 
+def test_a_last_observation_that_nothing_shows_is_refused_whatever_the_stream(writing: Making) -> None:
+    table = writing.table()
+    writer = writing.writer(table)
+    writer.append(x=1, reward=0.5)
+    for stream in (None, "of nobody"):
+        with pytest.raises(SchemaError, match="final_obs is given"):
+            writer.end_episode(final_obs=1.0, stream=stream)
+    writer.flush()
+    assert len(table) == 1
+
+
 def test_close_ends_every_episode_that_the_writer_has_open(writing: Making) -> None:
     table = writing.table(100, {"reward": "float32"}, view=Transitions(3, 1.0))
     writer = writing.writer(table)

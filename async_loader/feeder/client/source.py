@@ -18,11 +18,11 @@ from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Lease, Phase, ReaderLine, Transport
 from async_loader.feeder.client.shown import Shown, ids_here, ids_there
+from async_loader.feeder.wire import MOST_ROWS, OpenReader, Priorities, View
 from async_loader.feeder.wire import Applied as WireApplied
-from async_loader.feeder.wire import OpenReader, Priorities, View
 from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Bell, Deadline, Patience
-from async_loader.replay.arguments import floats_of
+from async_loader.replay.arguments import floats_of, positive
 from async_loader.replay.views import Transitions
 from async_loader.source import END, Applied, Plan, Ready
 
@@ -275,6 +275,7 @@ class RemoteSource:
             if self._closed:
                 raise Closed("this source is closed")
             if self._line is None:
+                batch_size = batch_size_of(batch_size)
                 ahead = self._prefetch if self._prefetch is not None else max(AHEAD_LEAST, self._planned)
                 wanted = self._wanted(batch_size, max(1, ahead))
                 line = self._connection.add(
@@ -309,6 +310,14 @@ def _taken(planned: dict[Lease, None], handed_out: dict[Lease, None]) -> tuple[l
     planned.clear()
     handed_out.clear()
     return seen, unseen
+
+
+def batch_size_of(value: Any) -> int:
+    """``value`` as what travels. Raises ConfigError."""
+    size = positive("batch_size", value)
+    if size > MOST_ROWS:
+        raise ConfigError(f"batch_size={size}: a feeder draws at most {MOST_ROWS:,} items at once")
+    return size
 
 
 def view_of(view: Transitions | View | None) -> View | None:

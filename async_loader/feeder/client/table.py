@@ -18,7 +18,7 @@ from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import ReaderLine, Transport
 from async_loader.feeder.client.sample_line import SampleLine
 from async_loader.feeder.client.shown import Shown, ids_here, ids_there
-from async_loader.feeder.client.source import Elsewhere, RemoteSource, update, view_of
+from async_loader.feeder.client.source import Elsewhere, RemoteSource, batch_size_of, update, view_of
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
 from async_loader.feeder.client.writer_line import WriterLine
 from async_loader.feeder.plain import limiter_from, plain_of
@@ -80,6 +80,8 @@ _KINDS_OF_SAMPLES = 16
 """Sizes and views of `TableClient.sample` that are kept open; those that were used last."""
 _IDS = 1 << 20
 """Ids that one message names at most."""
+_NO_SAVE = (1 << 63) - 1
+"""The highest number that travels; no save has it."""
 _REPR_S = 1.0
 _GONE = np.array([-1], np.int64)
 _COUNTS = ("size", "inserted", "sampled", "deleted", "streams", "interrupted")
@@ -288,13 +290,13 @@ class TableClient:
         NotEnoughData, ConfigError, Timeout, Closed, Broken, Unsupported
         """
         wanted = formats.checked(batch_format, device)
-        positive("batch_size", batch_size)
+        batch_size = batch_size_of(batch_size)
         limit = seconds_or_none("timeout_s", timeout_s)
         own_s: float | None = self._timeout_s if limit is None else limit
         own_s = None if own_s is None or own_s > LONGEST_S else own_s
         seen = view_of(view)
         self._check_view(seen)
-        line = self._line(int(batch_size), seen)
+        line = self._line(batch_size, seen)
         batch = line.sample(self._connection, own_s, self._timeout_s, limit is not None)
         made: Batch = formats.convert(batch, wanted, device)
         return made
@@ -470,7 +472,7 @@ class TableClient:
         """
         seconds_or_none("timeout_s", timeout_s)
         ids, schema = ids_of(index), self.schema
-        if schema is None or not fields:
+        if schema is None:
             return Applied(0, len(ids))
         columns = _columns_for(schema, fields, len(ids))
 
@@ -566,6 +568,8 @@ class TableClient:
         ------
         Unsupported, ConfigError, CorruptCheckpoint, OutOfMemory, OSError, Timeout, Closed, Broken
         """
+        if number is not None:
+            number = min(positive("number", number), _NO_SAVE)
         self._call(Load(table=self.name, path=self._folder(path), number=number), timeout_s)
         self._about = None
 

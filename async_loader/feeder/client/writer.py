@@ -300,9 +300,9 @@ class RemoteWriter:
         with line.lock:
             line.check()
         number = 0 if stream is None else self._streams.known(stream)
+        final = None if final_obs is None or packer is None else packer.final_values(final_obs)
         if packer is None or number is None:
             return  # there was no step
-        final = None if final_obs is None else packer.final_values(final_obs)
         room = self._make_room(deadline, refused="the end of the episode was not added")
         with line.lock:
             line.check()

@@ -178,24 +178,20 @@ class Outlet:
 
         Raises
         ------
+        ConfigError
+            For what this table can never show.
         Malformed
-            UNSUPPORTED, for what this table can never show; TOO_LARGE, for batches that do not fit into a message; LIMIT.
+            TOO_LARGE, for batches that do not fit into a message; LIMIT.
         """
         view = view_of(self, wanted.view)
-        try:
-            drawing = self.table.drawing(
-                view, wanted.rank, wanted.world_size, wanted.seed, self._own_sampler(wanted), wanted.min_size
-            )
-        except ConfigError as error:
-            raise Malformed(str(error), ErrorCode.UNSUPPORTED) from None
+        drawing = self.table.drawing(
+            view, wanted.rank, wanted.world_size, wanted.seed, self._own_sampler(wanted), wanted.min_size
+        )
         try:
             form = BatchForm.of(schema_of_batches(self.table, drawing), wanted.batch_size)
             if not shared:
                 self._check(form)
             drawing.why_not(wanted.batch_size)
-        except ConfigError as error:
-            drawing.close()
-            raise Malformed(str(error), ErrorCode.UNSUPPORTED) from None
         except BaseException:
             drawing.close()
             raise
@@ -465,12 +461,12 @@ class Outlet:
 
 
 def view_of(outlet: Outlet, said: View | None) -> Transitions | None:
-    """As it travels, for a table. Raises Malformed: UNSUPPORTED, LIMIT."""
+    """As it travels, for a table. Raises ConfigError, and Malformed: LIMIT."""
     if said is None:
         return None
     if said.n > MOST_STEPS:
         text = f"n_steps={said.n}: a server sums up {MOST_STEPS} at most, no step could be drawn before they followed"
-        raise Malformed(text, ErrorCode.UNSUPPORTED)
+        raise ConfigError(text)
     view = Transitions(n_steps=said.n, gamma=said.gamma, reward=said.reward)
     outlet.check_view(view)
     return view

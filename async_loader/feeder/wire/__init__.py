@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire.batches import Batch, BatchForm, Lying
-from async_loader.feeder.wire.bounds import MOST_AHEAD, Limits
+from async_loader.feeder.wire.bounds import MOST_AHEAD, MOST_ROWS, Limits
 from async_loader.feeder.wire.codes import (
     ACK_NOW,
     BFLOAT16,
@@ -106,6 +106,7 @@ __all__ = [
     "BFLOAT16",
     "FINAL",
     "MOST_AHEAD",
+    "MOST_ROWS",
     "NEWEST",
     "OLDEST",
     "REDELIVERED",

@@ -14,6 +14,8 @@ MESSAGE_BYTES = 64 << 20
 IN_FLIGHT_BYTES = 256 << 20
 MOST_AHEAD = 64
 """Batches that a reader can have on their way, whatever it grants."""
+MOST_ROWS = 1 << 20
+"""Of a batch, whose size travels as a `Count`."""
 ROW_BYTES = 1 << 30
 FIELDS = 4096
 FRAMES = FIELDS + 1

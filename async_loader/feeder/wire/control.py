@@ -400,7 +400,7 @@ class Update(ById, frozen=True, kw_only=True):
     """New values of some fields, which follow the ids: arrays ``[count, ...]`` named by ``specs``. The answer is APPLIED."""
 
     TYPE = Type.UPDATE
-    specs: Annotated[tuple[TensorSpec, ...], Meta(min_length=1, max_length=bounds.FIELDS)]
+    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=bounds.FIELDS)]
 
     def __post_init__(self) -> None:
         for spec in self.specs:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, Timeout
+from async_loader.replay.arguments import positive
 from async_loader.replay.checkpoint import arrays, folder
 from async_loader.replay.checkpoint.manifest import Block, Manifest
 
@@ -39,6 +40,8 @@ def open_chain(path: Any, number: int | None) -> Checkpoint:
         Newer saves came again and again while the newest was being opened.
     """
     root = Path(path).absolute()
+    if number is not None:
+        number = positive("number", number)
     for _ in range(_TRIES):
         there = folder.saves(root)
         if not there:
