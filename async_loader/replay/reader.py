@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import Broken
+from async_loader.lifecycle import Deadline
 from async_loader.replay.addresses import address_of
+from async_loader.replay.rows import ID
 from async_loader.replay.samplers import Reading
 from async_loader.replay.storage import COLUMN_BYTES, Storage
 from async_loader.replay.views import Recipe
@@ -29,6 +32,9 @@ _Large = tuple[tuple[int, ...], np.dtype[Any]]
 _SHORT_BYTES = 1 << 20
 _RECORD_BYTES = 64 << 20  # of one field; numpy's records end at 2 GiB
 _ROUNDS = 64
+_LOADING_S = 30.0
+"""How long a reader waits for a table that is being loaded, which holds nothing until then."""
+_LOOK_S = 1e-3
 
 
 class ReplayReader:
@@ -240,10 +246,28 @@ class ReplayReader:
             gone = self.fill(ids, into)
             if len(gone) < len(ids):
                 return np.setdiff1d(np.arange(len(ids)), gone), gone
+        for _ in range(_ROUNDS):
+            held = self._held()
+            if not len(held):
+                break
+            ids[:] = rng.choice(held, len(ids))
+            gone = self.fill(ids, into)
+            if len(gone) < len(ids):
+                return np.setdiff1d(np.arange(len(ids)), gone), gone
         raise Broken(
             f"{len(ids)} steps were overwritten before they could be read, and so were {_ROUNDS} times as many others: "
             f"the table's {self._storage.layout.capacity} steps are too few for this rate, raise its capacity"
         )
+
+    def _held(self) -> Ids:
+        """The steps that are there, also of a table that holds few. Waits while it is being loaded."""
+        rows, deadline = self._storage.layout.rows, Deadline(_LOADING_S)
+        while not self._storage.heads()[:, ID // 8].any() and not deadline.expired:
+            time.sleep(_LOOK_S)
+        names = np.empty(rows, np.int64)
+        self._kernels.names_of(self._storage.geometry, np.arange(rows), names)
+        held: Ids = names[names >= 0]
+        return held
 
     def _fields(self) -> Ids:
         """What `kernels.copy_items` wants to know of every output, but for the targets."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from async_loader import Field, ReplayBuffer
 from async_loader.errors import Broken
 from async_loader.layout import BatchLayout
 from async_loader.replay.reader import ReplayReader, join_index
+from async_loader.replay.rows import ID
 from async_loader.source import Window
 
 CHECKED = {"check": ((400,), np.int64), "number": np.int64, "byte": np.uint8}
@@ -238,6 +241,33 @@ def test_a_table_in_which_nothing_can_be_read_is_broken_not_a_hang() -> None:
     buffer.delete(np.arange(8))
     with pytest.raises(Broken, match="raise its capacity"):
         made.read(np.array([100]), window(made.schema, 1), (0,))
+
+
+def test_planned_rows_are_replaced_in_a_table_that_holds_few_since_it_was_loaded(tmp_path: Path) -> None:
+    with ReplayBuffer(50_000, SMALL) as few:
+        few.extend(checked(0, 3, 16), stream=0)
+        few.save(tmp_path)
+    buffer = full(50_000, SMALL)
+    made = reader_of(buffer)
+    into = window(made.schema, 4)
+    buffer.load(tmp_path)
+    made.read(np.arange(40_000, 40_004), into, (0,))
+    assert bad_rows(into) == 0
+    assert set(into.fields[-1].tolist()) <= {0, 1, 2}
+
+
+def test_a_reader_waits_for_a_table_that_is_being_loaded() -> None:
+    buffer = full(8, SMALL)
+    made = reader_of(buffer)
+    names = buffer._owner.table.storage.heads()[:, ID // 8]
+    before = names.copy()
+    names[:] = 0
+    timer = threading.Timer(0.3, names.__setitem__, (slice(None), before))
+    timer.start()
+    into = window(made.schema, 4)
+    made.read(np.arange(4), into, (0,))
+    timer.join()
+    assert bad_rows(into) == 0
 
 
 def _read_all(made: ReplayReader, pipe: Connection) -> None:
