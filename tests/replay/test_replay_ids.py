@@ -176,7 +176,7 @@ def test_a_sampler_belongs_to_one_table() -> None:
     ReplayBuffer(3, {"x": np.int64}, sampler=sampler)
     with pytest.raises(ConfigError, match="belongs to another table"):
         ReplayBuffer(3, {"x": np.int64}, sampler=sampler)
-    with pytest.raises(ConfigError, match="give a sampler"):
+    with pytest.raises(ConfigError, match="give an instance, as in sampler=Uniform"):
         ReplayBuffer(3, sampler=Uniform)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give a RateLimiter"):
         ReplayBuffer(3, limiter=3)  # type: ignore[arg-type]
