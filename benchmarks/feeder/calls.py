@@ -24,7 +24,7 @@ def sampled(seconds: float, work: Work, transport: str) -> Figures:
 
     buffer = ours.table(work)
     for chunk in work.chunks():
-        buffer.extend(chunk)
+        buffer.extend(chunk, stream=0)
     with ours.serving(work, transport) as (server, address):
         ours.fill(address, work)
         with connect(address) as client:

@@ -52,7 +52,7 @@ def _frames(work: Work, rows: int) -> list[Any]:
     from async_loader.replay.arguments import schema_of_columns
 
     table = ours.table(work)
-    table.extend(next(work.chunks()))
+    table.extend(next(work.chunks()), stream=0)
     columns = table.sample(rows)
     form = BatchForm.of(schema_of_columns(columns), rows)
     return encode(Message(form.batch(list(columns.values()))))

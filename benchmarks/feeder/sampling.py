@@ -46,7 +46,7 @@ def in_process(seconds: float, work: Work) -> Figures:
     """The same table without a server."""
     buffer = ours.table(work)
     for chunk in work.chunks():
-        buffer.extend(chunk)
+        buffer.extend(chunk, stream=0)
     return timed(lambda: buffer.sample(BATCH), work, seconds)
 
 
