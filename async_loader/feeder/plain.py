@@ -5,10 +5,10 @@ A sampler is ``{"kind": "prioritized", "alpha": 0.6, ...}``: the kind is the nam
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from async_loader.errors import ConfigError
+from async_loader.feeder.derived import snake
 from async_loader.replay import samplers
 from async_loader.replay.checkpoint.settings import limiter_json, limiter_of, sampler_json, sampler_of
 from async_loader.replay.limiter import RateLimiter
@@ -57,14 +57,14 @@ def limiter_from(plain: Any) -> RateLimiter | None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {"kind": _snake(value[_CLASS]), **{name: _plain(one) for name, one in value["settings"].items()}}
+        return {"kind": snake(value[_CLASS]), **{name: _plain(one) for name, one in value["settings"].items()}}
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
 def _known(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    kinds = {_snake(name): name for name in samplers.__all__ if _is_kind(getattr(samplers, name))}
+    kinds = {snake(name): name for name in samplers.__all__ if _is_kind(getattr(samplers, name))}
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"there is no sampler {str(kind)[:80]!r}: it is one of {', '.join(sorted(kinds))}")
@@ -74,7 +74,3 @@ def _known(value: Any) -> Any:
 
 def _is_kind(found: Any) -> bool:
     return found is samplers.Linear or (isinstance(found, type) and found is not Sampler and hasattr(found, "bind"))
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
