@@ -16,7 +16,7 @@ from async_loader.replay.drawing import Drawer
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.owner import Owner
 from async_loader.replay.staging import Stage
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import Transitions, checked_view
 from async_loader.schema import Field
 from async_loader.source import Applied
 from async_loader.table import Batch
@@ -39,6 +39,7 @@ class ById:
     def get(self, index: Any, view: Transitions | None) -> Batch:
         """See `ReplayBuffer.get`."""
         ids = ids_of(index)
+        checked_view(view)
         self._owner.check_open()
         if not self._owner.ready:
             return {"index": np.empty(0, np.int64)}

@@ -236,12 +236,10 @@ class Inserter:
             raise Unsupported(
                 f"this table samples by {owner.sampler!r}, and has no priorities to update: leave update_priorities out"
             )
+        policy.check_given(priority)
+        self.checked(priority)
         if not owner.ready:
             return Applied(0, len(ids))
-        first = policy.first_missing(priority)
-        if first >= 0:
-            raise ConfigError(f"priority {first} of {len(priority)} is NaN: priorities are finite, 0 or more")
-        self.checked(priority)
         with owner.lock:
             owner.catch_up()
             return owner.table.prioritize(ids, priority)
@@ -289,13 +287,19 @@ class Inserter:
         given = floats_of(priority, "priority")
         if given.shape != (count,):
             raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
+        self._check_used()
+        policy.check_given(given)
         return self.checked(given)
+
+    def _check_used(self) -> None:
+        """Raise Unsupported where nothing goes by priorities."""
+        if (why := self._owner.no_priorities) is not None:
+            raise Unsupported(why)
 
     def checked(self, priority: Floats) -> Floats:
         """``priority``, if everyone here who goes by priorities allows it."""
         owner = self._owner
-        if not owner.prioritized:
-            raise Unsupported(f"this table's {owner.sampler!r} and {owner.remover!r} use no priorities: leave them out")
+        self._check_used()
         known = owner.table.prioritized if owner.ready else [one for one in (owner.sampler, owner.remover) if one.prioritized]
         for one in known:
             one.check(priority)

@@ -30,6 +30,7 @@ _ENDS = TERMINATED | TRUNCATED
 SHOWN = 8
 """Of a FINAL row that ends an episode: what came after is in it."""
 _NO_PRIORITIES = np.empty(0)
+_TEXT = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +110,12 @@ class ServedTable:
     def sampler(self) -> Sampler:
         """The table's own."""
         return self._owner.sampler
+
+    @property
+    def no_priorities(self) -> str | None:
+        """Why steps have no priorities here, as it travels; ``None`` where they may."""
+        why = self._owner.no_priorities
+        return None if why is None else why[:_TEXT]
 
     def nothing(self, count: int) -> Exception:
         """What `ReplayBuffer.sample` raises where there is too little and no limiter."""

@@ -23,6 +23,7 @@ from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Bell, Deadline, Patience
 from async_loader.replay.arguments import floats_of, positive
+from async_loader.replay.samplers import policy
 from async_loader.replay.views import Transitions
 from async_loader.source import END, Applied, Plan, Ready
 
@@ -337,8 +338,7 @@ def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, 
     values = floats_of(priority, "priority").reshape(-1)
     if ids.shape != values.shape:
         raise ConfigError(f"{len(ids)} ids and {len(values)} priorities: one for each")
-    if values.size and not (values.min() >= 0 and values.max() < np.inf):
-        raise ConfigError(f"priorities from {values.min()} to {values.max()}: they are finite, 0 or more")
+    policy.check_sent(values)
     if not len(ids):
         return Applied(0, 0)
 

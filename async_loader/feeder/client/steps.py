@@ -20,6 +20,7 @@ from async_loader.errors import ConfigError
 from async_loader.feeder.client.memory import blank, copied
 from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Insert, RowLayout
 from async_loader.replay.arguments import floats_of, one_float
+from async_loader.replay.samplers import policy
 from async_loader.replay.staging import Ends, Stage
 from async_loader.replay.storage import StorageLayout
 from async_loader.schema import Field, Schema
@@ -329,7 +330,9 @@ class Packer:
         if final_obs is not None:
             finals, has_final = stage.final_columns(final_obs, (flags & _ENDS) != 0)
         said = (stage.check_ends(flags, has_final) & _ENDS).astype(np.uint32)
-        priorities = _priorities(priority, count)
+        priorities = given_priorities(priority, count)
+        if priority is not None:
+            policy.check_sent(priorities)
         rows = Rows(columns, streams, said, priorities)
         return rows if finals is None or not has_final.any() else self._with_finals(rows, finals, has_final)
 
@@ -374,19 +377,17 @@ class Packer:
 
 def checked_priority(priority: Any) -> float:
     """Raises ConfigError for what is no priority."""
-    value = float(one_float(priority, "priority")[0])
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"priority {value}: priorities are finite, 0 or more")
-    return value
+    given = one_float(priority, "priority")
+    if not 0 <= given[0] <= policy.LARGEST:
+        policy.check_sent(given)
+    return float(given[0])
 
 
-def _priorities(priority: Any, count: int) -> npt.NDArray[np.float64]:
+def given_priorities(priority: Any, count: int) -> npt.NDArray[np.float64]:
+    """A number for each of so many rows, NaN where ``priority`` is None. Raises ConfigError for other than so many numbers."""
     if priority is None:
         return np.full(count, np.nan)
     given = floats_of(priority, "priority")
     if given.size != count:
         raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
-    given = given.reshape(count)
-    if given.size and not (given.min() >= 0 and given.max() < np.inf):
-        raise ConfigError(f"priorities from {given.min()} to {given.max()}: they are finite, 0 or more")
     return given

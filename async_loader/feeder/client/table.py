@@ -56,7 +56,7 @@ from async_loader.replay import by_id
 from async_loader.replay.arguments import floats_of, ids_of, positive, whole_seed
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.limiter import RateLimiter
-from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers import Sampler, policy
 from async_loader.replay.staging import Stage
 from async_loader.replay.stats import TableStats
 from async_loader.replay.storage import StorageLayout
@@ -147,7 +147,9 @@ class TableClient:
         names = TableStats.__dataclass_fields__
         known = {name: value for name, value in said.stats.items() if name in names}
         known |= {"capacity": said.capacity, "nbytes": said.nbytes}
-        waiting = tuple(_waiting_of(text) for text in said.stats.get("waiting", ()))
+        texts = said.stats.get("waiting", ())
+        since = said.stats.get("waited_s") or [0.0] * len(texts)  # a feeder that is older does not say it
+        waiting = tuple(_waiting_of(text, waited_s) for text, waited_s in zip(texts, since, strict=True))
         return TableStats(**{**dict.fromkeys(_COUNTS, 0), **known, "waiting": waiting})
 
     def __repr__(self) -> str:
@@ -442,10 +444,6 @@ class TableClient:
         ids, values = ids_of(index), floats_of(priority, "priority")
         if len(ids) != len(values):
             raise ConfigError(f"{len(ids)} ids and {len(values)} priorities: one for each")
-        if values.size and not (values.min() >= 0 and values.max() < np.inf):
-            text = f"priorities from {values.min()} to {values.max()}: they are finite, 0 or more"
-            raise ConfigError(text)
-
         if self._connection.version < 3:
             deadline = Deadline(self._timeout_s if limit is None else limit)
             return update(self._connection, self._updates(), ids, values, deadline)
@@ -453,7 +451,19 @@ class TableClient:
         def body(count: int) -> Prioritize:
             return Prioritize(table=self.name, count=count)
 
+        try:
+            policy.check_sent(values)
+        except ConfigError:
+            self._check_priorities(timeout_s)
+            raise
+        if not len(ids):
+            self._check_priorities(timeout_s)
         return self._by_id(body, ids, [values], timeout_s)
+
+    def _check_priorities(self, timeout_s: float | None) -> None:
+        """Raise Unsupported where the table has none to update, in its words: it is asked to update one that is gone."""
+        data = b"".join((_GONE.tobytes(), np.zeros(1).tobytes()))
+        self._call(Prioritize(table=self.name, count=1), timeout_s, Plane.PULL, data)
 
     def _updates(self) -> ReaderLine:
         """A reader that never asks for a batch: what PRIORITIES of version 2 go through."""
@@ -622,8 +632,8 @@ def _columns_for(schema: Schema, fields: Mapping[str, Any], rows: int) -> dict[s
     return {schema.fields[i].name: np.ascontiguousarray(one) for i, one in found.items()}
 
 
-def _waiting_of(text: str) -> Waiting:
+def _waiting_of(text: str, waited_s: float) -> Waiting:
     """What a feeder says in words: ``1 call to sample 256: why``."""
     who, _, rest = text.partition(" to ")
     what, _, reason = rest.partition(": ")
-    return Waiting(what="insert" if what.startswith("insert") else "sample", who=who, reason=reason, waited_s=0.0)
+    return Waiting(what="insert" if what.startswith("insert") else "sample", who=who, reason=reason, waited_s=waited_s)

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.errors import AsyncLoaderError, CannotSend, Timeout
+from async_loader.errors import AsyncLoaderError, CannotSend, Timeout, Unsupported
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.forks import forks
-from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority
+from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority, given_priorities
 from async_loader.feeder.client.stream_numbers import StreamNumbers
 from async_loader.feeder.client.writer_line import MESSAGE_BYTES_MOST, Phase, WriterLine
-from async_loader.feeder.wire import FINAL, SHOWN
+from async_loader.feeder.wire import FINAL, SHOWN, About, AboutReply
 from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import one_of, schema_of_columns
+from async_loader.replay.arguments import one_float, one_of, schema_of_columns
 from async_loader.replay.staging import Ends, count_of
 from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
 from async_loader.replay.writer import how_ended
@@ -68,7 +68,7 @@ class RemoteWriter:
         packer = self._line.packer
         return None if packer is None else packer.schema
 
-    def _wait_for_schema(self) -> None:
+    def _wait_for_schema(self, deadline: Deadline | None = None) -> None:
         """Until OPEN_WRITER was answered."""
         line = self._line
 
@@ -76,8 +76,23 @@ class RemoteWriter:
             line.check()
             return line.packer is not None or line.phase is Phase.NAMELESS
 
-        deadline = self._deadline(None)
+        deadline = self._deadline(None) if deadline is None else deadline
         line.news.until(attempt, deadline, lambda: self._connection.no_answer("OPEN_WRITER"))
+
+    def _check_priorities(self, deadline: Deadline) -> None:
+        """Raise Unsupported where the table has no use for priorities, which it is asked for anew: a source's own sampler may
+        have come since the writer was opened. A feeder of version 2 does not say it, and drops them.
+        """
+        line, connection = self._line, self._connection
+        if line.packer is None:
+            self._wait_for_schema(deadline)
+        if (line.packer is not None and line.no_priorities is None) or connection.version < 3:
+            return
+        reply = connection.call(About(table=line.table), deadline, where=f"table {line.table!r}").body
+        assert isinstance(reply, AboutReply)
+        line.no_priorities = reply.no_priorities
+        if reply.no_priorities is not None:
+            raise Unsupported(reply.no_priorities)
 
     @property
     def closed(self) -> bool:
@@ -145,8 +160,14 @@ class RemoteWriter:
         if step is not None:
             values = step if type(step) is dict and not fields else dict(one_of(step, fields, "step"))
         packer = line.packer
+        if priority is not None:
+            if packer is None or line.no_priorities is not None:
+                one_float(priority, "priority")
+                self._check_priorities(self._deadline(timeout_s))
+            priority = checked_priority(priority)
         if packer is None:
-            first = {"terminated": bool(terminated), "truncated": bool(truncated), **values}
+            first = dict(values)
+            Ends(None).into(first, terminated, truncated)
             packer = self._agree(
                 lambda: Schema.of_step(first),
                 lambda trial: trial.row(dict(values), terminated, truncated, final_obs),
@@ -155,8 +176,6 @@ class RemoteWriter:
         if values is step and packer.stored and not packer.stored <= values.keys():
             values = dict(values)  # what is stored is added to it
         number = self._streams.number(self._streams.own if stream is None else stream)
-        if priority is not None:
-            priority = checked_priority(priority)
         if final_obs is None and packer.goes_on(values, terminated, truncated):
             with line.lock:
                 part = line.part
@@ -230,7 +249,11 @@ class RemoteWriter:
             Ends(None).into_columns(first, terminated, truncated)
             return schema_of_columns(first)
 
-        packer = self._line.packer or self._agree(proposed, made, deadline)
+        packer = self._line.packer
+        if priority is not None and (packer is None or self._line.no_priorities is not None):
+            given_priorities(priority, count_of(batch))
+            self._check_priorities(deadline)
+        packer = packer or self._agree(proposed, made, deadline)
         return packer, made(packer)
 
     def _extend_together(
@@ -300,6 +323,9 @@ class RemoteWriter:
         with line.lock:
             line.check()
         number = 0 if stream is None else self._streams.known(stream)
+        if final_obs is not None and packer is None:
+            self._wait_for_schema(deadline)  # the table may have one, which says whether that is a final observation
+            packer = line.packer
         final = None if final_obs is None or packer is None else packer.final_values(final_obs)
         if packer is None or number is None:
             return  # there was no step

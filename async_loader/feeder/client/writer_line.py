@@ -87,6 +87,7 @@ class WriterLine:
         self.outbox = Outbox(buffer_bytes, self._done)
         self.packer: Packer | None = None
         self.part: Part | None = None
+        self.no_priorities: str | None = None
         self.closing = False
         self.failure: Failure | None = None
         self.rows_in = 0
@@ -351,7 +352,7 @@ class WriterLine:
         self.news.ring()
 
     def _opened(self, body: Writer, now: float) -> None:
-        self._ask_at = None
+        self._ask_at, self.no_priorities = None, body.no_priorities
         if self.packer is None:
             self._schema = schema_of(body.schema)
             try:

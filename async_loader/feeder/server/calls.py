@@ -63,6 +63,8 @@ from async_loader.schema import Field, Schema
 
 MOST_ASKED = 1 << 12
 """SAMPLEs that wait for one table."""
+_MOST_WAITING = 8
+"""Of those that wait, which ABOUT_REPLY names."""
 _CODES: tuple[tuple[type[BaseException], ErrorCode], ...] = (
     (NotEnoughData, ErrorCode.NOT_ENOUGH),
     (SchemaError, ErrorCode.SCHEMA),
@@ -153,13 +155,16 @@ class Calls:
         stats, schema, limiter = table.stats(), buffer.schema, buffer.limiter
         plain = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name != "waiting"}
         numbers = {name: value for name, value in plain.items() if isinstance(value, int | float)}
+        waiting, now = table.waiting()[:_MOST_WAITING], self._hall.clock()
+        waits = {"waiting": [text for text, _ in waiting], "waited_s": [max(0.0, now - since) for _, since in waiting]}
         reply = AboutReply(
             schema=None if schema is None else spec_of(schema),
             capacity=buffer.capacity,
             nbytes=buffer.nbytes,
             limiter=limiter_plain(limiter),
             sampler=repr(table.table.sampler)[:512],
-            stats={**numbers, "waiting": [*table.intake.waiting(), *table.outlet.waiting(), *self.waiting(table)][:8]},
+            stats={**numbers, **waits},
+            no_priorities=table.table.no_priorities,
         )  # fmt: skip
         return message.reply(reply)
 
@@ -406,13 +411,14 @@ class Calls:
         for one in self._asked.pop(table, ()):
             self._refuse(one, Malformed(reason, ErrorCode.UNSUPPORTED))
 
-    def waiting(self, table: Table) -> list[str]:
-        """Who waits, and for what."""
+    def waiting(self, table: Table) -> list[tuple[str, float]]:
+        """Who waits and for what, and since when on the server's clock."""
         waiting = self._asked.get(table)
         if not waiting:
             return []
         who = "1 call" if len(waiting) == 1 else f"{len(waiting)} calls"
-        return [f"{who} to sample {waiting[0].body.batch_size}: {self._why_not(table, waiting[0])}"]
+        text = f"{who} to sample {waiting[0].body.batch_size}: {self._why_not(table, waiting[0])}"
+        return [(text, waiting[0].since)]
 
     def left_s(self, now: float) -> float | None:
         """Seconds until the time of a call that waits is over."""

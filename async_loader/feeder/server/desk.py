@@ -152,6 +152,7 @@ class Desk:
         reply = Writer(
             schema=spec_of(served.table.schema), applied=writer.told, durable=0,
             window_bytes=hall.window_bytes, window_rows=hall.window_rows, resumed=resumed,
+            no_priorities=served.table.no_priorities if session.version >= 3 else None,
         )  # fmt: skip
         return message.reply(reply, schema=served.intake.layout.schema_id)
 

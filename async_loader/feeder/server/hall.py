@@ -32,14 +32,18 @@ class Table:
         self.rates = Rates(clock)
         self.ended = False
         self._stats: TableStats | None = None
-        self.calls_waiting: Callable[[], list[str]] = list
-        """What calls wait for it, and for what."""
+        self.calls_waiting: Callable[[], list[tuple[str, float]]] = list
+        """What calls wait for it and for what, and since when on the server's clock."""
 
     def stats(self) -> TableStats:
         """The table in numbers; while it is being loaded, those of before."""
         if self._stats is None or not self.rests:
             self._stats = self.buffer.stats()
         return self._stats
+
+    def waiting(self) -> list[tuple[str, float]]:
+        """Who waits for it and for what, and since when on the server's clock."""
+        return [*self.intake.waiting(), *self.outlet.waiting(), *self.calls_waiting()]
 
     @property
     def rests(self) -> bool:

@@ -45,10 +45,11 @@ class Receipt(Enum):
 
 @dataclass(slots=True, eq=False)
 class Queued:
-    """An insert that was received: how far it is in the table."""
+    """An insert that was received, since when (on the server's clock), and how far it is in the table."""
 
     steps: Incoming
     nbytes: int
+    since: float
     done: int = 0
 
 
@@ -282,7 +283,7 @@ class Intake:
             assert self.table.schema is not None
             self._made_by = MadeBy(self.table.schema)
         self._made_by.note(steps.columns, producer.versions)
-        producer.queue.append(Queued(steps, nbytes))
+        producer.queue.append(Queued(steps, nbytes, writer.heard))
         producer.queued_bytes += nbytes
         producer.queued_rows += len(steps)
         producer.received += 1
@@ -376,11 +377,11 @@ class Intake:
         """Whether inserts wait for the table."""
         return bool(self._blocked)
 
-    def waiting(self) -> list[str]:
-        """Who waits, and for what."""
+    def waiting(self) -> list[tuple[str, float]]:
+        """Who waits and for what, and since when on the server's clock."""
         reason = self.table.why_not_insert() if self._blocked else None
         if not reason:
             return []
         count, first = len(self._blocked), self._blocked[0].key.hex()[:8]
         who = f"producer {first}" if count == 1 else f"{count} producers (producer {first} and others)"
-        return [f"{who} to insert: {reason}"]
+        return [(f"{who} to insert: {reason}", min(one.queue[0].since for one in self._blocked))]

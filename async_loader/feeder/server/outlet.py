@@ -448,15 +448,18 @@ class Outlet:
         """Of all sessions."""
         return list(self._readers)
 
-    def waiting(self) -> list[str]:
-        """Who waits, and for what."""
-        groups: dict[tuple[int, str], list[int]] = {}
+    def waiting(self) -> list[tuple[str, float]]:
+        """Who waits and for what, and since when on the server's clock."""
+        groups: dict[tuple[int, str], list[tuple[int, float]]] = {}
         for one in self._line:
-            if (reason := self._why_not(one)) is not None:
-                groups.setdefault((one.batch_size, reason), []).append(one.number)
+            if one.hungry_since is not None and (reason := self._why_not(one)) is not None:
+                groups.setdefault((one.batch_size, reason), []).append((one.number, one.hungry_since))
         return [
-            f"{f'reader {numbers[0]}' if len(numbers) == 1 else f'{len(numbers)} readers'} to sample {rows}: {reason}"
-            for (rows, reason), numbers in groups.items()
+            (
+                f"{f'reader {some[0][0]}' if len(some) == 1 else f'{len(some)} readers'} to sample {rows}: {reason}",
+                min(since for _, since in some),
+            )
+            for (rows, reason), some in groups.items()
         ]
 
 

@@ -68,7 +68,7 @@ def _waiting(table: Table) -> list[str]:
     """Who waits for the table, and for what."""
     if table.rests:
         return ["everyone: it is being loaded"]
-    return [*table.intake.waiting(), *table.outlet.waiting(), *table.calls_waiting()]
+    return [text for text, _ in table.waiting()]
 
 
 def _session(session: Session, now: float) -> dict[str, Any]:

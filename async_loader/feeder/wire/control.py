@@ -74,8 +74,11 @@ class OpenWriter(Control, frozen=True, kw_only=True):
     schema: SchemaSpec | None = None
 
 
-class Writer(Control, frozen=True, kw_only=True):
-    """Watermarks are counts: INSERTs below ``applied`` are in the table, those below ``durable`` outlive the server."""
+class Writer(Control, frozen=True, kw_only=True, omit_defaults=True):
+    """Watermarks are counts: INSERTs below ``applied`` are in the table, those below ``durable`` outlive the server.
+
+    Since version 3: ``no_priorities``, why the table takes none.
+    """
 
     TYPE = Type.WRITER
     schema: SchemaSpec
@@ -84,6 +87,7 @@ class Writer(Control, frozen=True, kw_only=True):
     window_bytes: U64
     window_rows: U64
     resumed: bool
+    no_priorities: Text | None = None
 
 
 class CloseWriter(Control, frozen=True, kw_only=True):
@@ -263,8 +267,10 @@ class About(OfTable, frozen=True, kw_only=True):
     TYPE = Type.ABOUT
 
 
-class AboutReply(Control, frozen=True, kw_only=True):
-    """``limiter`` is least size, samples per insert, and the error buffer; ``stats`` are plain numbers by name."""
+class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
+    """``limiter`` is least size, samples per insert, and the error buffer; ``stats`` are plain numbers by name;
+    ``no_priorities``: why the table takes none.
+    """
 
     TYPE = Type.ABOUT_REPLY
     schema: SchemaSpec | None
@@ -273,6 +279,7 @@ class AboutReply(Control, frozen=True, kw_only=True):
     limiter: tuple[int, float | None, tuple[float, float] | float | None] | None
     sampler: Text
     stats: dict[str, Any]
+    no_priorities: Text | None = None
 
 
 class Clear(OfTable, frozen=True, kw_only=True):

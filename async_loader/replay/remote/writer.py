@@ -248,6 +248,7 @@ class ProcessWriter:
         given = floats_of(priority, "priority")
         if given.shape != (count,):
             raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
+        policy.check_given(given)
         policy.check(given, given=terms.given)
         return given
 

@@ -11,6 +11,7 @@ from async_loader.errors import ConfigError
 from async_loader.replay.samplers.sampler import Priorities
 
 LARGEST = 1e100  # sums of millions of these, squared, are finite
+_ALLOWED = f"priorities are numbers from 0 to {LARGEST:g}"
 
 
 class MaxEver:
@@ -61,4 +62,25 @@ def check(priority: Priorities, *, given: bool = False) -> None:
     first = _kernels().first_refused(priority, LARGEST, not given)
     if first >= 0:
         what = "is not given (new_priority='given' wants one for each)" if np.isnan(priority[first]) else f"is {priority[first]}"
-        raise ConfigError(f"priority {first} of {len(priority)} {what}: priorities are numbers from 0 to {LARGEST:g}")
+        raise ConfigError(f"priority {first} of {len(priority)} {what}: {_ALLOWED}")
+
+
+def check_given(priority: Priorities) -> None:
+    """Raise ConfigError for a NaN among priorities that a caller gave: there it does not say that there is none."""
+    first = first_missing(priority)
+    if first >= 0:
+        raise _is_nan(first, priority)
+
+
+def check_sent(priority: Priorities) -> None:
+    """As `check` and `check_given`, in the same words, where there is no table and no kernel is loaded."""
+    good = (priority >= 0) & (priority <= LARGEST)
+    if not good.all():
+        first = int(np.argmin(good))
+        if np.isnan(priority[first]):
+            raise _is_nan(first, priority)
+        raise ConfigError(f"priority {first} of {len(priority)} is {priority[first]}: {_ALLOWED}")
+
+
+def _is_nan(first: int, priority: Priorities) -> ConfigError:
+    return ConfigError(f"priority {first} of {len(priority)} is NaN: {_ALLOWED}; leave that row out, or give it a number")
