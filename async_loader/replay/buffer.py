@@ -536,7 +536,12 @@ class ReplayBuffer(Table):
             For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the capacity.
         """
         made, own = sampler_for(self._owner, sampler, seed, rank, world_size)
-        return ReplaySource(self._owner, self._out, self._by_id, view, made, min_size, own=own)
+        try:
+            return ReplaySource(self._owner, self._out, self._by_id, view, made, min_size, own=own)
+        except BaseException:
+            if own:
+                self._owner.let_go_of(made)
+            raise
 
     # -- by id -----------------------------------------------------------------------------------------------------------
 

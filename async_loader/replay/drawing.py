@@ -93,7 +93,7 @@ class Drawer:
                 return owner.ready
 
             owner.waiters.until(begun, "sample", lambda: "no step has been added yet", timeout_s)
-        recipe = self.recipe(view, sampler)
+        recipe = self.recipe(view, sampler, batch_size)
         readers = self._idle[id(recipe)]
         try:
             reader = readers.pop()
@@ -262,24 +262,54 @@ class Drawer:
         found = self._kept.values() if key is None else [self._kept.get(key, [])]
         return sum(len(arrays[0]) for kept in found for arrays in kept)
 
-    def recipe(self, view: Transitions | None, sampler: Sampler | None = None) -> Recipe:
-        """What a batch is made of, by default with the table's view; the table sees to it from here on."""
+    def recipe(self, view: Transitions | None, sampler: Sampler | None = None, count: int = 0, min_size: int = 0) -> Recipe:
+        """What a batch is made of, by default with the table's view; the table sees to it from here on.
+
+        Parameters
+        ----------
+        count : int
+            Items that are about to be drawn at once by ``sampler``; 0: none.
+        min_size : int
+            Items that there are to be before any is drawn; 0: that does not matter.
+
+        Raises
+        ------
+        ConfigError
+            For what the table can never show, or never so many of. Then it sees to nothing.
+        """
         if view is None:
             view = self._owner.view
         key = (view, sampler is not None and sampler.weighted)
         known = self._recipes.get(key)
         if known is None:
-            known = self._register(key, view)
+            known = self._register(key, view, sampler, count, min_size)
         return known
 
-    def _register(self, key: Any, view: Transitions | None) -> Recipe:
+    def _register(self, key: Any, view: Transitions | None, sampler: Sampler | None, count: int, min_size: int) -> Recipe:
         owner = self._owner
         assert owner.schema is not None
         recipe = Recipe.of(owner.schema, view, weighted=key[1])
         with owner.lock:
+            if recipe.lookahead > owner.table.g[LOOKAHEAD]:
+                owner.catch_up()
+                owner.check_look_ahead(recipe)
+                if min_size:
+                    self.check_size(min_size, recipe.lookahead)
+                if sampler is not None and count:
+                    held = self._held(sampler, recipe.lookahead)
+                    if self._why_not(sampler, count, min_size, held) is not None:
+                        self._check_ever(sampler, count, min_size, held)
             owner.look_ahead(recipe)
             self._idle[id(recipe)] = []
             return self._recipes.setdefault(key, recipe)
+
+    def _held(self, sampler: Sampler, ahead: int | None = None) -> _Held:
+        """What can be drawn now; or would be, if items had ``ahead`` successors. Under the lock."""
+        table = self._owner.table
+        if ahead is None:
+            return _Held(len(table), table.drawable(sampler), int(table.g[LOOKAHEAD]))
+        wait = table.would_wait(ahead)
+        return _Held(len(table) - len(wait), table.drawable(sampler, wait), ahead)
 
     def ids(self, sampler: Sampler, count: int, timeout_s: float | None, taken: Taken | None = None) -> Drawn:
         """Ids of ``count`` items, and their weights if there are any.
@@ -327,7 +357,7 @@ class Drawer:
             self._check_ever(sampler, count, min_size)
         return reason
 
-    def _why_not(self, sampler: Sampler, count: int, min_size: int) -> str | None:
+    def _why_not(self, sampler: Sampler, count: int, min_size: int, there: _Held | None = None) -> str | None:
         owner = self._owner
         limits = owner.limits
         once = not sampler.repeats or bool(owner.max_times_sampled)
@@ -340,12 +370,12 @@ class Drawer:
         if not owner.ready:
             return _short(0, min_size)
         table = owner.table
-        held, most = len(table), table.drawable(sampler)
+        held, most = (len(table), table.drawable(sampler)) if there is None else there[:2]
         if most is None or most >= count:
             return None if held >= min_size else _short(held, min_size)
         return _short(held, max(count, min_size) if most or once else min_size)
 
-    def _check_ever(self, sampler: Sampler, count: int, min_size: int) -> None:
+    def _check_ever(self, sampler: Sampler, count: int, min_size: int, there: _Held | None = None) -> None:
         """Raise ConfigError if ``count`` items can never be drawn at once."""
         owner = self._owner
         limits = owner.limits
@@ -353,7 +383,8 @@ class Drawer:
             raise ConfigError(limits.why_not_sample(count))
         if not owner.ready:
             return
-        surely = self.check_size(min_size)
+        there = self._held(sampler) if there is None else there
+        surely = self.check_size(min_size, there.ahead)
         table = owner.table
         if sampler.repeats and not owner.max_times_sampled:
             return
@@ -364,16 +395,19 @@ class Drawer:
                 f"{table.storage.layout.capacity:,} steps holds at once, {times * surely:,}: "
                 "draw fewer at a time, or raise the capacity"
             )
-        held = table.drawable(sampler) or 0
+        held = there.most or 0
         if limits is not None:
-            self._check_limiter(limits, count, held, times)
+            self._check_limiter(limits, count, held, times, there.ahead)
         if table.keeps:
             self._check_stuck(max(count, 1 if limits is None else limits.config.min_size_to_sample), held)
 
-    def check_size(self, min_size: int) -> int:
-        """Raise ConfigError for more items than the table holds while an episode is open, or else say how many that are."""
+    def check_size(self, min_size: int, ahead: int | None = None) -> int:
+        """Raise ConfigError for more items than the table holds while an episode is open, or else say how many that are.
+
+        ``ahead``: successors that an item has, where that is about to change.
+        """
         table = self._owner.table
-        surely = table.surely(int(table.g[LOOKAHEAD]))
+        surely = table.surely(int(table.g[LOOKAHEAD]) if ahead is None else ahead)
         if min_size > surely:
             raise ConfigError(
                 f"min_size={min_size:,}: the table keeps {table.storage.layout.capacity:,} steps, of which {surely:,} can be "
@@ -381,10 +415,10 @@ class Drawer:
             )
         return surely
 
-    def _check_limiter(self, limits: Limits, count: int, held: int, times: int) -> None:
+    def _check_limiter(self, limits: Limits, count: int, held: int, times: int, ahead: int) -> None:
         """Raise ConfigError if the limiter stops inserting before there are so many items that each is drawn once only."""
         more = limits.insertable()
-        if more == UNLIMITED or (more and self._owner.table.g[LOOKAHEAD]):  # see Limits: waiting steps let others in
+        if more == UNLIMITED or (more and ahead):  # see Limits: waiting steps let others in
             return
         most = max(len(self._owner.table) + self._owner.table.waiting + more, limits.config.min_size_to_sample)
         if count > max(held, times * most):
@@ -462,6 +496,14 @@ class Taken:
     def __init__(self) -> None:
         self.key = self.counted = 0
         self.arrays: Sequence[Array] = ()
+
+
+class _Held(NamedTuple):
+    """Items that there are; how many one draw can hold at most (``None``: any number); the successors that each has."""
+
+    items: int
+    most: int | None
+    ahead: int
 
 
 class _Left(NamedTuple):

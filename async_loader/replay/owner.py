@@ -305,15 +305,19 @@ class Owner:
     def look_ahead(self, recipe: Recipe, table: Table | None = None) -> None:
         """From now on items have the successors that this recipe shows. Under the lock; raises ConfigError if they cannot."""
         table = self.table if table is None else table
-        if recipe.lookahead <= table.g[LOOKAHEAD]:
-            return
+        if recipe.lookahead > table.g[LOOKAHEAD]:
+            self.check_look_ahead(recipe, table)
+            table.look_ahead(recipe.lookahead)
+            self._link(table)
+
+    def check_look_ahead(self, recipe: Recipe, table: Table | None = None) -> None:
+        """Raise what `look_ahead` raises, of a recipe that needs more successors than items have. Under the lock."""
+        table = self.table if table is None else table
         self.check_view(table, recipe.lookahead)
         if table.free is not None:
             raise ConfigError(
                 f"n_steps={recipe.n} needs steps that follow each other, and {self.remover!r} takes them out of order"
             )
-        table.look_ahead(recipe.lookahead)
-        self._link(table)
 
     def _link(self, table: Table) -> None:
         self.linked = bool(table.g[DEPTH] > 1 or table.g[LOOKAHEAD] > 0)

@@ -5,7 +5,7 @@ One thread. Steps come as columns that lie in messages, and are copied from ther
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from async_loader.replay.rows import AWAITS, FINAL, TERMINATED, TRUNCATED
 from async_loader.replay.samplers import Fifo, Prioritized, Sampler, Uniform
 from async_loader.replay.source import sampler_for
 from async_loader.replay.staging import NO_FIELDS
-from async_loader.replay.views import Transitions
+from async_loader.replay.views import Recipe, Transitions
 from async_loader.schema import Field, Schema
 from async_loader.source import Applied
 
@@ -288,15 +288,16 @@ class ServedTable:
 
     def drawing(
         self, view: Transitions | None, rank: int, world_size: int, seed: int | None,
-        given: Sampler | None = None, min_size: int = 1,
+        given: Sampler | None = None, min_size: int = 1, count: int = 0, check: Callable[[Schema], None] | None = None,
     ) -> Drawing:  # fmt: skip
         """What one learner draws with. The table has a schema.
 
-        As `ReplayBuffer.source`. ``given``: a sampler of the learner's own, which is told of every item from now on.
+        As `ReplayBuffer.source`. ``given``: a sampler of the learner's own, which is told of every item from now on. ``count``: of
+        a batch, as in `Drawer.recipe`. ``check``: raises for rows of a schema that cannot be, before the table sees to their view.
         """
         sampler, own = sampler_for(self._owner, given, seed, rank, world_size)
         try:
-            drawing = Drawing(self, view, sampler, own, min_size)
+            drawing = Drawing(self, view, sampler, own, min_size, count, check)
         except BaseException:
             if own:
                 self._owner.let_go_of(sampler)
@@ -348,10 +349,17 @@ def _from_row(fields: Ids, row: int) -> Ids:
 class Drawing:
     """How one learner's batches are drawn. Made by `ServedTable.drawing`."""
 
-    def __init__(self, table: ServedTable, view: Transitions | None, sampler: Sampler, own: bool, min_size: int = 1) -> None:
+    def __init__(
+        self, table: ServedTable, view: Transitions | None, sampler: Sampler, own: bool, min_size: int = 1, count: int = 0,
+        check: Callable[[Schema], None] | None = None,
+    ) -> None:  # fmt: skip
         self._table, self._view, self._sampler, self._own = table, view, sampler, own
         self._min_size = min_size
-        self._recipe = table._out.recipe(view, sampler)
+        owner = table._owner
+        if check is not None:
+            assert owner.schema is not None
+            check(Recipe.of(owner.schema, owner.view if view is None else view, weighted=sampler.weighted).schema)
+        self._recipe = table._out.recipe(view, sampler, count, min_size)
         self._reader: ReplayReader | None = None
 
     @property

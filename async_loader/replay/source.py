@@ -70,14 +70,14 @@ class ReplaySource:
         self._batch_size = 1
         self._closed = False
         self._own: Any = None
+        self._wanted: list[int] = []  # batch sizes of the plans that wait
+        if owner.ready:
+            drawer.recipe(view, sampler, min_size=min_size)
+            with owner.lock:
+                drawer.check_size(min_size)
         if own:
             self._own = weakref.finalize(self, owner.let_go_of, sampler)
             self._own.atexit = False
-        self._wanted: list[int] = []  # batch sizes of the plans that wait
-        if owner.ready:
-            drawer.recipe(view, sampler)
-            with owner.lock:
-                drawer.check_size(min_size)
 
     def plan(self, batch_size: int, patience: Patience) -> Rows | Ready:
         """``batch_size`` items, as the sampler chooses. Waits until there are enough, and for the limiter.
@@ -131,7 +131,7 @@ class ReplaySource:
         if not owner.ready:
             owner.check_open()
             return None
-        recipe = self._out.recipe(self._view, self._sampler)
+        recipe = self._out.recipe(self._view, self._sampler, batch_size, self._min_size)
         with owner.lock:
             owner.check_open()
             if self._why_not(batch_size) is not None:
@@ -148,7 +148,7 @@ class ReplaySource:
     def _why_not(self, batch_size: int) -> str | None:
         key = None
         if self._owner.max_times_sampled and self._owner.ready:
-            key = id(self._out.recipe(self._view, self._sampler))
+            key = id(self._out.recipe(self._view, self._sampler, batch_size, self._min_size))
         return self._out.why_not(self._sampler, batch_size, self._min_size, key)
 
     def reader(self) -> ReplayReader | None:

@@ -20,6 +20,7 @@ from async_loader.source import Applied
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _NO_FLOATS = np.empty(0)
+_NO_ROWS = np.empty(0, np.int64)
 
 
 class Drawn(NamedTuple):
@@ -294,6 +295,21 @@ class Table:
         for number in self._stale.intersection(numbers):
             self.end_stream(number, r.TRUNCATED, _NO_FIELDS)
 
+    def would_wait(self, steps: int) -> Ids:
+        """Rows of the items that would wait for successors after `look_ahead`. O(open streams * steps), in Python."""
+        self.finish()
+        heads, rows = self.storage.heads(), self.storage.layout.rows
+        found = []
+        for name in self.last[self.last >= 0].tolist():
+            for _ in range(steps):
+                row = name % rows
+                if name < 0 or self.ids[row] != name:
+                    break
+                if self.items.alive[row]:
+                    found.append(row)
+                name = int(heads[row, r.PREV // 8])
+        return np.array(found, np.int64)
+
     def look_ahead(self, steps: int) -> None:
         """From now on items have that many successors in their open episode; a view needs them."""
         if steps > self.g[r.LOOKAHEAD]:
@@ -552,13 +568,18 @@ class Table:
 
     # -- drawing ---------------------------------------------------------------------------------------------------------
 
-    def drawable(self, sampler: Sampler) -> int | None:
-        """How many items one draw can hold at most; ``None``: any number, if there is one at all."""
-        if not len(self):
+    def drawable(self, sampler: Sampler, but: Ids = _NO_ROWS) -> int | None:
+        """How many items one draw can hold at most; ``None``: any number, if there is one at all.
+
+        ``but``: rows of items that do not count.
+        """
+        held = len(self) - len(but)
+        if not held:
             return 0
         if self._most and sampler.repeats:
-            return int((self._most - self.times[self.items.alive != 0]).sum())
-        return None if sampler.repeats else len(self)
+            left = int((self._most - self.times[self.items.alive != 0]).sum())
+            return left - int((self._most - self.times[but]).sum())
+        return None if sampler.repeats else held
 
     def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
         """``count`` items. There must be as many (`drawable`).

@@ -84,7 +84,7 @@ class ReaderState:
     @property
     def schema(self) -> Schema:
         """Of a batch's rows; see `schema_of_batches`."""
-        return schema_of_batches(self.outlet.table, self.drawing)
+        return schema_of_batches(self.outlet.table, self.drawing.schema)
 
     @property
     def shared(self) -> bool:
@@ -142,9 +142,9 @@ class ReaderState:
 Send = Callable[[ReaderState, Parcel], bool]
 
 
-def schema_of_batches(table: ServedTable, drawing: Drawing) -> Schema:
+def schema_of_batches(table: ServedTable, drawn: Schema) -> Schema:
     """What a reader gets: rows of a table that leases its batches say whether a learner may have had them before."""
-    return drawing.schema.with_field("redelivered", np.bool_) if table.leased else drawing.schema
+    return drawn.with_field("redelivered", np.bool_) if table.leased else drawn
 
 
 class Outlet:
@@ -184,13 +184,17 @@ class Outlet:
             TOO_LARGE, for batches that do not fit into a message; LIMIT.
         """
         view = view_of(self, wanted.view)
-        drawing = self.table.drawing(
-            view, wanted.rank, wanted.world_size, wanted.seed, self._own_sampler(wanted), wanted.min_size
-        )
-        try:
-            form = BatchForm.of(schema_of_batches(self.table, drawing), wanted.batch_size)
+
+        def check(schema: Schema) -> None:
+            form = BatchForm.of(schema_of_batches(self.table, schema), wanted.batch_size)
             if not shared:
                 self._check(form)
+
+        drawing = self.table.drawing(
+            view, wanted.rank, wanted.world_size, wanted.seed, self._own_sampler(wanted), wanted.min_size, wanted.batch_size, check
+        )
+        try:
+            form = BatchForm.of(schema_of_batches(self.table, drawing.schema), wanted.batch_size)
             drawing.why_not(wanted.batch_size)
         except BaseException:
             drawing.close()
