@@ -255,6 +255,27 @@ def explain_wrong_names(function: F) -> F:
     return cast(F, call)
 
 
+def by_name(function: F) -> F:
+    """Decorate a method ``(self, step=None, /, *misplaced, ...)`` that takes fields by name: nobody is shown ``misplaced``.
+
+    The method itself raises `misplaced_fields` where there are any, so that a call costs no more frame. For methods that append
+    steps, see `explain_wrong_names`.
+    """
+    signature = inspect.signature(function)
+    shown = [one for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
+    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return function
+
+
+def misplaced_fields(method: str, misplaced: tuple[Any, ...], what: str = "step") -> TypeError:
+    """What to raise where fields were given by place."""
+    example = "obs=..., action=..., reward=..."
+    return TypeError(
+        f"{method}() takes one {what} by place, a dict of fields, and {len(misplaced) + 1} values were given: name the fields, "
+        f"as in {method.rpartition('.')[2]}({example})"
+    )
+
+
 def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise TypeError with the remedy; return where Python's own message says enough (an argument is missing)."""
     signature = inspect.signature(function)

@@ -6,13 +6,13 @@ import os
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 from async_loader.batch_format import BatchFormat, convert
 from async_loader.batch_format import checked as checked_format
 from async_loader.errors import CannotSend, ConfigError
 from async_loader.lifecycle import seconds
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import one_of, positive, size_of
 from async_loader.replay.by_id import ById
@@ -272,11 +272,12 @@ class ReplayBuffer(Table):
 
     # -- adding ----------------------------------------------------------------------------------------------------------
 
+    @by_name
     def add(
         self,
         step: Mapping[str, Any] | None = None,
         /,
-        *,
+        *misplaced: Never,
         stream: Hashable | None = None,
         priority: float | None = None,
         final_obs: Any = None,
@@ -314,20 +315,23 @@ class ReplayBuffer(Table):
         Timeout, WouldDeadlock
             When the limiter lets nothing in. Nothing was written.
         ConfigError
-            For a ``stream`` that is not hashable, for a priority that is not one number, and where two threads add to one
-            episode of the default stream of a table that links steps.
+            For a ``stream`` that is no number, string, None or tuple of these; for a priority that is not one number; and
+            where two threads add to one episode of the default stream of a table that links steps.
         """
+        if misplaced:
+            raise misplaced_fields("ReplayBuffer.add", misplaced)
         if stream is None:
             stream = 0
             if self._owner.linked:
                 self._owner.check_default_stream()
         return self._in.add(one_of(step, fields, "step"), stream, 0, priority, timeout_s, final_obs)
 
+    @by_name
     def extend(
         self,
         batch: Mapping[str, Any] | None = None,
         /,
-        *,
+        *misplaced: Never,
         stream: Streams | None = None,
         priority: Any = None,
         final_obs: Any = None,
@@ -363,6 +367,8 @@ class ReplayBuffer(Table):
         ConfigError
             Where the table links steps and ``stream`` is not given.
         """
+        if misplaced:
+            raise misplaced_fields("ReplayBuffer.extend", misplaced, "batch")
         if stream is None:
             if self._owner.linked:
                 raise ConfigError(
@@ -655,8 +661,6 @@ class ReplayBuffer(Table):
 
         Raises
         ------
-        ConfigError
-            For streams whose names are no integers, strings or tuples of these.
         OSError
             As the file system says. The save before stays.
         Timeout

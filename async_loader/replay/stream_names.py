@@ -4,13 +4,19 @@ NOTE [one or many]. ``stream=`` of a batch is one name for each row if it is a l
 ``[rows]``; anything else that can be hashed is the name of one stream. A tuple may be a name itself: that of a writer made by
 the package is a `StreamName`, and is always one stream. A plain tuple that is the name of a known stream and is as long as the
 batch could be either, and is refused.
+
+NOTE [names that last]. A stream is found again by its name in a table that was loaded. So its name is a number, a string, None, or
+a tuple of these, for every writer, whether the table is ever saved or not.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Container, Hashable, Iterable, Iterator, MappingView
 from typing import Any
+
+import numpy as np
 
 from async_loader import tensors
 from async_loader.errors import ConfigError, SchemaError
@@ -54,7 +60,7 @@ def stream_name(stream: Any) -> Hashable:
         if array.ndim:
             raise ConfigError(f"stream={stream!r}: an array is one name for each row of a batch, a step has one stream")
         single: Hashable = array.item()
-        return single
+        return _lasting(single)
     try:
         hash(stream)
     except TypeError:
@@ -64,9 +70,33 @@ def stream_name(stream: Any) -> Hashable:
     if isinstance(stream, Iterator | MappingView):  # they hash by their address
         raise ConfigError(f"stream={stream!r}: this is no name, list(...) is one name for each row")
     if type(stream) is tuple:
-        return StreamName(stream)
-    found: Hashable = stream
+        return StreamName(_lasting(stream))
+    found: Hashable = _lasting(stream)
     return found
+
+
+def lasting_json(name: Any, whole: Any = ...) -> Any:
+    """The name of a stream as JSON has it. Raises ConfigError for one that it does not hold, see NOTE [names that last].
+
+    ``whole``: of which this is a part.
+    """
+    whole = name if whole is ... else whole
+    if name is None or isinstance(name, str | bool | int):
+        return name
+    if isinstance(name, np.integer):
+        return int(name)
+    if isinstance(name, float | np.floating) and math.isfinite(name):
+        return float(name)
+    if isinstance(name, tuple):
+        return [lasting_json(one, whole) for one in name]
+    said = str(name) if isinstance(name, float | np.floating) else type(name).__name__
+    raise ConfigError(f"stream={whole!r} cannot be saved: name streams by numbers, strings, or tuples of these, not by {said}")
+
+
+def _lasting(name: Any) -> Any:
+    """``name``. Raises as `lasting_json`."""
+    lasting_json(name)
+    return name
 
 
 def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable | list[Hashable]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import seconds_or_none
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
 from async_loader.replay.arguments import one_of
 from async_loader.replay.inserting import Inserter
 from async_loader.replay.owner import Owner
@@ -58,11 +58,12 @@ class LocalWriter:
         """Steps that this writer has added. It never falls."""
         return self._tally.steps
 
+    @by_name
     def append(
         self,
         step: Mapping[str, Any] | None = None,
         /,
-        *,
+        *misplaced: Never,
         terminated: Any = False,
         truncated: Any = False,
         final_obs: Any = None,
@@ -97,6 +98,8 @@ class LocalWriter:
         SchemaError, Timeout, WouldDeadlock, Closed
             As `ReplayBuffer.add`. Nothing was written.
         """
+        if misplaced:
+            raise misplaced_fields("LocalWriter.append", misplaced)
         if self._closed:
             raise closed_writer()
         name = self.stream if stream is None else self._named(stream)
@@ -107,11 +110,12 @@ class LocalWriter:
         tally.end_one()
         return new
 
+    @by_name
     def extend(
         self,
         batch: Mapping[str, Any] | None = None,
         /,
-        *,
+        *misplaced: Never,
         terminated: Any = False,
         truncated: Any = False,
         final_obs: Any = None,
@@ -128,6 +132,8 @@ class LocalWriter:
         stream : hashable | sequence or array [rows], optional
             One for all rows, or each row's own. By default the writer's.
         """
+        if misplaced:
+            raise misplaced_fields("LocalWriter.extend", misplaced, "batch")
         if self._closed:
             raise closed_writer()
         values = dict(one_of(batch, fields, "batch"))

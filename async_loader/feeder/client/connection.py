@@ -62,6 +62,7 @@ _TURN_S = 0.001
 """See NOTE [turns]."""
 _ANSWERS = (Type.APPLIED, Type.SAMPLED, Type.GOT)
 """On the pull plane; what else comes there is of a reader."""
+_NEVER_HEARD = "it was never heard of: does it run there? 'async-loader serve' starts one"
 _AT_ONCE = 256
 """Messages of one plane that are read before the others have their turn."""
 
@@ -271,7 +272,7 @@ class Connection:
         """Where the connection stands, in words."""
         heard = self.session.heard_at
         if heard is None:
-            return f"it {self._refusal}" if self._refusal else "it was never heard of: does it run there?"
+            return f"it {self._refusal}" if self._refusal else _NEVER_HEARD
         return f"{self.session.phase.value}, last heard {self.clock() - heard:.1f} s ago"
 
     def wait_open(self, deadline: Deadline) -> None:

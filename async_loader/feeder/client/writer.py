@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from async_loader.feeder.client.writer_line import MESSAGE_BYTES_MOST, Phase, Wr
 from async_loader.feeder.wire import FINAL, SHOWN, About, AboutReply
 from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
 from async_loader.replay.arguments import one_float, one_of, schema_of_columns
 from async_loader.replay.staging import Ends, count_of
 from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
@@ -119,11 +119,12 @@ class RemoteWriter:
         with self._line.lock:
             return self._line.steps()
 
+    @by_name
     def append(
         self,
         step: Mapping[str, Any] | None = None,
         /,
-        *,
+        *misplaced: Never,
         terminated: Any = False,
         truncated: Any = False,
         final_obs: Any = None,
@@ -151,6 +152,8 @@ class RemoteWriter:
         SchemaError, ConfigError, Timeout, Closed, Broken
             The step was not added. All that was added before stays on its way, and the writer can be used on.
         """
+        if misplaced:
+            raise misplaced_fields("RemoteWriter.append", misplaced)
         line = self._line
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
@@ -187,11 +190,12 @@ class RemoteWriter:
         if flags:
             self._streams.ended((number,))
 
+    @by_name
     def extend(
         self,
         batch: Mapping[str, Any] | None = None,
         /,
-        *,
+        *misplaced: Never,
         terminated: Any = False,
         truncated: Any = False,
         final_obs: Any = None,
@@ -219,6 +223,8 @@ class RemoteWriter:
         Timeout
             Says how many rows were: the first so many. The others may be added by another call.
         """
+        if misplaced:
+            raise misplaced_fields("RemoteWriter.extend", misplaced, "batch")
         self._connection.check()
         deadline = self._deadline(timeout_s)
         whole = dict(one_of(batch, fields, "batch"))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
-from async_loader.errors import ConfigError
+from async_loader.replay.stream_names import lasting_json
 from async_loader.schema import Field, Schema
 
 Array = npt.NDArray[Any]
@@ -26,20 +26,7 @@ def names_json(names: Iterable[Hashable]) -> list[Any]:
     ConfigError
         For one that JSON does not hold: streams are found again by their names.
     """
-    return [_name(name, name) for name in names]
-
-
-def _name(value: Any, whole: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, np.integer):
-        return int(value)
-    if isinstance(value, tuple):
-        return [_name(one, whole) for one in value]
-    raise ConfigError(
-        f"the stream {whole!r} cannot be saved: name streams by integers, strings, or tuples of these, "
-        f"not by {type(value).__name__}"
-    )
+    return [lasting_json(name) for name in names]
 
 
 def name_of(saved: Any) -> Hashable:

@@ -7,13 +7,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
 from async_loader.replay.arguments import floats_of, one_float, one_of
 from async_loader.replay.remote.handle import Terms
 from async_loader.replay.remote.lane import Floats, Ids, Lane
@@ -81,11 +81,12 @@ class ProcessWriter:
 
     # -- adding ----------------------------------------------------------------------------------------------------------
 
+    @by_name
     def append(
         self,
         step: Mapping[str, Any] | None = None,
         /,
-        *,
+        *misplaced: Never,
         terminated: Any = False,
         truncated: Any = False,
         final_obs: Any = None,
@@ -110,6 +111,8 @@ class ProcessWriter:
         Closed, Broken
             The table was closed, or its process has died. Nothing was written.
         """
+        if misplaced:
+            raise misplaced_fields("ProcessWriter.append", misplaced)
         self._check_mine()
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
@@ -132,11 +135,12 @@ class ProcessWriter:
         self._write(stage.put(checked), final, 0, 1, int(rows[0]), self._stream, self._flags, given, self._ids)
         return int(self._ids[0])
 
+    @by_name
     def extend(
         self,
         batch: Mapping[str, Any] | None = None,
         /,
-        *,
+        *misplaced: Never,
         terminated: Any = False,
         truncated: Any = False,
         final_obs: Any = None,
@@ -154,6 +158,8 @@ class ProcessWriter:
         Timeout
             As `append`; what is written is written in pieces, and it says how many rows were.
         """
+        if misplaced:
+            raise misplaced_fields("ProcessWriter.extend", misplaced, "batch")
         self._check_mine()
         stage, deadline = self._stage, Deadline(timeout_s)
         values = dict(one_of(batch, fields, "batch"))

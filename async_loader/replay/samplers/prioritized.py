@@ -37,7 +37,7 @@ class Prioritized(Binding):
     alpha : float
         0 is uniform, 1 is proportional.
     beta : float | Linear
-        How much of the bias the weights correct; a schedule counts draws.
+        How much of the bias the weights correct, from 0 to 1; a schedule counts draws.
     eps : float
         Added to every priority.
     stratified : bool
@@ -71,7 +71,7 @@ class Prioritized(Binding):
     ) -> None:
         super().__init__()
         self.alpha, self.eps = number("alpha", alpha, most=2.0), number("eps", eps, most=policy.LARGEST)
-        self._schedule = schedule("beta", beta)
+        self._schedule = schedule("beta", beta, most=1.0)
         self.beta = beta if isinstance(beta, Linear) else self._schedule.start
         if not isinstance(stratified, bool):
             raise ConfigError(f"stratified={stratified!r}: it is True or False")

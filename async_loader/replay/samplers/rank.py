@@ -50,7 +50,7 @@ class RankPrioritized(Binding):
     ) -> None:
         super().__init__()
         self.alpha = number("alpha", alpha, most=10.0)
-        self._schedule = schedule("beta", beta)
+        self._schedule = schedule("beta", beta, most=1.0)
         self.beta = beta if isinstance(beta, Linear) else self._schedule.start
         if normalize not in get_args(Normalize):
             raise ConfigError(f"normalize={normalize!r}: it is one of {', '.join(map(repr, get_args(Normalize)))}")

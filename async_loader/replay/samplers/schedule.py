@@ -46,9 +46,11 @@ def number(name: str, value: Any, least: float = 0.0, most: float = math.inf) ->
     return float(value)
 
 
-def schedule(name: str, value: Any) -> Linear:
-    """A schedule, or a number as one that stays."""
-    if isinstance(value, Linear):
-        return value
-    constant = number(name, value)
-    return Linear(constant, constant, 1)
+def schedule(name: str, value: Any, most: float = math.inf) -> Linear:
+    """A schedule, or a number as one that stays, from 0 to ``most``. Raises ConfigError."""
+    if not isinstance(value, Linear):
+        constant = number(name, value, most=most)
+        return Linear(constant, constant, 1)
+    if max(value.start, value.end) > most:
+        raise ConfigError(f"{name}={value!r}: it must begin and end at numbers from 0 to {most:g}")
+    return value
