@@ -73,7 +73,7 @@ def one_of(given: Mapping[str, Any] | None, fields: dict[str, Any], what: str) -
         raise SchemaError(f"a {what} and the fields {sorted(fields)} as well: pass one or the other")
     if not isinstance(given, Mapping):
         raise SchemaError(
-            f"a {what} is a dict of fields, not {type(given).__name__}: give a dict, or name the fields, as in obs=..., action=..."
+            f"a {what} is a dict of fields, not {type(given).__name__}: give a dict, or name the fields, as in obs=..."
         )
     return given if type(given) is dict or not hasattr(given, "batch_size") else _of_tensordict(given, what)
 

@@ -86,7 +86,9 @@ class Owner:
     @property
     def no_priorities(self) -> str | None:
         """Why steps have no priorities here; ``None`` where they may."""
-        return None if self.prioritized else f"this table's {self.sampler!r} and {self.remover!r} use no priorities: leave them out"
+        return (
+            None if self.prioritized else f"this table's {self.sampler!r} and {self.remover!r} use no priorities: leave them out"
+        )
 
     def attach(self, sampler: Sampler) -> None:
         """Tell one more sampler, which is bound, of the items that there are and will be. Under the lock."""

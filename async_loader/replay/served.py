@@ -292,8 +292,16 @@ class ServedTable:
     ) -> Drawing:  # fmt: skip
         """What one learner draws with. The table has a schema.
 
-        As `ReplayBuffer.source`. ``given``: a sampler of the learner's own, which is told of every item from now on. ``count``: of
-        a batch, as in `Drawer.recipe`. ``check``: raises for rows of a schema that cannot be, before the table sees to their view.
+        As `ReplayBuffer.source`.
+
+        Parameters
+        ----------
+        given : Sampler, optional
+            One of the learner's own, which is told of every item from now on.
+        count : int
+            Of a batch, as in `Drawer.recipe`.
+        check : callable, optional
+            Raises for rows of a schema that cannot be, before the table sees to the view that makes them.
         """
         sampler, own = sampler_for(self._owner, given, seed, rank, world_size)
         try:

@@ -2,11 +2,11 @@
 
 NOTE [one or many]. ``stream=`` of a batch is one name for each row if it is a list, a range, a tuple, or an array or tensor
 ``[rows]``; anything else that can be hashed is the name of one stream. A tuple may be a name itself: that of a writer made by
-the package is a `StreamName`, and is always one stream. A plain tuple that is the name of a known stream and is as long as the
-batch could be either, and is refused.
+the package is a `StreamName`, and is always one stream. A plain tuple that is the name of a known stream and is as long as
+the batch could be either, and is refused.
 
-NOTE [names that last]. A stream is found again by its name in a table that was loaded. So its name is a number, a string, None, or
-a tuple of these, for every writer, whether the table is ever saved or not.
+NOTE [names that last]. A stream is found again by its name in a table that was loaded. So its name is a number, a string, None,
+or a tuple of these, for every writer, whether the table is ever saved or not.
 """
 
 from __future__ import annotations

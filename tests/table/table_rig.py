@@ -22,6 +22,7 @@ from async_loader.feeder import connect
 from async_loader.feeder.keys import make_keys
 from async_loader.feeder.serving import Serving
 from async_loader.feeder.settings import CheckpointSettings, SecuritySettings, ServerSettings
+from async_loader.lifecycle import Deadline
 from async_loader.table import Table, Writer
 
 SCHEMA = {"x": "int64", "reward": "float32"}
@@ -194,6 +195,13 @@ def _serve(pipe: Any, other: Any, handle: Any, stream: Hashable | None) -> None:
                 error.add_note(traceback.format_exc())
                 answer = ("raised", error)
             pipe.send(answer)
+
+
+def until(attempt: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Ask again and again; each of the questions takes time of its own."""
+    deadline = Deadline(timeout_s)
+    while not attempt():
+        assert not deadline.expired
 
 
 def each(values: dict[str, Any], wanted: Callable[[Any], bool] = lambda one: True) -> dict[str, Any]:

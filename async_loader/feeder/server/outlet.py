@@ -191,7 +191,14 @@ class Outlet:
                 self._check(form)
 
         drawing = self.table.drawing(
-            view, wanted.rank, wanted.world_size, wanted.seed, self._own_sampler(wanted), wanted.min_size, wanted.batch_size, check
+            view,
+            wanted.rank,
+            wanted.world_size,
+            wanted.seed,
+            self._own_sampler(wanted),
+            wanted.min_size,
+            wanted.batch_size,
+            check,
         )
         try:
             form = BatchForm.of(schema_of_batches(self.table, drawing.schema), wanted.batch_size)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
+from async_loader.errors import ConfigError
 from async_loader.replay.stream_names import lasting_json
 from async_loader.schema import Field, Schema
 

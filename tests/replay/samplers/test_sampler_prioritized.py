@@ -182,6 +182,9 @@ def test_settings_of_nonsense_are_refused_by_name():
         {"alpha": "0.6"},
         {"beta": -1.0},
         {"beta": float("inf")},
+        {"beta": 2},
+        {"beta": Linear(0.4, 1.5, 100)},
+        {"beta": Linear(1.5, 0.4, 100)},
         {"beta": None},
         {"eps": -1e-9},
         {"eps": float("inf")},
@@ -192,6 +195,9 @@ def test_settings_of_nonsense_are_refused_by_name():
     ):
         with pytest.raises(ConfigError, match=rf"{next(iter(arguments))}="):
             Prioritized(**arguments)
+        if arguments.keys() == {"beta"}:
+            with pytest.raises(ConfigError, match=r"beta=.* 0 "):
+                RankPrioritized(**arguments)
 
 
 def test_settings_show():
