@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_loader.feeder.derived import plain
-from async_loader.feeder.reading import settings_of
-from async_loader.feeder.table_settings import SamplerSettings
 from async_loader.replay.checkpoint.settings import limiter_json, limiter_of
 from async_loader.replay.limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
@@ -24,12 +21,17 @@ def plain_of(sampler: object) -> dict[str, Any]:
     ConfigError
         For what is no sampler, or one of a class that a feeder does not have.
     """
-    made: dict[str, Any] = plain(check_sampler("sampler", sampler), "sampler")
+    from async_loader.feeder import table_settings  # late: what reads files is no business of most clients
+
+    made: dict[str, Any] = table_settings.plain(check_sampler("sampler", sampler), "sampler")
     return made
 
 
 def sampler_from(said: dict[str, Any]) -> Sampler:
     """The sampler that a map says, new. Raises ConfigError."""
+    from async_loader.feeder.reading import settings_of  # late: as above
+    from async_loader.feeder.table_settings import SamplerSettings
+
     settings: Any = settings_of(said, SamplerSettings, "sampler")
     made: Sampler = settings.make()
     return made
