@@ -9,7 +9,7 @@ import operator
 import numpy as np
 import pytest
 
-from async_loader.names import SAY, describe, explain_wrong_attributes, explain_wrong_names, hint
+from async_loader.names import SAY, by_name, describe, explain_wrong_attributes, explain_wrong_names, hint, misplaced_fields
 
 
 class Dataset:
@@ -179,3 +179,18 @@ explain_wrong_names(space["deep"])()
     with pytest.warns(UserWarning, match="far down") as seen:
         exec(compile(script.read_text(), str(script), "exec"), {"__name__": "program"})
     assert (seen[0].filename, seen[0].lineno) == (str(script), 5)
+
+
+def test_a_method_that_takes_fields_shows_no_place_for_them_and_says_how_they_are_named():
+    class Basin:
+        @by_name
+        def append(self, step=None, /, *misplaced, stream=None, **fields):
+            if misplaced:
+                raise misplaced_fields("Basin.append", misplaced)
+            return step, fields
+
+    assert list(inspect.signature(Basin.append).parameters) == ["self", "step", "stream", "fields"]
+    assert list(inspect.signature(Basin().append).parameters) == ["step", "stream", "fields"]
+    assert Basin().append({"x": 1}, y=2) == ({"x": 1}, {"y": 2})
+    with pytest.raises(TypeError, match=r"^Basin\.append\(\) takes one step by place, .* 2 values .* as in append\(obs="):
+        Basin().append(1, 2)
