@@ -21,9 +21,10 @@ def plain_of(sampler: object) -> dict[str, Any]:
     ConfigError
         For what is no sampler, or one of a class that a feeder does not have.
     """
-    from async_loader.feeder import table_settings  # late: what reads files is no business of most clients
+    import async_loader.feeder.table_settings  # noqa: F401 - says which classes have settings; late: most clients send none
+    from async_loader.feeder.derived import plain
 
-    made: dict[str, Any] = table_settings.plain(check_sampler("sampler", sampler), "sampler")
+    made: dict[str, Any] = plain(check_sampler("sampler", sampler), "sampler")
     return made
 
 

@@ -60,7 +60,8 @@ def stream_name(stream: Any) -> Hashable:
         if array.ndim:
             raise ConfigError(f"stream={stream!r}: an array is one name for each row of a batch, a step has one stream")
         single: Hashable = array.item()
-        return _lasting(single)
+        lasting_json(single)
+        return single
     try:
         hash(stream)
     except TypeError:
@@ -69,9 +70,10 @@ def stream_name(stream: Any) -> Hashable:
         ) from None
     if isinstance(stream, Iterator | MappingView):  # they hash by their address
         raise ConfigError(f"stream={stream!r}: this is no name, list(...) is one name for each row")
+    lasting_json(stream)  # raises
     if type(stream) is tuple:
-        return StreamName(_lasting(stream))
-    found: Hashable = _lasting(stream)
+        return StreamName(stream)
+    found: Hashable = stream
     return found
 
 
@@ -91,12 +93,6 @@ def lasting_json(name: Any, whole: Any = ...) -> Any:
         return [lasting_json(one, whole) for one in name]
     said = str(name) if isinstance(name, float | np.floating) else type(name).__name__
     raise ConfigError(f"stream={whole!r} cannot be saved: name streams by numbers, strings, or tuples of these, not by {said}")
-
-
-def _lasting(name: Any) -> Any:
-    """``name``. Raises as `lasting_json`."""
-    lasting_json(name)
-    return name
 
 
 def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable | list[Hashable]:
