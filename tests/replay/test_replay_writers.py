@@ -286,12 +286,17 @@ def test_a_handle_is_used_once_and_one_that_is_dropped_gives_its_place_to_anothe
 
 
 def test_names_of_streams_may_be_many_and_long_but_have_to_pickle() -> None:
+    class Own(str):
+        """A class that no other process finds."""
+
+        __slots__ = ()
+
     with ReplayBuffer(5000, PLAIN) as buffer, buffer.writer_handle().open() as into:
         names = [f"{i:0100}" for i in range(2000)]
         into.extend(x=np.arange(2000), y=np.zeros((2000, 4), np.float32), stream=names)
         assert buffer.stats().streams == 2001
         with pytest.raises(CannotSend, match="does not pickle"):
-            into.extend(x=np.arange(1), y=np.zeros((1, 4), np.float32), stream=[lambda: 0])
+            into.extend(x=np.arange(1), y=np.zeros((1, 4), np.float32), stream=[Own("a")])
         with pytest.raises(ConfigError, match="use a shorter one"):
             into.extend(x=np.arange(1), y=np.zeros((1, 4), np.float32), stream="x" * 100_000)
 

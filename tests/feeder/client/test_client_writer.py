@@ -301,7 +301,7 @@ def test_a_table_without_a_schema_takes_the_first_steps(address):
             assert writer.schema is None
             writer.append(obs=np.zeros(3), reward=1.0, terminated=True)
             assert [str(field) for field in writer.schema.fields] == [
-                "terminated bool[]", "truncated bool[]", "obs float64[3]", "reward float32[]",
+                "obs float64[3]", "reward float32[]", "terminated bool[]", "truncated bool[]",
             ]  # fmt: skip
         assert rewards(feeder) == [1.0]
 
