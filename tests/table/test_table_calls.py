@@ -246,6 +246,14 @@ def test_fields_are_changed_by_id(make: Making) -> None:
             table.update([29], **wrong)
 
 
+@pytest.mark.parametrize("dtype", [">i8", "i1", "u8", "?"])
+def test_new_values_may_be_of_any_dtype_that_fits_the_field(make: Making, dtype: str) -> None:
+    table = filled(make, 5)
+    assert table.update([4, 2], x=np.array([1, 0], dtype), reward=np.array([1, 0], dtype)) == Applied(2, 0)
+    assert table.get([2, 4])["x"].tolist() == [0, 1]
+    assert table.get([2, 4])["reward"].tolist() == [0.0, 1.0]
+
+
 def test_an_update_of_no_field_says_which_steps_are_there(make: Making) -> None:
     table = filled(make, 5)
     assert table.update([0, 4, 77]) == Applied(2, 1)

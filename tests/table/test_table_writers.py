@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from table_rig import Making
 
 from async_loader import Field, Transitions
@@ -221,10 +222,25 @@ def test_close_ends_every_episode_that_the_writer_has_open(writing: Making) -> N
     for call in (
         lambda: writer.append(reward=1.0),
         lambda: writer.extend(reward=np.zeros(2, np.float32)),
+        lambda: writer.extend(reward=np.zeros(0, np.float32)),
         lambda: writer.end_episode(),
+        lambda: writer.flush(),
     ):
-        with pytest.raises(Closed):
+        with pytest.raises(Closed, match="this writer"):
             call()
+    with pytest.raises(ConfigError, match="timeout_s="):
+        writer.close(timeout_s=-1)
+
+
+def test_an_end_of_several_values_is_refused_by_name(writing: Making) -> None:
+    table = writing.table(100, PLAIN)
+    writer = writing.writer(table)
+    writer.append(x=0)
+    for several in (np.array([True, False]), torch.zeros(2, dtype=torch.bool)):
+        with pytest.raises(SchemaError, match="field 'terminated' has shape"):
+            writer.append({"x": 1, "terminated": several})
+    writer.flush()
+    assert rows(table)["x"].tolist() == [0]
 
 
 @pytest.mark.parametrize(

@@ -285,9 +285,12 @@ class Packer:
         for name in self.stored:
             if name not in step:
                 step[name] = False
-        for end in self._ends:  # noqa: SIM110 - a generator would cost as much as the rest
-            if step.get(end):
-                return False
+        try:
+            for end in self._ends:  # noqa: SIM110 - a generator would cost as much as the rest
+                if step.get(end):
+                    return False
+        except Exception:  # several values have no truth: what is wrong with them is said when they are checked
+            return False
         return True
 
     def row(self, step: dict[str, Any], terminated: Any, truncated: Any, final: Any) -> tuple[list[Any], int, list[Any] | None]:
@@ -299,8 +302,8 @@ class Packer:
         """
         said = self._said.into(step, terminated, truncated)
         values = self._values(step)
-        flags = self.stage.flags(values, final is not None, said) & _ENDS
-        return values, flags, None if final is None else self.stage.final_values(final)
+        ends = None if final is None else self.stage.final_values(final)
+        return values, self.stage.flags(values, final is not None, said) & _ENDS, ends
 
     def final_values(self, final: Any) -> list[Any]:
         return self.stage.final_values(final)

@@ -405,8 +405,7 @@ class TableClient:
         ------
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
-        seen, server = view_of(view), self._connection.servers
-        ids = ids_of(index)
+        ids, seen, server = ids_of(index), view_of(view), self._connection.servers
         ids = ids_there(ids[ids_here(ids, server)], server)
         most = self._rows_of_a_message() if len(ids) > 1 else 1
         parts: list[list[npt.NDArray[Any]]] = []
@@ -629,7 +628,8 @@ def _columns_for(schema: Schema, fields: Mapping[str, Any], rows: int) -> dict[s
     """Values of fields as the table stores them, by dotted name. Raises SchemaError, as `ReplayBuffer.update`."""
     stage = Stage(StorageLayout.of(schema, 1), 0)
     found = by_id.columns_of(stage, fields, rows)
-    return {schema.fields[i].name: np.ascontiguousarray(one) for i, one in found.items()}
+    fields = schema.fields
+    return {fields[i].name: np.ascontiguousarray(one, fields[i].dtype) for i, one in found.items()}  # which can travel
 
 
 def _waiting_of(text: str, waited_s: float) -> Waiting:

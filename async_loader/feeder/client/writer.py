@@ -233,6 +233,8 @@ class RemoteWriter:
             names = stream_names(stream, count_of(whole), self._streams.names())
         packer, rows = self._rows(whole, names, terminated, truncated, priority, final_obs, deadline)
         at = 0
+        if not len(rows):
+            self._line.check()  # what the first row would do
         try:
             while at < len(rows):
                 at += self._some(packer, rows, at, deadline)
@@ -373,7 +375,10 @@ class RemoteWriter:
             Whatever ended the writer.
         """
         self._connection.check()
-        self._flush(self._deadline(timeout_s))
+        deadline = self._deadline(timeout_s)
+        if self._line.closing:
+            self._line.check()
+        self._flush(deadline)
 
     def close(self, timeout_s: float | None = None) -> None:
         """End the open episodes, as `end_episode` without arguments does, `flush`, and tell the feeder that nothing more comes.
@@ -385,11 +390,10 @@ class RemoteWriter:
         Timeout
             What was added is still on its way, and close may be called again.
         """
-        line = self._line
+        line, deadline = self._line, self._deadline(timeout_s)
         if line.phase is Phase.CLOSED:
             return
         self._connection.check()
-        deadline = self._deadline(timeout_s)
         open_ = [] if line.closing else self._streams.open()
         with line.lock:
             if line.failure is not None:
