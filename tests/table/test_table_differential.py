@@ -30,6 +30,7 @@ KNOWN = frozenset({
     "named streams that two writers share",
     "NaN priorities",
     "order of fields from a first step",
+    "priorities beyond 1e100",
     "priorities of a table without them",
     "refused views that keep their look-ahead",
     "update_priorities([], [])",
@@ -59,11 +60,16 @@ class Config(NamedTuple):
 
     name: str
     steps: str
-    settings: dict[str, Any]
+    sampler: Callable[[], Any]
+    others: dict[str, Any]
+
+    def settings(self) -> dict[str, Any]:
+        """Keywords of a `ReplayBuffer`, with a sampler of its own."""
+        return {**self.others, "sampler": self.sampler()}
 
 
 def _configs() -> list[Config]:
-    samplers = {"uniform": Uniform, "prioritized": lambda: Prioritized(0.7), "fifo": Fifo}
+    samplers: dict[str, Callable[[], Any]] = {"uniform": Uniform, "prioritized": lambda: Prioritized(0.7), "fifo": Fifo}
     views = [None, Transitions(1, 0.9), Transitions(2, 0.5), Transitions(3, 0.9)]
     sizes, times = itertools.cycle([3, 6, 13, 40, 8]), itertools.cycle([0, 0, 1, 3, 0])
     made = []
@@ -71,9 +77,9 @@ def _configs() -> list[Config]:
         for view in (views[turn % 4], views[(turn + 2) % 4]):
             capacity = max(next(sizes), 1 if view is None else 3 * view.n_steps)
             n = 0 if view is None else view.n_steps
-            given = {"sampler": sampler(), "capacity": capacity, "seed": turn, "max_times_sampled": next(times)}
+            given = {"capacity": capacity, "seed": turn, "max_times_sampled": next(times)}
             given |= {name: value for name, value in (("schema", SCHEMAS[steps]), ("view", view)) if value is not None}
-            made.append(Config(f"{steps}-{kind}-{n}", steps, given))
+            made.append(Config(f"{steps}-{kind}-{n}", steps, sampler, given))
     return made
 
 
@@ -97,7 +103,7 @@ class Pool:
         self._stack.close()
 
     def _start(self, names: Iterable[str], each: int) -> None:
-        tables = {f"{name}-{n}": CONFIGS[name].settings for name in names for n in range(each)}
+        tables = {f"{name}-{n}": CONFIGS[name].settings() for name in names for n in range(each)}
         client = self._stack.enter_context(connect("embedded", tables=tables))
         for name in names:
             self._left[name] = [client.table(f"{name}-{n}") for n in range(each)]
@@ -105,7 +111,7 @@ class Pool:
     def pair(self, config: Config) -> tuple[ReplayBuffer, Table]:
         if not self._left[config.name]:
             self._start([config.name], _MORE)
-        given = dict(config.settings)
+        given = config.settings()
         return ReplayBuffer(given.pop("capacity"), **given), self._left[config.name].pop()
 
 
@@ -236,14 +242,15 @@ PRIORITIES: dict[str, Callable[[int], Any]] = {
     "too many": lambda n: np.ones(n + 1),
     "one number": lambda n: 1.0,
     "negative": lambda n: np.full(n, -1.0),
-    "infinite": lambda n: np.full(n, np.inf),
-    "too large": lambda n: np.full(n, 1e200),
     "text": lambda n: ["a"] * n,
     "complex": lambda n: np.ones(n, np.complex64),
     "objects": lambda n: np.full(n, 1, object),
     "ragged": lambda n: [[1.0], [1.0, 2.0]],
-    **({} if "NaN priorities" in KNOWN else {"nan": lambda n: np.full(n, np.nan)}),
 }
+if "NaN priorities" not in KNOWN:
+    PRIORITIES["nan"] = lambda n: np.full(n, np.nan)
+if "priorities beyond 1e100" not in KNOWN:
+    PRIORITIES |= {"infinite": lambda n: np.full(n, np.inf), "too large": lambda n: np.full(n, 1e200)}
 NAMES: list[Any] = [None, "a", 7, np.int64(7), "", "nul \0 é", True, np.str_("a")]
 BAD_NAMES: list[Any] = [[[1]], {"a": 1}, np.zeros((2, 2)), {1}, torch.zeros(2, 2)]
 if "float stream names" not in KNOWN:

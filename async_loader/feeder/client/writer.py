@@ -500,11 +500,11 @@ class RemoteWriter:
         """The table's schema, which is the first step's if it has none yet, and if ``check`` does not refuse that step."""
         line = self._line
         self._connection.check()
-        proposed = schema()
 
         def attempt() -> bool:
             line.check()
-            if line.phase is Phase.NAMELESS:
+            if line.phase is Phase.NAMELESS:  # a table that has a schema says what is wrong with the step
+                proposed = schema()
                 check(Packer(proposed, 1, MESSAGE_BYTES_MOST))
                 line.propose(proposed)
                 self._connection.wake()
