@@ -27,16 +27,26 @@ def positive(name: str, value: Any) -> int:
     """``value`` as an int of 1 or more. Raises ConfigError."""
     if type(value) is int and value > 0:
         return value
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
+    number = _whole(value)
+    if number is None or number < 1:
         raise ConfigError(f"{name}={value!r}: it must be a positive integer")
-    return operator.index(value)
+    return number
 
 
 def whole_seed(seed: Any) -> int:
     """``seed`` as an int of 0 or more. Raises ConfigError."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:
+    number = _whole(seed)
+    if number is None or number < 0:
         raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None")
-    return operator.index(seed)
+    return number
+
+
+def _whole(value: Any) -> int | None:
+    """As an int; ``None`` for what is no integer, as an array of several."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def size_of(capacity: Any, max_bytes: Any) -> tuple[int | None, int | None]:

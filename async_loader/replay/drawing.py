@@ -81,7 +81,7 @@ class Drawer:
     ) -> Sequence[Array]:
         """A batch as one array for each field of the recipe's schema. Waits as `ids` does."""
         owner = self._owner
-        positive("batch_size", batch_size)
+        batch_size = positive("batch_size", batch_size)
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         if not owner.ready:

@@ -16,6 +16,7 @@ from async_loader.errors import ConfigError, NotEnoughData, OutOfMemory, SchemaE
 from async_loader.source import Applied, Source
 from async_loader.table import Table
 
+LONG, FAR = Transitions(2, 0.5, reward="x" * 300), Transitions(1 << 40, 0.5)
 LINKED = {"obs": "float32", "reward": "float32", "terminated": "bool"}
 
 
@@ -130,6 +131,16 @@ def test_a_batch_comes_in_the_format_that_was_asked_for(make: Making) -> None:
     assert table.stats().sampled == 8
 
 
+@pytest.mark.parametrize("size", [np.int8(2), np.array(2), torch.tensor(2)])
+def test_a_batch_size_may_be_any_integer(make: Making, size: Any) -> None:
+    assert len(filled(make, 3).sample(size)["x"]) == 2
+
+
+def test_a_batch_size_is_no_array_of_them(make: Making) -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        filled(make, 3).sample(np.array([2, 2]))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, "2"])
 def test_a_batch_size_is_a_positive_integer(make: Making, size: Any) -> None:
     with pytest.raises(ConfigError, match="batch_size"):
@@ -145,7 +156,9 @@ def test_a_batch_that_can_never_be_is_refused_at_once(make: Making, size: int, s
     assert table.stats().sampled == 0
 
 
-@pytest.mark.parametrize("view", [Transitions(2, 0.5, reward="nothing"), Transitions(500, 0.5), Transitions(5000, 0.5)])
+@pytest.mark.parametrize(
+    "view", [Transitions(2, 0.5, reward="nothing"), Transitions(500, 0.5), Transitions(5000, 0.5), LONG, FAR]
+)
 def test_a_view_that_can_never_be_is_refused_as_one(make: Making, view: Transitions) -> None:
     table = filled(make, 3)
     for call in (lambda: table.sample(1, view=view), lambda: table.get([0], view=view)):

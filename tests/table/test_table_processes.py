@@ -1,4 +1,4 @@
-"""Client processes that write to one table of a feeder and sample it, all at the same time: nothing is lost, nothing comes twice."""
+"""Client processes that write to one table of a feeder and sample it at the same time: nothing is lost, nothing comes twice."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from table_rig import Making
 
 from async_loader import Field, Transitions
@@ -236,9 +235,8 @@ def test_an_end_of_several_values_is_refused_by_name(writing: Making) -> None:
     table = writing.table(100, PLAIN)
     writer = writing.writer(table)
     writer.append(x=0)
-    for several in (np.array([True, False]), torch.zeros(2, dtype=torch.bool)):
-        with pytest.raises(SchemaError, match="field 'terminated' has shape"):
-            writer.append({"x": 1, "terminated": several})
+    with pytest.raises(SchemaError, match="field 'terminated' has shape"):
+        writer.append({"x": 1, "terminated": np.array([True, False])})
     writer.flush()
     assert rows(table)["x"].tolist() == [0]
 

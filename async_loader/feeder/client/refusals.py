@@ -52,6 +52,8 @@ def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSE
         return _KINDS[body.code](body.text)
     if body.code == ErrorCode.UNSUPPORTED:
         return Unsupported(body.text)
+    if body.code == ErrorCode.TOO_LARGE:  # too much was asked for
+        return ConfigError(body.text)
     return error_of(body, where)
 
 

@@ -18,7 +18,7 @@ from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.planes import Plane
 from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Lease, Phase, ReaderLine, Transport
 from async_loader.feeder.client.shown import Shown, ids_here, ids_there
-from async_loader.feeder.wire import MOST_ROWS, OpenReader, Priorities, View
+from async_loader.feeder.wire import MOST_ROWS, NAME_CHARACTERS, OpenReader, Priorities, View
 from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.interrupts import HeldBack
 from async_loader.lifecycle import Bell, Deadline, Patience
@@ -329,6 +329,10 @@ def view_of(view: Transitions | View | None) -> View | None:
         return view
     if not isinstance(view, Transitions):
         raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
+    if view.n_steps > MOST_ROWS:
+        raise ConfigError(f"n_steps={view.n_steps:,}: the views of a feeder sum up {MOST_ROWS:,} steps at most")
+    if len(view.reward) > NAME_CHARACTERS:
+        raise ConfigError(f"the view sums up {view.reward!r}: fields of a feeder's steps have names of {NAME_CHARACTERS} at most")
     return View(n=view.n_steps, gamma=float(view.gamma), reward=view.reward)
 
 

@@ -286,7 +286,7 @@ class Packer:
             if name not in step:
                 step[name] = False
         try:
-            for end in self._ends:  # noqa: SIM110 - a generator would cost as much as the rest
+            for end in self._ends:
                 if step.get(end):
                     return False
         except Exception:  # several values have no truth: what is wrong with them is said when they are checked

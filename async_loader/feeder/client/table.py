@@ -628,8 +628,8 @@ def _columns_for(schema: Schema, fields: Mapping[str, Any], rows: int) -> dict[s
     """Values of fields as the table stores them, by dotted name. Raises SchemaError, as `ReplayBuffer.update`."""
     stage = Stage(StorageLayout.of(schema, 1), 0)
     found = by_id.columns_of(stage, fields, rows)
-    fields = schema.fields
-    return {fields[i].name: np.ascontiguousarray(one, fields[i].dtype) for i, one in found.items()}  # which can travel
+    known = schema.fields
+    return {known[i].name: np.ascontiguousarray(one, known[i].dtype) for i, one in found.items()}  # dtypes that travel
 
 
 def _waiting_of(text: str, waited_s: float) -> Waiting:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire.batches import Batch, BatchForm, Lying
-from async_loader.feeder.wire.bounds import MOST_AHEAD, MOST_ROWS, Limits
+from async_loader.feeder.wire.bounds import MOST_AHEAD, MOST_ROWS, NAME_CHARACTERS, Limits
 from async_loader.feeder.wire.codes import (
     ACK_NOW,
     BFLOAT16,
@@ -107,6 +107,7 @@ __all__ = [
     "FINAL",
     "MOST_AHEAD",
     "MOST_ROWS",
+    "NAME_CHARACTERS",
     "NEWEST",
     "OLDEST",
     "REDELIVERED",

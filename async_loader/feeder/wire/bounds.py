@@ -18,6 +18,8 @@ MOST_ROWS = 1 << 20
 """Of a batch, whose size travels as a `Count`."""
 ROW_BYTES = 1 << 30
 FIELDS = 4096
+NAME_CHARACTERS = 256
+"""Of a field's name, and a table's."""
 FRAMES = FIELDS + 1
 DEPTH = 32
 """Of nested dicts, lists and tuples in a schema."""
@@ -25,7 +27,7 @@ NESTING = 2 * DEPTH + 12
 """Of msgpack containers in one another: a schema takes two for each of its own."""
 DIMENSIONS = 16
 
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS)]
 Key = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=512)]
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]

@@ -247,7 +247,7 @@ def test_a_batch_that_fits_no_message_is_refused_with_both_numbers(serve):
         table = client.table("one")
         with table.writer() as writer:
             writer.append(x=np.zeros(20))
-        with pytest.raises(Malformed, match=r"a batch of 1048576 rows takes \d+ bytes, a message 67108864: ask for fewer rows"):
+        with pytest.raises(ConfigError, match=r"a batch of 1048576 rows takes \d+ bytes, a message 67108864: ask for fewer rows"):
             table.sample(1 << 20)
         assert len(table.sample(8)["x"]) == 8
 
