@@ -280,12 +280,12 @@ class Packer:
 
     def goes_on(self, step: dict[str, Any], terminated: Any, truncated: Any) -> bool:
         """Whether the episode does after this step, which is given what it stores of that."""
-        if terminated or truncated:
-            return False
-        for name in self.stored:
-            if name not in step:
-                step[name] = False
         try:
+            if terminated or truncated:
+                return False
+            for name in self.stored:
+                if name not in step:
+                    step[name] = False
             for end in self._ends:
                 if step.get(end):
                     return False
