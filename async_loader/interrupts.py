@@ -27,15 +27,16 @@ _NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal
 class _Section:
     """What is held back from the beginning of the outermost `HeldBack` to its end."""
 
-    __slots__ = ("depth", "handlers", "noted", "open", "over")
+    __slots__ = ("depth", "handle", "handlers", "noted", "open", "over")
 
     def __init__(self) -> None:
         self.handlers: dict[int, Callable[[int, Any], Any]] = {}
         self.noted: dict[int, None] = {}
         self.depth = 0
         self.open = self.over = False
+        self.handle = self._handle  # one object: a method is made anew wherever it is named
 
-    def handle(self, number: int, frame: Any) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
         if self.over:  # a handler of ours that could not be taken back does no harm
             self.handlers[number](number, frame)
         elif self.open:
@@ -46,8 +47,9 @@ class _Section:
             self.noted[number] = None
 
     def install(self) -> None:
+        getsignal = _signal.getsignal
         for number in _NUMBERS:
-            handler = _signal.getsignal(number)
+            handler = getsignal(number)
             if callable(handler):
                 self.handlers[number] = handler
                 _signal.signal(number, self.handle)
@@ -55,10 +57,13 @@ class _Section:
     def end(self) -> None:
         """Give the program its handlers back, and the signals that came meanwhile."""
         self.over = True
-        for number, handler in reversed(self.handlers.items()):
-            if _signal.getsignal(number) == self.handle:
+        ours = self.handle
+        for number, handler in self.handlers.items():
+            if _signal.getsignal(number) is ours:
                 _signal.signal(number, handler)
-        self.tell()
+        del self.handle  # a cycle, else left to the garbage collector at each section
+        if self.noted:
+            self.tell()
 
     def tell(self) -> None:
         """Run the program's handlers for what was noted; all of them, also if one raises."""
@@ -72,12 +77,14 @@ class _Section:
 
 _section: _Section | None = None
 """Of the main thread, which alone runs handlers."""
+_main = threading.main_thread().ident
+_ident = threading.get_ident
 
 
 def held_back() -> bool:
     """Whether a signal that comes now, to the calling thread, is noted for later."""
     section = _section
-    return section is not None and not section.open and threading.get_ident() == threading.main_thread().ident
+    return section is not None and not section.open and _ident() == _main
 
 
 class HeldBack:
@@ -92,7 +99,7 @@ class HeldBack:
     def __enter__(self) -> None:
         global _section
         self._inside, self._was_open = False, False
-        if threading.get_ident() != threading.main_thread().ident:
+        if _ident() != _main:
             return
         section = _section
         if section is None:
@@ -127,7 +134,7 @@ class LetThrough:
     __slots__ = ("_section",)
 
     def __enter__(self) -> None:
-        section = _section if threading.get_ident() == threading.main_thread().ident else None
+        section = _section if _ident() == _main else None
         self._section = section
         if section is not None:
             section.tell()
@@ -140,8 +147,8 @@ class LetThrough:
 
 def _after_fork_in_child() -> None:
     """The thread that held signals back may not be there, or never comes to the end of its section."""
-    global _section
-    section, _section = _section, None
+    global _section, _main
+    section, _section, _main = _section, None, threading.main_thread().ident
     if section is not None:
         section.over = True
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from async_loader.errors import Broken
 from async_loader.lifecycle import Deadline
 from async_loader.replay.addresses import address_of
-from async_loader.replay.rows import ID
 from async_loader.replay.samplers import Reading
 from async_loader.replay.storage import COLUMN_BYTES, Storage
 from async_loader.replay.views import Recipe
@@ -33,7 +32,7 @@ _SHORT_BYTES = 1 << 20
 _RECORD_BYTES = 64 << 20  # of one field; numpy's records end at 2 GiB
 _ROUNDS = 64
 _LOADING_S = 30.0
-"""How long a reader waits for a table that is being loaded, which holds nothing until then."""
+"""How long a reader waits for a table that is being loaded, which holds nothing meanwhile."""
 _LOOK_S = 1e-3
 
 
@@ -262,7 +261,7 @@ class ReplayReader:
     def _held(self) -> Ids:
         """The steps that are there, also of a table that holds few. Waits while it is being loaded."""
         rows, deadline = self._storage.layout.rows, Deadline(_LOADING_S)
-        while not self._storage.heads()[:, ID // 8].any() and not deadline.expired:
+        while self._storage.loading and not deadline.expired:
             time.sleep(_LOOK_S)
         names = np.empty(rows, np.int64)
         self._kernels.names_of(self._storage.geometry, np.arange(rows), names)

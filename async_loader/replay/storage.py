@@ -37,6 +37,7 @@ from async_loader.shm.segment import Segment
 COLUMN_BYTES = 1024
 
 _PAGE = 4096
+_MARK_BYTES = 64  # behind the rows: a byte that says whether they are being loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class Storage:
         self.layout = layout
         self.segment = segment
         self._block = segment.bytes(0, layout.nbytes)
+        self._mark = segment.bytes(layout.nbytes, _MARK_BYTES)
         self.base = self._block.ctypes.data
         self.geometry = self.fresh_geometry()
         self.pid = os.getpid()
@@ -160,7 +162,16 @@ class Storage:
             When the full table would not fit, before anything is allocated.
         """
         purpose = f"replay buffer of {layout.capacity} steps of {layout.schema.nbytes} bytes"
-        return cls(Segment.create(layout.nbytes, purpose, commit=False), layout)
+        return cls(Segment.create(layout.nbytes + _MARK_BYTES, purpose, commit=False), layout)
+
+    @property
+    def loading(self) -> bool:
+        """Whether all rows are being replaced by those of a checkpoint. Every process that shares the storage sees it."""
+        return bool(self._mark[0])
+
+    @loading.setter
+    def loading(self, loading: bool) -> None:
+        self._mark[0] = loading
 
     def make_ready(self, rows: int) -> None:
         """Before the first ``rows`` rows are written for the first time: huge pages under them, and a little further."""

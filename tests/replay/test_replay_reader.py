@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +14,11 @@ import pytest
 from async_loader import Field, ReplayBuffer
 from async_loader.errors import Broken
 from async_loader.layout import BatchLayout
+from async_loader.replay import reader
+from async_loader.replay.checkpoint import loading
 from async_loader.replay.reader import ReplayReader, join_index
 from async_loader.replay.rows import ID
+from async_loader.replay.storage import Storage
 from async_loader.source import Window
 
 CHECKED = {"check": ((400,), np.int64), "number": np.int64, "byte": np.uint8}
@@ -256,18 +258,54 @@ def test_planned_rows_are_replaced_in_a_table_that_holds_few_since_it_was_loaded
     assert set(into.fields[-1].tolist()) <= {0, 1, 2}
 
 
-def test_a_reader_waits_for_a_table_that_is_being_loaded() -> None:
+def test_a_reader_waits_for_a_table_that_is_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = full(8, SMALL)
-    made = reader_of(buffer)
-    names = buffer._owner.table.storage.heads()[:, ID // 8]
-    before = names.copy()
-    names[:] = 0
-    timer = threading.Timer(0.3, names.__setitem__, (slice(None), before))
-    timer.start()
+    made, storage = reader_of(buffer), buffer._owner.table.storage
+    names = storage.heads()[:, ID // 8]
+    before, looks = names.copy(), []
+    names[:], storage.loading = 0, True
+
+    def look(_: float) -> None:
+        looks.append(storage.loading)
+        if len(looks) == 3:
+            names[:], storage.loading = before, False
+
+    monkeypatch.setattr(reader, "time", SimpleNamespace(sleep=look))
     into = window(made.schema, 4)
     made.read(np.arange(4), into, (0,))
-    timer.join()
+    assert looks == [True] * 3
     assert bad_rows(into) == 0
+
+
+def test_a_reader_waits_for_a_load_that_never_ends_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = full(8, SMALL)
+    made, storage = reader_of(buffer), buffer._owner.table.storage
+    storage.heads()[:, ID // 8], storage.loading = 0, True
+    monkeypatch.setattr(reader, "_LOADING_S", 0.1)
+    with pytest.raises(Broken, match="could be read"):
+        made.read(np.arange(4), window(made.schema, 4), (0,))
+
+
+def test_readers_of_other_processes_see_that_a_table_is_being_loaded_and_that_it_is_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = full(8, SMALL)
+    buffer.save(tmp_path)
+    storage, seen = buffer._owner.table.storage, []
+    copy = Storage(storage.segment, storage.layout)
+    put = loading._Loading._put
+
+    def putting(*args: Any, **named: Any) -> None:
+        seen.append(copy.loading)
+        put(*args, **named)
+
+    monkeypatch.setattr(loading._Loading, "_put", putting)
+    buffer.load(tmp_path)
+    assert (seen, copy.loading) == ([True], False)
+    monkeypatch.setattr(loading._Loading, "_put", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        buffer.load(tmp_path)
+    assert not copy.loading
 
 
 def _read_all(made: ReplayReader, pipe: Connection) -> None:

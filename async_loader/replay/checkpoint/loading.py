@@ -150,8 +150,9 @@ class _Loading:
         layout, lookahead = before.storage.layout, int(before.g[LOOKAHEAD])
         same = (layout.capacity, layout.rows) == (was.capacity, was.rows)
         self._check(owner, before, saved, same)
-        owner.begin_again()
+        before.storage.loading = True  # readers of other processes wait
         try:
+            owner.begin_again()
             self._put(owner, saved, saver, was, same, in_place=True)
             for one in owner.table.samplers:
                 if one is not owner.sampler:
@@ -162,6 +163,7 @@ class _Loading:
             error.add_note("this came after the table's own steps had been taken out: the table is empty now")
             raise
         finally:
+            before.storage.loading = False
             owner.go_on(lookahead)
 
     def _put(
