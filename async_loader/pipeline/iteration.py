@@ -316,6 +316,7 @@ class Team(Iteration):
         self._seq = 0
         self._settled = 0
         self._owed = False  # what was found is still in the queue
+        self._unread = False  # what is held is a worker's answer, not yet the batch in it
         self._dry = self._spoilt = False
         self._pid = os.getpid()
 
@@ -391,10 +392,13 @@ class Team(Iteration):
                 self._hold(Deadline(self._timeout_s))
             if self._owed:
                 self._settle()
-            self.feed()
+                self.feed()  # before the batch is read: workers go on meanwhile
         except Closed:
             self.close()
             raise StopIteration from None
+        if self._unread:
+            self.held = _batch_of(self.held)
+            self._unread = False
         if isinstance(self.held, Failure):
             try:
                 raise self.held.error
@@ -405,7 +409,6 @@ class Team(Iteration):
         while True:
             if self._owed:
                 self._settle()
-            self._office.check()
             self.feed()
             if self._settled == self._seq:
                 self.exhausted = True
@@ -416,11 +419,13 @@ class Team(Iteration):
                 item = self._wait(deadline)
             if isinstance(item, Nudge):
                 self.queue.drop()
+                self._office.check()
             elif isinstance(item, Drained):
                 self._on_drained(item.worker)
                 self._owed = True
             else:
-                self.held, self._owed = _batch_of(item), True
+                self._owed = self._unread = True
+                self.held = item
                 return
 
     def _settle(self) -> None:

@@ -2,8 +2,8 @@
 
 NOTE [late ACKs]. An ACK says how many messages are in the table, so that one answers for many, and each costs the writer's
 process more than the rows of a small message do. A writer that does not wait for it is told after a moment, of all messages of
-that moment; at once is told who asked (ACK_NOW), who sent again, who misses something, and who fills the window with few
-messages.
+that moment. A writer is told at once that asked (ACK_NOW), that sent again, that misses something, or that has sent a good part
+of the window since it was told last.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from async_loader.feeder.wire import ACK_NOW, SENT_BEFORE, Ack, ErrorCode, Gap, 
 
 _ACK_S = 1e-3
 """How long the ACK of a writer that does not wait for it may be put off."""
-_FEW = 64
-"""A message of more than this fraction of the window is acknowledged at once."""
+_PARTS = 4
+"""An ACK is put off until a writer has sent this part of its window: a quarter."""
 
 
 class Inbound:
@@ -59,12 +59,14 @@ class Inbound:
         receipt = writer.intake.receive(writer, message.sequence, body, message.schema, seen)
         if receipt is Receipt.GAP:
             self._unsaid[writer] = True
-        elif receipt is Receipt.AGAIN or message.flags & ACK_NOW or self._fills_window(body):
+        elif receipt is Receipt.AGAIN or message.flags & ACK_NOW or self._fills_window(writer, body):
             self._unsaid.setdefault(writer, False)
 
-    def _fills_window(self, body: Insert) -> bool:
+    def _fills_window(self, writer: WriterState, body: Insert) -> bool:
         hall = self._hall
-        return _FEW * body.nbytes > hall.window_bytes or _FEW * body.rows > hall.window_rows
+        writer.untold_bytes += body.nbytes
+        writer.untold_rows += body.rows
+        return _PARTS * writer.untold_bytes >= hall.window_bytes or _PARTS * writer.untold_rows >= hall.window_rows
 
     def _check_room(self, session: Session, writer: WriterState, body: Insert) -> None:
         """Whether more may wait, of a session that has some waiting with this writer already."""
@@ -101,6 +103,7 @@ class Inbound:
     def _acknowledge(self, session: Session, writer: WriterState, gap: bool) -> None:
         """After a gap, what was received and waits for the table is sent again too, and dropped: gaps are rare."""
         applied = writer.told = writer.producer.applied
+        writer.untold_bytes = writer.untold_rows = 0
         kind = Gap if gap else Ack
         body = kind(applied, 0, self._hall.window_bytes, self._hall.window_rows)
         self._post.tell(session, Plane.INSERT, writer.number, applied, body, writer.intake.layout.schema_id)

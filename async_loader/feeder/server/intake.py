@@ -89,6 +89,8 @@ class WriterState:
         The epoch of whoever took the producer over.
     told : int
         What its last ACK said was applied.
+    untold_bytes, untold_rows : int
+        Of the INSERTs that came since.
     heard : float
         When its last INSERT came, on the server's clock.
     gap : tuple of (int, int)
@@ -101,6 +103,8 @@ class WriterState:
     producer: Producer
     epoch: int
     told: int = 0
+    untold_bytes: int = 0
+    untold_rows: int = 0
     heard: float = 0.0
     gap: tuple[int, int] = (-1, -1)
 
