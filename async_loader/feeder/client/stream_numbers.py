@@ -18,6 +18,7 @@ from async_loader.replay.stream_names import stream_name
 
 MOST = 1 << 16
 """Streams of a writer with open episodes: what a server takes."""
+OWN = 0
 _MANY = 256
 """Names from which on those whose episodes have ended are forgotten."""
 
@@ -28,13 +29,18 @@ class StreamNumbers:
     Parameters
     ----------
     own : hashable
-        The writer's own stream: number 0, which is never forgotten.
+        The writer's own stream: number `OWN`, which is never forgotten.
+
+    Attributes
+    ----------
+    finished : set of int
+        Streams whose last step has ended its episode, or that have no step.
     """
 
     def __init__(self, own: Hashable) -> None:
         self.own = own
-        self._numbers: dict[Hashable, int] = {own: 0}
-        self._ended: set[int] = {0}
+        self._numbers: dict[Hashable, int] = {own: OWN}
+        self.finished: set[int] = {OWN}
         self._free: list[int] = []
         self._next, self._many = 1, _MANY
         self._lock = threading.Lock()
@@ -54,7 +60,7 @@ class StreamNumbers:
         number = self._numbers.get(found)
         if number is None:
             number = self._new(found)
-        self._ended.discard(number)
+        self.finished.discard(number)
         return number
 
     def known(self, name: object) -> int | None:
@@ -83,17 +89,17 @@ class StreamNumbers:
             return number
 
     def _forget_ended(self) -> None:
-        gone = [name for name, number in self._numbers.items() if number in self._ended and number]
+        gone = [name for name, number in self._numbers.items() if number in self.finished and number]
         for name in gone:
             number = self._numbers.pop(name)
-            self._ended.discard(number)
+            self.finished.discard(number)
             self._free.append(number)
         self._many = max(_MANY, 2 * len(self._numbers))
 
     def ended(self, numbers: Iterable[int]) -> None:
         """The last step of each of these has ended its episode."""
-        self._ended.update(numbers)
+        self.finished.update(numbers)
 
     def open(self) -> list[int]:
         """Streams whose episodes go on, as far as is known here."""
-        return [number for number in list(self._numbers.values()) if number not in self._ended]
+        return [number for number in list(self._numbers.values()) if number not in self.finished]

@@ -12,7 +12,7 @@ from async_loader.errors import AsyncLoaderError, CannotSend, Timeout, Unsupport
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority, given_priorities
-from async_loader.feeder.client.stream_numbers import StreamNumbers
+from async_loader.feeder.client.stream_numbers import OWN, StreamNumbers
 from async_loader.feeder.client.writer_line import MESSAGE_BYTES_MOST, Phase, WriterLine
 from async_loader.feeder.wire import FINAL, SHOWN, About, AboutReply
 from async_loader.interrupts import HeldBack
@@ -178,7 +178,11 @@ class RemoteWriter:
             )
         if values is step and packer.stored and not packer.stored <= values.keys():
             values = dict(values)  # what is stored is added to it
-        number = self._streams.number(self._streams.own if stream is None else stream)
+        if stream is None:  # without a call: this is as often as the rest
+            number = OWN
+            self._streams.finished.discard(OWN)
+        else:
+            number = self._streams.number(stream)
         if final_obs is None and packer.goes_on(values, terminated, truncated):
             with line.lock:
                 part = line.part
