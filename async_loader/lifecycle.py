@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import numbers
 import os
 import select
@@ -35,10 +36,15 @@ def seconds(name: str, value: object) -> float:
     """
     if type(value) is float and value >= 0.0:
         return value
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not float(value) >= 0.0:  # type: ignore[arg-type]
+    number = math.nan
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            number = math.inf if value > 0 else math.nan
+    if not number >= 0.0:
         raise ConfigError(f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever")
-    return float(value)  # type: ignore[arg-type]
+    return number
 
 
 def seconds_or_none(name: str, value: object) -> float | None:

@@ -16,7 +16,7 @@ from async_loader.epochs.loader import DataLoader
 from async_loader.errors import ConfigError, Timeout
 from async_loader.lifecycle import LONGEST_S, Deadline, join, seconds, seconds_or_none
 
-BAD = (math.nan, -1, -math.inf, "a", True, [1.0], np.float64("nan"))
+BAD = (math.nan, -1, -(10**400), -math.inf, "a", True, [1.0], np.float64("nan"))
 
 
 @pytest.mark.parametrize("value", BAD, ids=repr)
@@ -27,7 +27,8 @@ def test_what_is_no_time_is_refused_with_one_message(value: Any) -> None:
 
 
 def test_zero_and_infinity_are_times() -> None:
-    assert [seconds("t", value) for value in (0, 0.0, 2, np.float32(0.5), math.inf)] == [0, 0, 2, 0.5, math.inf]
+    times = (0, 0.0, 2, np.float32(0.5), math.inf, 10**400)
+    assert [seconds("t", value) for value in times] == [0, 0, 2, 0.5, math.inf, math.inf]
     assert seconds_or_none("t", None) is None
 
 

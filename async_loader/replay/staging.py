@@ -233,11 +233,11 @@ class Ends:
         for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
             if name in self.stored:
                 if name not in step:
-                    step[name] = bool(said)
-            elif said:
+                    step[name] = said if said is False else _one_ended(name, said)
+            elif said is not False and _one_ended(name, said):
                 flags |= flag
         if self.done and "done" not in step:
-            step["done"] = bool(terminated)
+            step["done"] = _one_ended("terminated", terminated)
         return flags
 
     def into_columns(self, batch: dict[str, Any], terminated: Any, truncated: Any) -> Ids | None:
@@ -259,6 +259,13 @@ class Ends:
         if self.done and "done" not in batch:
             batch["done"] = _ended("terminated", terminated, count_of(batch))
         return flags
+
+
+def _one_ended(name: str, said: Any) -> bool:
+    try:
+        return bool(said)
+    except (ValueError, RuntimeError):  # numpy's and torch's, for several values
+        raise SchemaError(f"{name}={said!r} for one step: give True or False, or use extend for many steps") from None
 
 
 def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:

@@ -23,7 +23,7 @@ from async_loader.errors import AsyncLoaderError
 from async_loader.feeder import connect
 from async_loader.table import Table, Writer
 
-KNOWN = frozenset({"float stream names", "named streams that two writers share", "priorities of a table without them"})
+KNOWN = frozenset({"named streams that two writers share", "priorities of a table without them"})
 """Differences that programs leave out. A line that is taken out of here is compared from then on."""
 
 # -- tables --------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from table_rig import Making, until
 
 from async_loader import AsyncDataLoader, Field, Fifo, MinSize, Prioritized, ReplayBuffer, Transitions
@@ -55,6 +56,18 @@ def test_a_first_step_whose_priority_is_refused_says_nothing_of_other_steps(lear
         writer.flush()
         assert table.schema is not None
         assert table.schema.fields[0].name == "y"
+
+
+@pytest.mark.parametrize("several", [np.ones(3), torch.ones(3)], ids=["array", "tensor"])
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+def test_several_ends_for_one_step_are_refused(writing: Making, name: str, several: Any) -> None:
+    table = writing.table()
+    writer = writing.writer(table)
+    with pytest.raises(SchemaError, match=rf"{name}=.*use extend for many steps"):
+        writer.append(x=1, reward=0.5, **{name: several})
+    writer.append(x=1, reward=0.5, **{name: several[0]})
+    writer.flush()
+    assert len(table) == 1
 
 
 def test_a_vectors_priorities_are_refused_as_those_of_any_writer(vectors: Making) -> None:
