@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
 from async_loader.interrupts import HeldBack
@@ -41,7 +41,7 @@ def seconds(name: str, value: object) -> float:
         try:
             number = float(value)
         except OverflowError:  # an integer of hundreds of digits
-            number = math.inf if value > 0 else math.nan
+            number = math.inf if cast(int, value) > 0 else math.nan
     if not number >= 0.0:
         raise ConfigError(f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever")
     return number

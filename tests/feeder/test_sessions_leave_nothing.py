@@ -9,7 +9,7 @@ import numpy as np
 
 from async_loader.feeder import connect
 from async_loader.lifecycle import Deadline, Patience
-from tests.faults.fault_rig import until
+from tests.waiting_rig import until
 
 WARM_UP, SESSIONS = 60, 120
 MOST_KIB = 4096
