@@ -216,9 +216,13 @@ class Planes:
         with contextlib.suppress(zmq.Again):
             while True:
                 descriptor = int(parse_monitor_message(self._begin.recv_multipart(zmq.NOBLOCK))["value"])
-                # A connection that has ended meanwhile has no descriptor, or something else has its number: no harm is done.
-                with contextlib.suppress(OSError), hosts.fromfd(descriptor, hosts.AF_UNIX, hosts.SOCK_STREAM) as connection:
-                    connection.setsockopt(hosts.SOL_SOCKET, hosts.SO_SNDBUF, _LOCAL_BYTES)
+                # A connection that has ended meanwhile has no descriptor, or another socket has its number: no harm is done.
+                with contextlib.suppress(OSError):
+                    connection = hosts.socket(fileno=descriptor)
+                    try:
+                        connection.setsockopt(hosts.SOL_SOCKET, hosts.SO_SNDBUF, _LOCAL_BYTES)
+                    finally:
+                        connection.detach()  # it is ZeroMQ's
 
     @property
     def rang(self) -> bool:

@@ -18,9 +18,13 @@ def send_buffers(plane: str) -> list[int]:
     """Bytes that the kernel keeps of what this process sends over Unix sockets whose peer is bound to this plane's path."""
     found = []
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.fromfd(int(name), socket.AF_UNIX, socket.SOCK_STREAM) as one:
-            if one.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_UNIX and str(one.getpeername()).endswith(plane):
-                found.append(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        with contextlib.suppress(OSError):
+            one = socket.socket(fileno=int(name))
+            try:
+                if one.family == socket.AF_UNIX and str(one.getpeername()).endswith(plane):
+                    found.append(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+            finally:
+                one.detach()  # it is not ours
     return found
 
 
