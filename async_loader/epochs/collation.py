@@ -65,7 +65,8 @@ def _stack_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
     from torch.utils.data._utils.collate import collate_tensor_fn
 
     first = batch[0]
-    if type(first) is torch.Tensor and tensors.numpy_dtype(first.dtype) is not None and first.layout is torch.strided:
+    strided = type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested
+    if strided and tensors.numpy_dtype(first.dtype) is not None:
         return arena.stack_tensors(batch)
     return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 

@@ -121,6 +121,6 @@ def _plain(items: Sequence[Any], first: Any) -> bool:
     """Whether torch would make a strided CPU tensor of the first one's dtype of them, without a gradient."""
     import torch
 
-    if first.layout is not torch.strided or first.device.type != "cpu":
-        return False
+    if first.layout is not torch.strided or first.device.type != "cpu" or any(t.is_nested for t in items):
+        return False  # a nested one has no shape that could be asked for
     return all(t.dtype == first.dtype and not t.requires_grad and t.shape == first.shape for t in items)

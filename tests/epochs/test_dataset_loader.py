@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -237,6 +238,14 @@ def test_an_error_is_its_own_and_the_loader_goes_on(workers):
                 next(epoch)
             assert next(epoch)["y"].tolist() == [4]
             assert list(epoch) == []
+
+
+def test_nested_tensors_are_refused_in_torchs_words(workers):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that nested tensors are a prototype
+        items = [torch.nested.nested_tensor([torch.ones(2)]) for _ in range(4)]
+    with DataLoader(items, 2, **workers) as loader, pytest.raises(RuntimeError, match="Batches of nested tensors"):
+        next(iter(loader))
 
 
 def test_iterations_may_be_nested_and_abandoned(workers):
