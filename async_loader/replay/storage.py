@@ -37,7 +37,7 @@ from async_loader.shm.segment import Segment
 COLUMN_BYTES = 1024
 
 _PAGE = 4096
-_MARK_BYTES = 64  # behind the rows: a byte that says whether they are being loaded
+_MARK_BYTES = 64  # at the end: a byte that says whether the rows are being loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class StorageLayout:
     places : tuple of (int, int)
         For every field: its offset in row 0 from the start of the block, and the bytes from row to row.
     nbytes : int
-        Of everything.
+        Of everything, with the mark at the end.
     """
 
     schema: Schema
@@ -76,12 +76,13 @@ class StorageLayout:
         stride = -(-stride // 16) * 16 if any(schema.fields[i].dtype.itemsize > 8 for i in small) else stride
         count = capacity + (_spare(capacity, stride + schema.nbytes) if spare is None else spare)
         places = {i: (rows.HEAD_BYTES + offset, stride) for i, offset in zip(small, packed.offsets, strict=True)}
-        end = _pages(count * stride)
+        end = count * stride
         for i, field in enumerate(schema.fields):
             if i not in places:
-                places[i] = (end, field.nbytes)
-                end += _pages(count * field.nbytes)
-        return cls(schema, capacity, count, stride, tuple(places[i] for i in range(len(schema.fields))), end)
+                places[i] = (_pages(end), field.nbytes)
+                end = _pages(end) + count * field.nbytes
+        nbytes = _pages(end + _MARK_BYTES)
+        return cls(schema, capacity, count, stride, tuple(places[i] for i in range(len(schema.fields))), nbytes)
 
     @classmethod
     def within(cls, schema: Schema, nbytes: int, capacity: int | None = None) -> StorageLayout:
@@ -145,7 +146,7 @@ class Storage:
         self.layout = layout
         self.segment = segment
         self._block = segment.bytes(0, layout.nbytes)
-        self._mark = segment.bytes(layout.nbytes, _MARK_BYTES)
+        self._mark = segment.bytes(layout.nbytes - _MARK_BYTES, _MARK_BYTES)
         self.base = self._block.ctypes.data
         self.geometry = self.fresh_geometry()
         self.pid = os.getpid()
@@ -162,7 +163,7 @@ class Storage:
             When the full table would not fit, before anything is allocated.
         """
         purpose = f"replay buffer of {layout.capacity} steps of {layout.schema.nbytes} bytes"
-        return cls(Segment.create(layout.nbytes + _MARK_BYTES, purpose, commit=False), layout)
+        return cls(Segment.create(layout.nbytes, purpose, commit=False), layout)
 
     @property
     def loading(self) -> bool:
