@@ -31,6 +31,7 @@ MODULES = [
 ]
 """What users import from. The doors under async_loader.compat have the names of their originals, and tests of these."""
 
+_ARRAY = re.compile(r"numpy\.ndarray\[(?:tuple\[typing\.Any, \.\.\.\]|typing\.Any), numpy\.dtype\[([^\]]*)\]\]")
 _OF_OBJECT = {"__init__", "__len__", "__iter__", "__next__", "__enter__", "__exit__", "__getitem__", "__call__"}
 
 
@@ -126,7 +127,8 @@ def signature(function: Any) -> str:
 def _plain(value: Any) -> str:
     text = value if isinstance(value, str) else str(value)
     text = re.sub(r"<(\w+(?:\.\w+)*) object at 0x[0-9a-f]+>", r"<\1>", text)
-    return re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"<\1>", text)
+    text = re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"<\1>", text)
+    return _ARRAY.sub(r"NDArray[\1]", text)  # as numpy writes it from 2.5 on
 
 
 def text() -> str:
