@@ -87,6 +87,7 @@ def test_a_producer_is_its_keys_alone(server, folder):
     alice, bob = (connect(server.address, keys=folder / f"{name}.secret", timeout_s=PATIENCE_S) for name in ("alice", "bob"))
     with alice:
         mine, stolen = (client.table("replay").writer() for client in (alice, bob))
+        assert stolen.schema is None  # it is open, and opens again, as whose it says then, once there is a schema
         mine.append(x=np.int64(1))
         mine.flush()
         stolen._line._producer = mine._line._producer
