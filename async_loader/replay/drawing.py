@@ -275,7 +275,7 @@ class Drawer:
         Raises
         ------
         ConfigError
-            For what the table can never show, or never so many of. Then it sees to nothing.
+            For items that the table can never show, or never ``count`` of at once. Then nothing is changed.
         """
         if view is None:
             view = self._owner.view
@@ -534,7 +534,7 @@ def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[A
 
 
 def _check_memory(recipe: Recipe, count: int) -> None:
-    """Raise OutOfMemory where a batch of so many rows, and their ids, cannot lie in the memory that there is."""
+    """Raise OutOfMemory where a batch of ``count`` rows, with their ids, exceeds the free memory."""
     nbytes, there = count * (recipe.schema.nbytes + 8), available_bytes()
     if nbytes > there:
         raise OutOfMemory(f"batch_size={count:,}: a batch of so many rows takes {human(nbytes)}, and {human(there)} are free")

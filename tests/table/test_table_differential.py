@@ -276,44 +276,21 @@ one_odd = st.one_of(
 )
 ends = st.sampled_from(["", "", "", "terminated", "truncated", "both"])
 finals = st.sampled_from([False, False, True])
+ODD = (names, st.booleans(), one_odd, st.booleans())
+PLAIN = (st.none(), st.just(False), st.none(), st.just(False))
+
+
+def _adds(name: str, drawn: tuple[Any, Any, Any, Any], **more: Any) -> Any:
+    """Calls that add steps, with odd arguments or plain ones."""
+    stream, priority, odd, own = drawn
+    return _call(name, writer=writers, stream=stream, ends=ends, final=finals, priority=priority, odd=odd, own=own, **more)
+
+
 CALLS = st.one_of(
-    _call(
-        "append", writer=writers, stream=names, ends=ends, final=finals, priority=st.booleans(), odd=one_odd, own=st.booleans()
-    ),
-    _call(
-        "append",
-        writer=writers,
-        stream=st.none(),
-        ends=ends,
-        final=finals,
-        priority=st.just(False),
-        odd=st.none(),
-        own=st.just(False),
-    ),
-    _call(
-        "extend",
-        writer=writers,
-        stream=names,
-        ends=ends,
-        final=finals,
-        priority=st.booleans(),
-        odd=one_odd,
-        own=st.booleans(),
-        rows=st.sampled_from([0, 1, 2, 3, 5, 9, 50]),
-        each=st.booleans(),
-    ),
-    _call(
-        "extend",
-        writer=writers,
-        stream=st.none(),
-        ends=ends,
-        final=finals,
-        priority=st.just(False),
-        odd=st.none(),
-        own=st.just(False),
-        rows=st.integers(1, 8),
-        each=st.booleans(),
-    ),
+    _adds("append", ODD),
+    _adds("append", PLAIN),
+    _adds("extend", ODD, rows=st.sampled_from([0, 1, 2, 3, 5, 9, 50]), each=st.booleans()),
+    _adds("extend", PLAIN, rows=st.integers(1, 8), each=st.booleans()),
     _call(
         "end_episode",
         writer=writers,

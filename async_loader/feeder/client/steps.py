@@ -387,7 +387,7 @@ def checked_priority(priority: Any) -> float:
 
 
 def given_priorities(priority: Any, count: int) -> npt.NDArray[np.float64]:
-    """A number for each of so many rows, NaN where ``priority`` is None. Raises ConfigError for other than so many numbers."""
+    """Priorities of ``count`` rows, NaN where ``priority`` is None. Raises ConfigError unless there is one for each row."""
     if priority is None:
         return np.full(count, np.nan)
     given = floats_of(priority, "priority")
