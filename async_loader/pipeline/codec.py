@@ -204,9 +204,10 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _ByValueAtBirth(_ByValue):
-    def __init__(self, sink: io.BytesIO, keep: Any, fds: list[int]) -> None:
-        super().__init__(sink, keep, fds)
-        self.dispatch_table: Any = ChainMap(_shared_at_birth(), super().dispatch_table)
+    @property
+    def dispatch_table(self) -> Any:
+        """Read once, while the pickler is made: an attribute that is set afterwards is not seen."""
+        return ChainMap(_shared_at_birth(), super().dispatch_table)
 
 
 def _attached(left: dict[int, int], number: int, nbytes: int) -> Segment:

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from async_loader.compat.fastai import DataLoader, stop
 from async_loader.compat.fastai.items import Permutation
+from async_loader.errors import CannotSend
 
 
 class Image(torch.Tensor):
@@ -296,7 +297,14 @@ def test_a_killed_worker_is_a_runtime_error():
 
 def test_an_iterable_dataset_whose_generator_cannot_be_pickled():
     loader = DataLoader((i for i in range(4)), bs=2, num_workers=1)
-    assert lists(loader) == [[0, 1], [2, 3]]
+    if multiprocessing.get_start_method() == "fork":
+        assert lists(loader) == [[0, 1], [2, 3]]
+    else:
+        with pytest.raises(CannotSend, match="generator"):
+            lists(loader)
+
+
+def test_indices_without_end_are_evaluated_as_far_as_batches_are_wanted():
     endless = iter(DataLoader(bs=1, num_workers=1, indexed=True, create_item=lambda i: i, get_idxs=lambda: iter(int, 1)))
     assert [next(endless).tolist() for _ in range(3)] == [[0]] * 3
     endless.close()

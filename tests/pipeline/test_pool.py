@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import multiprocessing
 import os
 import signal
 import threading
@@ -402,6 +403,23 @@ def test_workers_that_are_not_forked_are_sent_the_work(method):
 
     with Pool(Local(), 1, context=method) as pool:
         assert list(pool.iterate(range(3), state=10)) == [15, 16, 17]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_is_sent_by_value_may_hold_what_processes_share(method):
+    context = multiprocessing.get_context(method)
+    numbers = context.Queue()  # locks and connections, which travel to a process that is being started alone
+
+    class Local:
+        def begin(self, here):
+            return lambda task: task + numbers.get(timeout=60)
+
+    for number in (10, 20):
+        numbers.put(number)
+    with Pool(Local(), 1, context=method) as pool:
+        assert list(pool.iterate([1, 2])) == [11, 22]
+    numbers.close()
+    numbers.join_thread()
 
 
 def test_a_work_that_cannot_travel_is_refused_before_anything_starts():

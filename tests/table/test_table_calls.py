@@ -13,6 +13,7 @@ from table_rig import Making
 
 from async_loader import AsyncDataLoader, Fifo, MinSize, Prioritized, Transitions
 from async_loader.errors import ConfigError, NotEnoughData, OutOfMemory, SchemaError, Timeout, Unsupported
+from async_loader.feeder.wire import MOST_AHEAD
 from async_loader.source import Applied, Source
 from async_loader.table import Table
 
@@ -423,7 +424,7 @@ def test_a_loader_goes_on_with_what_was_loaded(make: Making, folder: Any) -> Non
     with AsyncDataLoader(table, 8, prefetch=1, timeout_s=60) as loader:
         assert next(loader)["x"].min() >= 1000
         table.load(folder)
-        for _ in range(12):  # those that were under way
+        for _ in range(MOST_AHEAD + 8):  # those that were under way
             last = next(loader)
         assert last["x"].max() < 30
 

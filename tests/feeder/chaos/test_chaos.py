@@ -7,9 +7,9 @@ several at a time, since they wait most of theirs: as many tests as there are gr
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from plan import MODES, Act, Plan, plan_of
 from proxy import DOWN, UP
@@ -139,9 +139,16 @@ def test_control_a_server_that_acknowledges_without_inserting_is_found_out(nurse
 
 
 def test_control_a_server_that_says_nothing_of_rows_that_come_again_is_found_out(nursery):
-    often = plan(
-        "learners die again and again", "queue", *times("kill_learner", *np.arange(0.1, 1.5, 0.1).tolist()), learners=2
-    )  # fmt: skip
+    deaths = [  # with batches that the server does not hear of having been used
+        [
+            weather(at, "pull", "dead", (UP,)),
+            Act(at + 0.2, "kill_learner", (0,)),
+            Act(at + 0.21, "cut", ("pull",)),
+            Act(at + 0.22, "heal", ("pull",)),
+        ]
+        for at in (0.1, 0.6, 1.1)
+    ]
+    often = plan("learners die with used batches", "queue", *itertools.chain(*deaths), learners=2)
     found_out(nursery, often, "says_nothing_of_what_comes_again", "without the flag")
 
 
