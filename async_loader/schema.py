@@ -392,7 +392,11 @@ def _field(name: str, value: Any) -> Field:
 
 
 def _step_field(name: str, value: Any) -> Field:
+    from async_loader import tensors
+
     known = kind_of(value)
+    if known is None and tensors.is_tensor(value):
+        raise SchemaError(f"field {name!r} is {tensors.said(value)}, which numpy cannot hold: use {tensors.made_dense(value)}")
     if known is None:
         raise SchemaError(f"field {name!r} is {type(value).__name__}, not a number, a numpy array or a tensor")
     return Field(*known, name=name)
@@ -412,5 +416,5 @@ def kind_of(value: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
 
     if tensors.is_tensor(value):
         dtype = tensors.numpy_dtype(value.dtype)
-        return None if dtype is None else (tuple(value.shape), dtype)
+        return None if dtype is None or value.is_nested else (tuple(value.shape), dtype)
     return None

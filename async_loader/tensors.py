@@ -101,15 +101,30 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
     """``value`` as an array when it is an array, a numpy scalar or a tensor; ``None`` otherwise."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
-    if is_tensor(value) and numpy_dtype(value.dtype) is not None and value.device.type != "meta":
+    if is_tensor(value) and numpy_dtype(value.dtype) is not None and _is_dense(value):
         return to_numpy(value)
     return None
 
 
+def _is_dense(tensor: Any) -> bool:
+    return not tensor.is_nested and tensor.device.type != "meta" and tensor.layout is loaded_torch().strided
+
+
 def said(tensor: Any) -> str:
     """What kind of tensor this is, in words."""
+    layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").replace("_", " ")
+    kind = "a tensor" if layout == "strided" else f"a {layout} tensor"
     where = "" if tensor.device.type == "cpu" else f" on device {tensor.device.type!r}"
-    return f"a tensor of {tensor.dtype}{where}"
+    return f"{kind} of {tensor.dtype}{where}"
+
+
+def made_dense(tensor: Any) -> str:
+    """The call that gives a tensor numpy can hold, as the end of a sentence."""
+    if tensor.is_nested:
+        return ".to_padded_tensor(0.0)"
+    if tensor.layout is not loaded_torch().strided:
+        return ".to_dense()"
+    return ".float() of a tensor with data"
 
 
 def check_device(device: object) -> None:

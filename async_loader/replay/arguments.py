@@ -183,7 +183,7 @@ def _array_of(values: Any, name: str) -> npt.NDArray[Any]:
     if array is not None:
         return array
     if tensors.is_tensor(values):
-        raise ConfigError(f"{name} is {tensors.said(values)}, which numpy cannot hold: use .float() on a real device")
+        raise ConfigError(f"{name} is {tensors.said(values)}, which numpy cannot hold: use {tensors.made_dense(values)}")
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:

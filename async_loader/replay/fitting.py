@@ -87,7 +87,7 @@ class Fit:
         if tensors.is_tensor(value):
             raise SchemaError(
                 f"field {self.field.name!r} is {tensors.said(value)}, which numpy cannot hold: give {_expected(self.field)}, "
-                "as .float() of a tensor with data makes it"
+                f"as {tensors.made_dense(value)} makes it"
             )
 
     def _number_fits(self, value: Any) -> bool:

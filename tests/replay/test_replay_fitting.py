@@ -154,3 +154,19 @@ def test_tensors_are_taken_like_arrays() -> None:
     assert (batch["reward"] == 0.5).all()
     with pytest.raises(SchemaError, match=r"field 'reward' is a tensor of torch\.bfloat16, which numpy"):
         buffer.add(obs=torch.ones(3), action=2, reward=torch.tensor(1, dtype=torch.bfloat16))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR tensor support is in beta:UserWarning", "ignore:The PyTorch API of nested:UserWarning"
+)
+def test_a_tensor_that_is_not_dense_is_refused_with_the_call_that_makes_it_so():
+    torch = pytest.importorskip("torch")
+    buffer = ReplayBuffer(8, {"x": ((2, 2), np.float32)})
+    for one, call in (
+        (torch.eye(2).to_sparse(), r"sparse coo tensor of torch\.float32, .*\.to_dense\(\)"),
+        (torch.eye(2).to_sparse_csr(), r"sparse csr tensor .*\.to_dense\(\)"),
+        (torch.nested.nested_tensor([torch.ones(2)] * 2), r"nested tensor .*\.to_padded_tensor"),
+    ):
+        for table in (buffer, ReplayBuffer(8)):
+            with pytest.raises(SchemaError, match=f"field 'x' is a {call}"):
+                table.add(x=one)
