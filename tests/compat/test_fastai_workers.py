@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections import Counter
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from async_loader.compat.fastai import DataLoader, stop
 from async_loader.compat.fastai.items import Permutation
 from async_loader.errors import CannotSend
+from tests.waiting_rig import until
 
 
 class Image(torch.Tensor):
@@ -223,17 +223,14 @@ def test_persistent_workers_persist_and_others_do_not():
     others = set(flat(DataLoader(range(8), bs=1, num_workers=2, create_item=whose)))
     assert gone(others)
     del loader
-    deadline = time.monotonic() + 30
-    while not gone(first):
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
+    until(lambda: gone(first))
 
 
 def test_persistent_workers_see_each_epoch_and_every_changed_attribute():
-    loader = DataLoader(list(range(6)), bs=3, num_workers=2, persistent_workers=True, shuffle=True)
+    loader = DataLoader(list(range(40)), bs=20, num_workers=2, persistent_workers=True, shuffle=True)
     epochs = [flat(loader) for _ in range(3)]
     assert len(set(map(str, epochs))) == 3
-    assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
+    assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
     before = pids(loader)
     loader.shuffle, loader.bs, loader.n = False, 2, 4
     assert lists(loader) == [[0, 1], [2, 3]]

@@ -316,15 +316,17 @@ def test_samplers_are_told_the_epoch():
 
 
 def test_a_time_limit_names_who_is_at_work():
-    event = threading.Event()
+    began, event = threading.Event(), threading.Event()
 
     class Slow(Squares):
         def __getitem__(self, i):
+            began.set()
             event.wait(60)
             return i
 
     with DataLoader(Slow(2), 2, num_workers=1, worker_type="thread", timeout_s=0.05) as loader:
         epoch = iter(loader)
+        assert began.wait(60)
         with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
             next(epoch)
         event.set()
