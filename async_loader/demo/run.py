@@ -21,7 +21,8 @@ from async_loader.feeder import connect
 Clock = Callable[[], float]
 _LOST_S = 10.0  # without its feeder the demo has nothing to go on with
 _LOOK_S = 1.0  # how long the learner waits for a batch before it looks at the clock again
-_START_LOOKS = 120  # how often it does so before the first batch
+_START_LOOKS = 300  # how often it does so before the first batch: compiling kernels takes a slow machine minutes
+_STATUS_S, _LAST_STATUS_S = 1.0, 30.0  # for the feeder to say how it stands, while it runs and at the end
 
 
 class Report(Protocol):
@@ -45,7 +46,7 @@ def run(
     Broken
         An actor died or failed, or the feeder did.
     Timeout
-        No batch came within two minutes.
+        No batch came within five minutes.
     AsyncLoaderError
         The loader failed.
     """
@@ -98,15 +99,15 @@ class Run:
             with self._loader() as loader, report.watch(self.snapshot):
                 self._actors.go(self._client.address, over=loader.close)
                 self._learn(loader)
-                summary = self.snapshot()
+                summary = self.snapshot(_LAST_STATUS_S)
             self._actors.close()  # before the feeder: they would take its end for its death
         if self._actors.error is not None:
             raise self._actors.error
         return summary
 
-    def snapshot(self) -> Summary:
+    def snapshot(self, status_s: float = _STATUS_S) -> Summary:
         seconds, updates, actors = self._seconds(), self._learner.updates, self._actors
-        table = self._table()
+        table = self._table(status_s)
         lag = table.get("policies", {}).get(POLICY, {})
         return Summary(
             settings=self._settings,
@@ -126,10 +127,10 @@ class Run:
             episodes=tuple(actors.returns.episodes),
         )
 
-    def _table(self) -> dict[str, Any]:
+    def _table(self, status_s: float) -> dict[str, Any]:
         """What the feeder says of the table now, or said last."""
         with contextlib.suppress(AsyncLoaderError):
-            self._status = self._client.status(timeout_s=1.0)
+            self._status = self._client.status(timeout_s=status_s)
         return self._status["tables"][TABLE] if self._status else {}
 
     def _waits_for(self, table: dict[str, Any]) -> str:
@@ -176,8 +177,7 @@ class Run:
     def _loader(self) -> AsyncDataLoader:
         settings = self._settings
         source = self._client.table(TABLE).source(seed=settings.seed, prefetch=2)
-        timeout_s = min(_LOOK_S, settings.max_seconds)
-        return AsyncDataLoader(source, batch_size=settings.dqn.batch_size, device="cpu", timeout_s=timeout_s)
+        return AsyncDataLoader(source, batch_size=settings.dqn.batch_size, device="cpu", timeout_s=_LOOK_S)
 
     def _seconds(self) -> float:
         """Of learning."""

@@ -37,7 +37,7 @@ class Embedded:
     settings : ServerSettings
         Its ``bind`` is not looked at.
     timeout_s : float
-        How long it may take to start.
+        How long it may take to start. Where no kernels are kept, that includes compiling them: minutes on a busy machine.
 
     Raises
     ------
@@ -48,7 +48,7 @@ class Embedded:
         Where the kernel has no pidfds.
     """
 
-    def __init__(self, settings: ServerSettings, timeout_s: float = 60.0) -> None:
+    def __init__(self, settings: ServerSettings, timeout_s: float = 300.0) -> None:
         if not hasattr(os, "pidfd_open"):
             raise Unsupported(
                 "an embedded feeder needs Linux 5.3 or later: start one with `async-loader serve`, and connect to it"
