@@ -14,6 +14,7 @@ hours on a good GPU, and two minutes on two CPU cores are some ten thousand. The
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 from typing import Any
@@ -68,13 +69,13 @@ class QNetwork(nn.Module):
 
 
 class Actor(threading.Thread):
-    """Plays until the deadline, or until the table is closed; then calls ``end``. What goes wrong is kept in ``error``."""
+    """Plays up to the time ``until``, or until the table is closed; then calls ``end``. What goes wrong is kept in ``error``."""
 
-    def __init__(self, envs: Any, table: ReplayBuffer, net: nn.Module, seconds: float, seed: int, end: Any) -> None:
+    def __init__(self, envs: Any, table: ReplayBuffer, net: nn.Module, seed: int, end: Any) -> None:
         super().__init__(name="actor")
         self.envs, self.table, self.net, self.end = envs, table, net, end
         self.frame, self.rng = envs.reset(seed=seed)[0], np.random.default_rng(seed)
-        self.until, self.steps, self.returns, self.error = time.monotonic() + seconds, 0, [], None
+        self.until, self.steps, self.returns, self.error = math.inf, 0, [], None
 
     def run(self) -> None:
         torch.set_num_threads(1)  # counts for this thread: a few frames are no work to share
@@ -138,11 +139,12 @@ class Learner:
         return (goal - value).detach().abs()
 
 
-def learn(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[str, Any]) -> None:
-    """Until the time is up or the actor has ended. Keeps the counts at the first batch: the warm-up is not learning."""
+def learn(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[str, Any], seconds: float) -> None:
+    """Until the time is up or the actor has ended. Counts from the first batch on: the warm-up is not learning."""
     for batch in loader:
         if not start:
             start.update(time=time.monotonic(), table=actor.table.stats(), steps=actor.steps, loader=loader.stats())
+            actor.until = start["time"] + seconds
         done = actor.table.update_priorities(batch["index"], learner.update(batch).cpu())
         learner.applied, learner.stale = learner.applied + done.applied, learner.stale + done.stale
         if learner.updates % UPDATES_PER_ACTOR == 0:
@@ -172,22 +174,23 @@ def report(loader: AsyncDataLoader, learner: Learner, actor: Actor, start: dict[
 
 
 def main(seconds: float = 120, envs: int = 8, capacity: int = 50_000, warmup: int = 2_000, device: str = "auto", seed: int = 0):
-    """Run for some seconds, then say how fast everything was."""
+    """Run for some seconds from the first batch on, then say how fast everything was."""
     torch.manual_seed(seed)
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # the actor has a core too
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     pongs, table, start = make_envs(envs), make_table(capacity, warmup, envs, seed), {}
     learner = Learner(int(pongs.single_action_space.n), device)
-    loader = AsyncDataLoader(table.source(view=Transitions(n_steps=3, gamma=0.99)), batch_size=BATCH, device=device)
-    actor = Actor(pongs, table, copy.deepcopy(learner.online).cpu(), seconds, seed, end=loader.close)
+    source = table.source(view=Transitions(n_steps=3, gamma=0.99))
+    loader = AsyncDataLoader(source, batch_size=BATCH, device=device, timeout_s=300)
+    actor = Actor(pongs, table, copy.deepcopy(learner.online).cpu(), seed, end=loader.close)
     actor.start()
     try:
         Console().print(f"{envs} Pongs for {seconds:g} s, learning on {device}; Ctrl-C ends it early")
-        learn(loader, learner, actor, start)
+        learn(loader, learner, actor, start, seconds)
     except KeyboardInterrupt:
         Console().print("stopped")
     finally:
-        found = report(loader, learner, actor, start) if learner.applied else "no batch in that time: give it more --seconds"
+        found = report(loader, learner, actor, start) if learner.applied else "it ended before the first batch"
         table.close()  # wakes the actor where it waits for the limiter
         actor.join()
         loader.close()

@@ -58,7 +58,7 @@ def learn(client, updates: int) -> None:
     online = network()
     target, optimizer = copy.deepcopy(online), torch.optim.Adam(online.parameters(), lr=1e-3)
     client.publish("policy", online.state_dict(), version=0)
-    with AsyncDataLoader(client.table("replay").source(prefetch=4), batch_size=BATCH, timeout_s=60) as loader:
+    with AsyncDataLoader(client.table("replay").source(prefetch=4), batch_size=BATCH, timeout_s=300) as loader:
         for update in range(1, updates + 1):
             batch = next(loader)
             with torch.no_grad():
