@@ -273,17 +273,23 @@ class Iterator:
         That is, the source waits for data, no other thread is there to add any, and no batch is on its way: the one ticket
         that is out is that of the plan which waits.
         """
-        reason = waiting_for(self._source)
-        # In this order: a plan that has just drawn what there was has ended its wait before, and the next one takes a ticket.
-        if reason is None or not self._overseer.source_waits or self._tickets.out > 1:
+        if self._waited_for() is None:
             return
         here = threading.current_thread()
-        others = [t for t in threading.enumerate() if t is not here and t not in own_threads]
-        if not others:
+        if any(t is not here and t not in own_threads for t in threading.enumerate()):
+            return
+        reason = self._waited_for()  # once more: a thread that has just ended may have added what the source waited for
+        if reason is not None:
             raise WouldDeadlock(
                 f"{reason}, and this thread, the only one that could add to it, would wait for ever: "
                 "add steps before next(), or add them from another thread"
             )
+
+    def _waited_for(self) -> str | None:
+        """What the source waits for while no batch is on its way; ``None`` when it does not, or one is."""
+        reason = waiting_for(self._source)
+        # In this order: a plan that has just drawn what there was has ended its wait before, and the next one takes a ticket.
+        return reason if reason is not None and self._overseer.source_waits and self._tickets.out <= 1 else None
 
 
 def seconds_since(moment: float) -> str:

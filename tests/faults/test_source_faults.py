@@ -7,11 +7,11 @@ import warnings
 
 import numpy as np
 import pytest
-from fault_rig import SLACK_S, Batches, Script, first, plain, thread
+from fault_rig import SLACK_S, Batches, Script, first, plain, thread, until
 
 from async_loader import END, AsyncDataLoader
 from async_loader.errors import AsyncLoaderError, Closed, JobFailed, SchemaError, Timeout, WouldDeadlock
-from async_loader.pipeline import iterator
+from async_loader.pipeline import iterator, pipeline
 from async_loader.source import Samples
 
 
@@ -123,13 +123,15 @@ def test_a_source_that_fails_for_ever_does_not_run_ahead():
 
 
 def test_a_blocked_source_is_named_at_the_timeout_and_the_batch_comes_later(workers):
-    let_go = threading.Event()
+    entered, let_go = threading.Event(), threading.Event()
 
     def slow(n):
+        entered.set()
         let_go.wait(SLACK_S)
         return [plain(i) for i in range(n)]
 
     with load(slow, workers, timeout_s=0.3) as loader:
+        assert entered.wait(SLACK_S)
         for _ in range(2):
             with pytest.raises(
                 Timeout, match=r"no batch within 0\.3 s: the source: it has been at work on one batch for"
@@ -148,17 +150,20 @@ def test_a_blocked_source_is_named_at_the_timeout_and_the_batch_comes_later(work
 def test_without_a_timeout_the_wait_is_named_once(monkeypatch, workers):
     monkeypatch.setattr(iterator, "_WARN_AFTER_S", 0.2)
     gates = [threading.Event(), threading.Event()]
-    passing = iter(gates)
+    passing, entered = iter(gates), threading.Event()
 
     def slow(n):
         gate = next(passing, None)
+        entered.set()
         if gate is not None:
             gate.wait(SLACK_S)
         return [plain(i) for i in range(n)]
 
     with load(slow, workers, timeout_s=None, prefetch=1) as loader:
+        assert entered.wait(SLACK_S)
         with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", RuntimeWarning)
             with thread(next, loader) as result:
                 while not seen:
                     threading.Event().wait(0.01)
@@ -263,6 +268,29 @@ def test_a_wait_that_another_thread_of_the_user_may_end_is_waited_for():
             assert first(next(loader)) == 0
 
 
+@alone
+@pytest.mark.usefixtures("no_strangers")
+def test_a_thread_that_ends_the_wait_and_ends_itself_while_that_is_looked_into_is_no_deadlock():
+    source, asked = Thirsty(), []
+    with load(source, timeout_s=None) as loader:
+        until(lambda: loader._pipeline.source_waits)
+
+        def fill():
+            source.filled = True
+
+        def waiting_for():
+            asked.append(Thirsty.waiting_for(source))
+            if len(asked) == 1:
+                with thread(fill):  # it has ended behind the block, and the producer does not know yet
+                    return asked[0]
+            source.bell.ring()
+            return asked[-1]
+
+        source.waiting_for = waiting_for
+        assert first(next(loader)) == 0
+    assert asked[:2] == ["the cup is empty", None]
+
+
 def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
     body = """\
         from async_loader import ReplayBuffer
@@ -304,7 +332,8 @@ def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
         assert script.end() == (0, "")
 
 
-def test_closing_a_loader_whose_source_waits_through_patience_is_quick(caplog):
+def test_closing_a_loader_whose_source_waits_through_patience_is_quick(caplog, monkeypatch):
+    monkeypatch.setattr(pipeline, "_TELL_AFTER_S", SLACK_S / 2)  # a moment that the machine stands still is not the source's
     source = Thirsty()
     loader = load(source)
     with thread(next, loader) as result:
