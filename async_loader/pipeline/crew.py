@@ -315,9 +315,10 @@ class Crew:
             outcome = self._assembly.assemble(job)
         except Exception as error:  # data for the consumer: it is raised there
             outcome = Failure(guarded(error))
-        job.over = True
+        job.over, job.place = True, None  # else the slot would stay taken until this thread is through with the job
+        job.results.clear()
+        self.meter.batches += 1  # before anyone has it who may look at the count
         job.ready.put(job.seq, outcome)
-        self.meter.batches += 1
 
     def _resend(self, handle: Handle, part: Part, record: Record) -> None:
         """The worker could not resolve something, as a rule a function defined after it started: send it by value."""

@@ -131,8 +131,8 @@ class Producer:
             outcome = shop.main.do(seq, plan, self._reader)
             if isinstance(plan, Ready) and isinstance(outcome, Slotted | Loose):
                 outcome.lease = plan.lease
+            self.work_meter.batches += 1  # before anyone has it who may look at the count
             self._ready.put(seq, outcome)
-            self.work_meter.batches += 1
         finally:
             self.work_meter.wait()
 

@@ -163,8 +163,9 @@ class Streamer:
         """Pass one item on; whether there may be another."""
         item = self._take()
         if isinstance(item, Slotted | Loose):
-            self._cuda_queue.put(self._send(item))
-            self.meter.batches += 1
+            arrival = self._send(item)
+            self.meter.batches += 1  # before anyone has it who may look at the count
+            self._cuda_queue.put(arrival)
         elif isinstance(item, Nudge) or (isinstance(item, Failure) and item.urgent):
             self._cuda_queue.put_urgent(item)
         else:
