@@ -192,7 +192,15 @@ def resume(pid):
 
 
 def pids(loader):
-    return [handle.pid for handle in loader._pipeline.crew.handles]
+    """Of all workers. One that is being started has none yet: 0 would mean our own group to whoever sends a signal."""
+    found = []
+
+    def known():
+        found[:] = [handle.pid for handle in loader._pipeline.crew.handles]
+        return all(found)
+
+    until(known)
+    return found
 
 
 @contextlib.contextmanager
@@ -229,7 +237,9 @@ import numpy as np
 import fault_rig
 from fault_rig import Batches, first, plain, wide
 from async_loader import END, AsyncDataLoader
+from async_loader.pipeline import live
 signal.signal(signal.SIGINT, signal.default_int_handler)
+live._EXIT_TIMEOUT_S = 20.0  # of a machine that stands still for a moment nothing is to be said at the exit
 
 def say(*what):
     os.write(1, (" ".join(map(str, what)) + "\\n").encode())

@@ -260,16 +260,19 @@ def play(seed: int, signals: int, each: int = 40) -> dict[str, int]:
                 gc.collect()
     finally:
         storm.close()
+
+    def left() -> dict[str, int]:
+        return {
+            "processes left": len(set(children()) - known),
+            "descriptors left": max(0, len(os.listdir("/proc/self/fd")) + 1 - fds),  # the storm's own is closed by now
+            "threads left": sum(one.name.startswith("async-loader") for one in threading.enumerate()),
+        }
+
     deadline = time.monotonic() + LONGEST_S
-    while (set(children()) - known or len(os.listdir("/proc/self/fd")) > fds) and time.monotonic() < deadline:
+    while any(left().values()) and time.monotonic() < deadline:
         time.sleep(0.05)
         gc.collect()
-    left = {
-        "processes left": len(set(children()) - known),
-        "descriptors left": max(0, len(os.listdir("/proc/self/fd")) + 1 - fds),
-    }
-    threads = [one.name for one in threading.enumerate() if one.name.startswith("async-loader")]
-    return {"signals": storm.come, **storm.seen, **left, "threads left": len(threads)}
+    return {"signals": storm.come, **storm.seen, **left()}
 
 
 def _load_kernels() -> None:
