@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from waiting_rig import until
 
 import async_loader
 from async_loader import END, AsyncDataLoader
@@ -90,7 +91,7 @@ def slow_first(i: int, gate: str) -> int:
 def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
     gate = tmp_path / "gate"
     source = jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate)))
-    with AsyncDataLoader(source, 2, chunk_size=1, num_workers=2, prefetch=4, timeout_s=20) as loader:
+    with AsyncDataLoader(source, 2, chunk_size=1, num_workers=2, prefetch=4, timeout_s=60) as loader:
         threading.Timer(0.2, gate.touch).start()
         assert [b.tolist() for b in take(loader, 4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
@@ -98,7 +99,7 @@ def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
 def test_without_in_order_what_is_finished_first_comes_first(tmp_path):
     gate = tmp_path / "gate"
     source = ended(jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate))), 5)
-    with AsyncDataLoader(source, 2, num_workers=2, chunk_size=2, prefetch=4, in_order=False, timeout_s=20) as loader:
+    with AsyncDataLoader(source, 2, num_workers=2, chunk_size=2, prefetch=4, in_order=False, timeout_s=60) as loader:
         first = take(loader, 3)
         assert all(0 not in b.tolist() for b in first)
         gate.touch()
@@ -646,7 +647,7 @@ def test_a_worker_init_fn_that_fails_breaks_the_loader_with_its_reason():
     def init(number):
         raise ZeroDivisionError("no licence")
 
-    with AsyncDataLoader(lambda n: [int] * n, 4, num_workers=2, worker_init_fn=init, timeout_s=30) as loader:
+    with AsyncDataLoader(lambda n: [int] * n, 4, num_workers=2, worker_init_fn=init, timeout_s=60) as loader:
         with pytest.raises(Broken) as caught:
             next(loader)
     assert "no licence" in f"{caught.value} {caught.value.__cause__}"
@@ -688,11 +689,7 @@ def test_no_more_batches_are_under_way_than_prefetch(workers, prefetch):
             threading.Event().wait(0.01)
             assert source.planned <= delivered + prefetch
         assert source.planned >= delivered
-        for _ in range(1000):
-            if source.planned == delivered + prefetch:
-                break
-            threading.Event().wait(0.01)
-        assert source.planned == delivered + prefetch
+        until(lambda: source.planned == delivered + prefetch)
 
 
 def test_a_source_of_the_users_gets_feedback():
@@ -760,16 +757,21 @@ def busy(seconds):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_bottleneck_is_named(workers):
-    def run(source, learner_s=0.0):
+    def run(bottleneck, source, learner_s=0.0):
+        """A stage that was kept from its work for a moment by others on the machine is outweighed by what comes after it."""
         with AsyncDataLoader(source, 2, num_workers=workers) as loader:
-            for _ in range(10):
-                next(loader)
-                busy(learner_s)
-            return loader.stats().bottleneck
 
-    assert run(lambda n: busy(0.02) or [int] * n) == "source"
-    assert run(lambda n: [functools.partial(busy_job, 0.02)] * n) == "workers"
-    assert run(lambda n: [int] * n, 0.03) == "learner"
+            def named():
+                for _ in range(10):
+                    next(loader)
+                    busy(learner_s)
+                return loader.stats().bottleneck == bottleneck
+
+            until(named)
+
+    run("source", lambda n: busy(0.02) or [int] * n)
+    run("workers", lambda n: [functools.partial(busy_job, 0.02)] * n)
+    run("learner", lambda n: [int] * n, 0.03)
 
 
 def busy_job(seconds):
@@ -808,7 +810,7 @@ def test_what_would_end_the_loop_silently_does_not(workers, kind):
         raise getattr(errors, kind, None) or getattr(builtins, kind)("from the job")
 
     jobs = iter([[fail, fail]])
-    with AsyncDataLoader(lambda n: next(jobs, [int] * n), 2, num_workers=workers, timeout_s=30) as loader:
+    with AsyncDataLoader(lambda n: next(jobs, [int] * n), 2, num_workers=workers, timeout_s=60) as loader:
         with pytest.raises((JobFailed, async_loader.errors.AsyncLoaderError), match=kind):
             next(loader)
         assert next(loader).tolist() == [0, 0]

@@ -148,9 +148,14 @@ def test_an_error_in_a_worker_thread_is_its_batch_alone():
 
 
 def test_worker_threads_are_told_their_number_and_may_refuse_to_begin():
-    told = []
+    told, both = [], threading.Barrier(2)
+
+    def begin(number):
+        told.append(number)
+        both.wait(SLACK_S)  # else one of them might make all batches before the other begins
+
     with AsyncDataLoader(
-        {"x": np.arange(9)}, 3, num_workers=2, worker_type="thread", worker_init_fn=told.append, timeout_s=SLACK_S
+        {"x": np.arange(9)}, 3, num_workers=2, worker_type="thread", worker_init_fn=begin, timeout_s=SLACK_S
     ) as loader:
         for _ in range(8):
             next(loader)

@@ -77,10 +77,14 @@ class Waiting:
     """Waits until it is let go."""
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self.begun, self.event = threading.Event(), threading.Event()
 
     def begin(self, here: Here):
-        return lambda task: self.event.wait(60) and task
+        def do(task):
+            self.begun.set()
+            return self.event.wait(60) and task
+
+        return do
 
 
 def tasks(n, size=3):
@@ -217,6 +221,7 @@ def test_a_time_limit_passes_and_nothing_is_lost():
     work = Waiting()
     with Pool(work, 1, kind="thread") as pool:
         iteration = pool.iterate(["a", "b"], timeout_s=0.05)
+        assert work.begun.wait(60)
         with pytest.raises(Timeout, match=r"within 0\.05 s: thread 0 is at work on batch 0"):
             next(iteration)
         work.event.set()

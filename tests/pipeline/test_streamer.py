@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from device_rig import SCHEMA, Rig, filled, new_ring
+from waiting_rig import LIMIT_S
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import Broken, Closed
@@ -195,9 +196,9 @@ def test_the_thread_ends_with_the_train_queue_and_leaves_nothing_locked_or_lease
     fake, ring = FakeBackend(), new_ring()
     train, cuda, streamer = _threaded(fake)
     train.put(0, Slotted(filled(ring, np.random.default_rng(0), LAYOUT)))
-    arrival = cuda.get(Deadline(10.0))
+    arrival = cuda.get(Deadline(LIMIT_S))
     train.close()
-    assert streamer.join(10.0)
+    assert streamer.join(LIMIT_S)
     assert (ring.free, fake.unregistrations, fake.violations) == (3, 1, [])
     with pytest.raises(Closed):
         cuda.get(NOW)
@@ -213,7 +214,7 @@ def test_the_thread_ends_with_end_and_its_batches_stay_good():
     train.put(0, Slotted(place))
     train.end(1)
     del place
-    assert streamer.join(10.0)
+    assert streamer.join(LIMIT_S)
     batch = streamer.receive(cuda.get(NOW))
     assert np.array_equal(batch["obs"]["pixels"], written)
     assert cuda.get(NOW) is END
@@ -226,9 +227,9 @@ def test_a_slot_comes_back_although_no_other_batch_follows():
     weakref.finalize(place.root, back.set).atexit = False
     train.put(0, Slotted(place))
     del place
-    assert back.wait(10.0)
+    assert back.wait(LIMIT_S)
     train.close()
-    assert streamer.join(10.0)
+    assert streamer.join(LIMIT_S)
 
 
 def test_join_before_start_and_twice_is_harmless():
@@ -247,7 +248,7 @@ def test_what_ends_the_thread_breaks_the_cuda_queue_with_the_reason(step):
     train, cuda, streamer = _threaded(fake)
     train.put(0, Slotted(filled(ring, np.random.default_rng(0), LAYOUT)))
     train.end(1)
-    assert streamer.join(10.0)
+    assert streamer.join(LIMIT_S)
     with pytest.raises(Broken, match="fell off the bus") as raised:
         cuda.get(NOW)
     assert isinstance(raised.value.__cause__, OSError)
@@ -263,7 +264,7 @@ def test_slots_of_a_lost_device_are_not_used_again(step):
     setattr(fake, step, fail)
     train, _, streamer = _threaded(fake)
     train.put(0, Slotted(filled(ring, np.random.default_rng(0), LAYOUT)))
-    assert streamer.join(10.0)
+    assert streamer.join(LIMIT_S)
     assert (ring.free, fake.unregistrations) == (2, 0)
 
 
@@ -276,7 +277,7 @@ def test_a_loader_on_the_fake_device_delivers_the_rows_of_its_source(workers):
     data = {"x": rows.astype(np.float32), "y": np.stack([rows, rows], 1)}
     fake = FakeBackend()
     with AsyncDataLoader(
-        data, 32, fake, num_workers=workers, multiprocessing_context="fork" if workers else None, timeout_s=30.0
+        data, 32, fake, num_workers=workers, multiprocessing_context="fork" if workers else None, timeout_s=LIMIT_S
     ) as loader:
         for _ in range(20):
             batch = next(loader)
