@@ -5,10 +5,12 @@ Import kernels late: importing numba takes half a second, which an import of the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -78,9 +80,23 @@ def _guard_forks() -> None:
 
 
 def is_kept() -> bool:
-    """Whether there is compiled code on the disk, so that kernels are loaded rather than compiled: a second, not twenty."""
+    """Whether all that a served table calls is on the disk, so that it is loaded rather than compiled: a second, not twenty."""
+    mark = _mark()
+    return mark is not None and mark.exists()
+
+
+def note_kept() -> None:
+    """All that a served table calls was compiled or loaded."""
+    mark = _mark()
+    if mark is not None:
+        with contextlib.suppress(OSError):  # then it is asked for again
+            mark.touch()
+
+
+def _mark() -> Path | None:
+    """A file that says so. Some kernels alone, of a program that serves nothing, say nothing of the others."""
     home = kernel_folder()
-    return home is not None and any(Path(home).iterdir())
+    return None if home is None else Path(home) / f"served-{sys.implementation.cache_tag}"
 
 
 @functools.cache

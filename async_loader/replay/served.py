@@ -15,6 +15,7 @@ import numpy.typing as npt
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.compiled import note_kept
 from async_loader.replay.limiter import UNLIMITED
 from async_loader.replay.reader import ReplayReader, Target
 from async_loader.replay.rows import AWAITS, FINAL, TERMINATED, TRUNCATED
@@ -342,6 +343,7 @@ def warm() -> None:
         if type(sampler) is Prioritized:
             table.prioritize(np.zeros(1, np.int64), np.ones(1))
         table.buffer.close()
+    note_kept()
     _warm = True
 
 

@@ -63,6 +63,15 @@ def test_a_kernel_is_compiled_once_and_then_loaded(home, told):
     assert told() == []
 
 
+def test_kernels_of_a_program_that_serves_nothing_are_not_all_that_a_served_table_calls(home):
+    """Who takes them for that compiles the others while its clients wait for an answer."""
+    assert doubled()(4) == 8
+    assert any(home.iterdir())
+    assert not compiled.is_kept()
+    compiled.note_kept()
+    assert compiled.is_kept()
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT])
 def test_a_disk_that_takes_nothing_costs_one_warning_with_the_remedy(home, told, monkeypatch, number):
     def refuse(*_):
