@@ -317,7 +317,7 @@ class Crew:
             outcome = Failure(guarded(error))
         job.over, job.place = True, None  # else the slot would stay taken until this thread is through with the job
         job.results.clear()
-        self.meter.batches += 1  # before anyone has it who may look at the count
+        self.meter.batches += 1  # before the batch can be taken, and the count be read
         job.ready.put(job.seq, outcome)
 
     def _resend(self, handle: Handle, part: Part, record: Record) -> None:

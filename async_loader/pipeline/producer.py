@@ -131,7 +131,7 @@ class Producer:
             outcome = shop.main.do(seq, plan, self._reader)
             if isinstance(plan, Ready) and isinstance(outcome, Slotted | Loose):
                 outcome.lease = plan.lease
-            self.work_meter.batches += 1  # before anyone has it who may look at the count
+            self.work_meter.batches += 1  # before the batch can be taken, and the count be read
             self._ready.put(seq, outcome)
         finally:
             self.work_meter.wait()

@@ -164,7 +164,7 @@ class Streamer:
         item = self._take()
         if isinstance(item, Slotted | Loose):
             arrival = self._send(item)
-            self.meter.batches += 1  # before anyone has it who may look at the count
+            self.meter.batches += 1  # before the batch can be taken, and the count be read
             self._cuda_queue.put(arrival)
         elif isinstance(item, Nudge) or (isinstance(item, Failure) and item.urgent):
             self._cuda_queue.put_urgent(item)
