@@ -21,7 +21,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("shared machine")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 _PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
