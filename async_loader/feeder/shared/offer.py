@@ -91,6 +91,8 @@ class Offering:
                 self._channel.setblocking(False)
             except (BlockingIOError, TimeoutError):
                 raise Broken(f"the server's memory socket {path} is busy") from None
+            except ConnectionRefusedError:  # a file that a server left: it was killed, and another may follow
+                raise Broken(f"the server at the memory socket {path} is gone") from None
             except OSError as error:
                 text = f"the server's memory socket {path} cannot be reached from here: {error.strerror}"
                 raise Unsupported(text) from None

@@ -61,7 +61,7 @@ class Plan:
     queue_size: int = 20
     keyed: bool = False
     shared: bool = False
-    left_s: float = 20.0
+    left_s: float = 60.0
     name: str = ""
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import logging
 import os
 import random
 import signal
@@ -47,7 +48,7 @@ SILENCE_S, HEARTBEAT_S = 1.0, 0.2
 CALL_S = 2.0
 WAIT_S, CLOSE_S = 0.3, 10.0
 LAST_S = 60.0
-WELL_S, PREFETCH = 20.0, 2
+WELL_S, PREFETCH = 45.0, 2
 """Until everything works again; batches that may have been here already when all became well."""
 OBS = {"small": Field((3,), next="next_obs"), "wide": Field((WIDE,), next="next_obs")}
 SCHEMA = {"actor": np.int64, "value": np.int64, "obs": OBS}
@@ -155,7 +156,8 @@ def actor(options: dict) -> None:
     while not ending.asked:
         count = rng.randint(1, 40)
         if appended + count > options["rows"]:
-            signal.sigtimedwait([signal.SIGUSR1], LAST_S)
+            while not ending.asked:  # no wait for the signal itself: it may have come since it was looked for
+                threading.Event().wait(0.01)
             break
         log("sent", appended + count, client._connection.incarnation.hex())
         for value in range(appended, appended + count):
@@ -201,6 +203,9 @@ def learner(options: dict) -> None:
     """Takes batches from a loader, as a training script does; what it has taken it has used when it asks for the next."""
     ending, memfd = Ending(), os.memfd_create
     os.memfd_create = lambda name, how: memfd("learner", how)  # so that it can be told from a table where it is mapped
+    # Where a feeder was killed between its answer and an offer of memory, that is said, and memory offered to the next: the
+    # verdict looks at what there was in the end.
+    logging.getLogger("async_loader").setLevel(logging.ERROR)
     log, wanted = Log(options["folder"], options["name"]), None
     if options["until"]:  # the last one, which takes what the others have left
         wanted = {tuple(one) for one in json.loads(Path(options["until"]).read_text())}
@@ -232,9 +237,10 @@ def learner(options: dict) -> None:
             wanted -= set(pairs)
         if options["pause_s"]:
             threading.Event().wait(options["pause_s"])
-    stats = client.stats()
-    log("done", stats.batches, stats.batches_redelivered, stats.sessions, more, source.transport)
+    transport = source.transport
     log.timed("close", CLOSE_S, lambda: loader.close(CLOSE_S))
+    stats = client.stats()  # only now: the session may have been lost while its loader closed
+    log("done", stats.batches, stats.batches_redelivered, stats.sessions, more, transport)
     log.timed("close", LAST_S, lambda: client.close(LAST_S))
     log.close()
 
@@ -248,10 +254,17 @@ def prioritize(log: Log, table, found: dict) -> None:
 
 
 class Announced(Server):
-    """Says that it is where the proxy is, and writes its table down at the end."""
+    """Says that it is where the proxy is, and writes its table down at the end, and how many batches came back with a session."""
 
     def at(self, proxy: dict[str, int], dump: str):
-        self._proxy, self._dump = proxy, dump
+        self._proxy, self._dump, self._came_back = proxy, dump, 0
+        leave = self._desk.leave
+
+        def counted(session):
+            self._came_back += sum(len(reader.leases) for reader in session.readers.values())
+            leave(session)
+
+        self._desk.leave = counted
         return self
 
     def _welcome(self, version):
@@ -261,7 +274,7 @@ class Announced(Server):
     def close(self):
         if not self._closed:
             for table in self._hall.tables.values():
-                np.savez(self._dump, **contents(table.buffer))
+                np.savez(self._dump, came_back=self._came_back, **contents(table.buffer))
         super().close()
 
 

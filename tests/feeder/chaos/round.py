@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 KILL = signal.SIGKILL
 AT_ONCE = 5
 """Rounds."""
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """For what has to happen when all is well; two shared cores may be busy with other things."""
 
 
@@ -298,7 +298,9 @@ class Round:
         left = (
             set(zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True)) if len(self.dump["ids"]) else set()
         )
-        alone = not self._kills and all(count == 1 for who, count in history.sessions.items() if who.startswith("learner"))
+        # Whoever stood still for longer than a session may be silent was befallen by something, too.
+        kept = all(count == 1 for who, count in history.sessions.items() if who.startswith("learner"))
+        alone = kept and not self._kills and not self.dump["came_back"]
         cut = any(act.name in ("cut", "forget", "weather") and act.args[0] in ("pull", "control") for act in self.plan.acts)
         return history.check_uses(self.incarnation, left, alone and not cut and self._servers == 1)
 

@@ -151,6 +151,14 @@ def test_where_nobody_listens_is_said(tmp_path, segment):
         offer_to(str(tmp_path / "nobody"), OFFER, segment.fileno(), 1.0)
 
 
+def test_a_server_that_was_killed_is_gone_and_may_come_back(tmp_path, segment):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
+        killed.bind(str(tmp_path / "killed"))
+        killed.listen()
+    with pytest.raises(Broken, match="is gone"):
+        offer_to(str(tmp_path / "killed"), OFFER, segment.fileno(), 1.0)
+
+
 def test_a_server_that_says_nothing_ends_in_a_timeout(tmp_path, segment):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
         deaf.bind(str(tmp_path / "deaf"))
