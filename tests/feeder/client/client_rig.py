@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections import Counter, deque
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -50,7 +51,7 @@ class FakeFeeder:
     # -- the test's thread ---------------------------------------------------------------------------------------------------
 
     def until(self, happened):
-        """Wait until this holds, which is looked at after every message."""
+        """Wait until this holds, which is looked at after messages, and never in the middle of one."""
         with self._changed:
             assert self._changed.wait_for(happened, PATIENCE_S), "it did not happen"
 
@@ -96,12 +97,12 @@ class FakeFeeder:
                 what, done = self._asks.popleft()
                 what(self)
                 done.set()
-            for plane, socket in self.sockets.items():
-                with contextlib.suppress(zmq.Again):
-                    while True:
-                        route, *frames = socket.recv_multipart(zmq.NOBLOCK)
-                        self._one(plane, route, wire.decode(frames))
             with self._changed:
+                for plane, socket in self.sockets.items():
+                    with contextlib.suppress(zmq.Again):
+                        while True:
+                            route, *frames = socket.recv_multipart(zmq.NOBLOCK)
+                            self._one(plane, route, wire.decode(frames))
                 self._changed.notify_all()
         for socket in self.sockets.values():
             socket.close()
@@ -252,6 +253,12 @@ class FakeFeeder:
             name=body.name, version=version, total_bytes=len(whole), offset=offset, specs=() if offset else specs
         )  # fmt: skip
         return self.say(plane, route, message.reply(reply, data=part))
+
+
+def make_impatient(client, silence_s=0.2):
+    """From here on this client takes so little silence for the end of its session, but not of the next one."""
+    session = client._connection.session
+    session.welcome = msgspec.structs.replace(session.welcome, silence_s=silence_s)
 
 
 def rewards(feeder):

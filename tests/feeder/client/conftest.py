@@ -35,4 +35,4 @@ def feeder(address):
 def client(feeder):
     client = connect(feeder.address, timeout_s=30)
     yield client
-    client.close(5)
+    client.close(30)

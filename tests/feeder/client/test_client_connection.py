@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from client_rig import PATIENCE_S, FakeFeeder, rewards, step
+from client_rig import PATIENCE_S, FakeFeeder, make_impatient, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout, Unsupported
 from async_loader.feeder import connect, wire
@@ -92,8 +92,9 @@ def test_a_bell_that_rings_late_wakes_once(feeder, client):
 
 
 def test_silence_ends_a_session_and_begins_another(address):
-    with FakeFeeder(address, silence_s=0.2) as feeder, connect(address) as client:
+    with FakeFeeder(address) as feeder, connect(address) as client:
         feeder.hooks[Type.PING] = deaf
+        make_impatient(client)
         feeder.until(lambda: feeder.seen[Type.HELLO] >= 2)
         feeder.hooks.clear()
         writer = client.table("replay").writer()
@@ -103,12 +104,13 @@ def test_silence_ends_a_session_and_begins_another(address):
 
 
 def test_a_lost_feeder_is_broken_for_those_who_said_so(address):
-    with FakeFeeder(address, silence_s=0.2) as feeder:
+    with FakeFeeder(address) as feeder:
         client = connect(address, on_disconnect="raise")
         writer = client.table("replay").writer()
         writer.append(step(0))
         writer.flush()
         feeder.do(lambda feeder: feeder.hooks.update(dict.fromkeys(Type, deaf)))
+        make_impatient(client)
         with pytest.raises(Broken, match=r"was lost.*last heard"):
             client.status()
         with pytest.raises(Broken, match="was lost"):

@@ -34,7 +34,7 @@ def feeder(address):
 def client(feeder):
     client = connect(feeder.address, timeout_s=20)
     yield client
-    client.close(5)
+    client.close(30)
 
 
 def at_each_point(call: Callable[[], object], after: Callable[[Struck], None], every: int = 1) -> None:

@@ -30,9 +30,12 @@ def taken(loader, count=None):
     return found
 
 
-def rest(client, batch_size=BATCH):
-    with AsyncDataLoader(client.table("t").source(), batch_size, timeout_s=0.3) as loader:
-        return taken(loader)
+def rest(client, count, batch_size=BATCH):
+    """So many rows, however long they take, and whatever there is beyond them."""
+    with AsyncDataLoader(client.table("t").source(), batch_size, timeout_s=60.0) as loader:
+        found = taken(loader, count // batch_size)
+    with AsyncDataLoader(client.table("t").source(), 1, timeout_s=0.3) as loader:
+        return found + taken(loader)
 
 
 @pytest.fixture
@@ -44,6 +47,7 @@ def ready(feeder, client):
         source.plan(BATCH, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 4)
     feeder.do(lambda feeder: [feeder.batch(1, i, 10 * i) for i in range(3)])
+    feeder.until(lambda: client.stats().batches == 3)
     return source
 
 
@@ -114,6 +118,7 @@ def test_a_source_that_is_dropped_gives_back_what_was_handed_out_too(feeder, cli
         source.plan(BATCH, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 4)
     feeder.do(lambda feeder: [feeder.batch(1, i, 10 * i) for i in range(3)])
+    feeder.until(lambda: client.stats().batches == 3)
     plans = [source.plan(BATCH, patience()) for _ in range(2)]
     assert source.hand_out(plans[0].lease)
     del source, plans
@@ -162,23 +167,23 @@ def test_loaders_that_close_in_good_order_one_after_the_other_use_each_row_once(
                 "num_workers": workers,
                 "in_order": in_order,
                 "multiprocessing_context": "fork",
-                "timeout_s": 15.0,
+                "timeout_s": 60.0,
             }
             with AsyncDataLoader(source, BATCH, **how) as loader:
                 found += taken(loader, 3)
-        with AsyncDataLoader(same, 2 * BATCH, timeout_s=15.0) as loader:  # with another batch size
+        with AsyncDataLoader(same, 2 * BATCH, timeout_s=60.0) as loader:  # with another batch size
             found += taken(loader, 2)
         same.close()
-        found += rest(client)
+        found += rest(client, count - len(found))
     assert sorted(found) == [(x, False) for x in range(count)], "without a fault each row comes once, and no row says otherwise"
 
 
 def test_the_batch_at_which_a_learner_failed_comes_again_and_says_so(tmp_path):
     with serving(tmp_path, queue(), filled=40) as (_, client):
-        with contextlib.suppress(ZeroDivisionError), AsyncDataLoader(client.table("t").source(), BATCH, timeout_s=15.0) as loader:
+        with contextlib.suppress(ZeroDivisionError), AsyncDataLoader(client.table("t").source(), BATCH, timeout_s=60.0) as loader:
             found = taken(loader, 2)
             raise ZeroDivisionError
-        found += rest(client)
+        found += rest(client, 40 - BATCH)
     assert sorted(found) == sorted([(x, False) for x in range(40)] + [(x, True) for x in range(BATCH, 2 * BATCH)])
 
 
@@ -187,36 +192,36 @@ def test_a_client_that_closes_first_has_used_what_its_loader_handed_out(tmp_path
         from async_loader.feeder import connect
 
         other = connect(feeder.address)
-        loader = AsyncDataLoader(other.table("t").source(), BATCH, prefetch=4, timeout_s=15.0)
+        loader = AsyncDataLoader(other.table("t").source(), BATCH, prefetch=4, timeout_s=60.0)
         found = taken(loader, 2)
         other.close()
         loader.close()
-        found += rest(client)
+        found += rest(client, 40 - len(found))
     assert sorted(found) == [(x, False) for x in range(40)]
 
 
 def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
     found = []
     with serving(tmp_path, queue(), filled=200) as (_, client):
-        lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout_s=15.0)
+        lasting = AsyncDataLoader(client.table("t").source(), 3, prefetch=2, timeout_s=60.0)
         for prefetch in (1, 4, 8):
-            with AsyncDataLoader(client.table("t").source(), BATCH, prefetch=prefetch, timeout_s=15.0) as loader:
+            with AsyncDataLoader(client.table("t").source(), BATCH, prefetch=prefetch, timeout_s=60.0) as loader:
                 found += taken(loader, 2) + taken(lasting, 3)
         lasting.close()
-        found += rest(client, 1)
+        found += rest(client, 200 - len(found), 1)
     assert sorted(found) == [(x, False) for x in range(200)]
 
 
 def test_a_limiter_counts_rows_that_came_back_once(tmp_path):
     with serving(tmp_path, queue(size=40), filled=40) as (_, client):
-        with AsyncDataLoader(client.table("t").source(prefetch=8), BATCH, prefetch=4, timeout_s=15.0) as loader:
+        with AsyncDataLoader(client.table("t").source(prefetch=8), BATCH, prefetch=4, timeout_s=60.0) as loader:
             taken(loader, 1)
         client.table("t").source().close()
-        assert len(rest(client)) == 36
+        assert len(rest(client, 36)) == 36
         assert client.status()["tables"]["t"]["sampled"] == 40
         with client.table("t").writer() as writer:  # there is room for as many as were used, and for no more
             writer.extend(rows(40, SMALL, 1000))
-            writer.flush(15.0)
+            writer.flush(60.0)
         assert client.status()["tables"]["t"]["size"] == 40
 
 
@@ -225,10 +230,10 @@ def test_a_table_from_which_rows_are_drawn_again_leases_nothing(tmp_path):
 
     with serving(tmp_path, replay()) as (_, client):
         source = client.table("t").source()
-        with AsyncDataLoader(source, BATCH, timeout_s=15.0) as loader:
+        with AsyncDataLoader(source, BATCH, timeout_s=60.0) as loader:
             assert "redelivered" not in next(loader)
         assert source._line is not None, "and goes on with what is ahead"
-        with AsyncDataLoader(source, BATCH, timeout_s=15.0) as loader:
+        with AsyncDataLoader(source, BATCH, timeout_s=60.0) as loader:
             next(loader)
         source.close()
 
@@ -256,7 +261,7 @@ def test_a_killed_learner_takes_no_batch_with_it(tmp_path, prefetch):
         learner.kill()
         learner.communicate()
         found = []
-        with AsyncDataLoader(client.table("t").source(), BATCH, timeout_s=15.0) as loader:
+        with AsyncDataLoader(client.table("t").source(), BATCH, timeout_s=60.0) as loader:
             while {x for x, _ in found} | set(seen) != set(range(80)):
                 found += taken(loader, 1)
     assert {x for x, again in found if not again}.isdisjoint(seen), "what comes again says so"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from client_rig import FakeFeeder
+from client_rig import FakeFeeder, make_impatient
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
 from async_loader.feeder import connect, wire
@@ -154,6 +154,7 @@ def test_a_feeder_is_told_what_has_come(feeder, client):
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 2)
     feeder.do(lambda feeder: [feeder.batch(1, i) for i in range(2)])
+    feeder.until(lambda: client.stats().batches == 2)  # heartbeats go on, so that it is looked at
     plan(source)
     feeder.until(lambda: feeder.granted[1] == 3)
     plan(source)
@@ -181,13 +182,14 @@ def test_a_source_that_is_dropped_is_closed_there(feeder, client):
 
 
 def test_a_plan_that_waits_ends_when_the_feeder_is_lost(address):
-    with FakeFeeder(address, silence_s=0.2) as feeder:
+    with FakeFeeder(address) as feeder:
         client = connect(address, on_disconnect="raise")
         source = client.table("replay").source(prefetch=4)
         with pytest.raises(Timeout):
             source.plan(4, patience(0.02))
         feeder.until(lambda: feeder.granted[1] == 4)
         feeder.do(lambda feeder: feeder.hooks.update({kind: lambda *_: True for kind in Type}))
+        make_impatient(client)
         with pytest.raises(Broken, match="last heard"):
             plan(source)
         client.close()

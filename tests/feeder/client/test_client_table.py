@@ -98,7 +98,7 @@ def test_a_limiter_is_waited_for_until_the_timeout(client):
 
 def test_a_queue_gives_each_row_once(client):
     table = filled(client, "queue", 48)
-    seen = np.concatenate([table.sample(16, timeout_s=5)["reward"] for _ in range(3)])
+    seen = np.concatenate([table.sample(16, timeout_s=60)["reward"] for _ in range(3)])
     assert sorted(seen.tolist()) == list(range(48))
     assert len(table) == 0
     with pytest.raises(Timeout):
@@ -107,7 +107,7 @@ def test_a_queue_gives_each_row_once(client):
 
 def test_a_batch_that_came_too_late_goes_back_to_the_queue(client, monkeypatch):
     table = filled(client, "queue", 32)
-    table.sample(16, timeout_s=5)
+    table.sample(16, timeout_s=60)
     line = next(iter(table._lines.values()))
     real = line._columns
 
@@ -117,8 +117,8 @@ def test_a_batch_that_came_too_late_goes_back_to_the_queue(client, monkeypatch):
 
     monkeypatch.setattr(line, "_columns", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        table.sample(16, timeout_s=5)
-    batch = table.sample(16, timeout_s=5)
+        table.sample(16, timeout_s=60)
+    batch = table.sample(16, timeout_s=60)
     assert sorted(batch["reward"].tolist()) == list(range(16, 32))
 
 

@@ -28,12 +28,17 @@ def fill(add, text):
     raise AssertionError("it never times out")
 
 
+def append_and_flush(writer, i):
+    writer.append(step(i))
+    writer.flush()
+
+
 def test_rows_go_out_by_number(feeder, client):
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
     for i in range(8):
         writer.append(step(i))
     feeder.until(lambda: len(rewards(feeder)) == 8)
-    assert feeder.inserts == [0, 1]
+    assert sorted(set(feeder.inserts)) == [0, 1]  # whoever waits for an ACK for too long sends the last again
     writer.append(step(8))
     writer.close()
     assert rewards(feeder) == list(range(9))
@@ -67,9 +72,9 @@ def test_no_more_than_the_window_is_under_way(address):
         writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
         for i in range(40):
             writer.append(step(i))
-        feeder.until(lambda: len(feeder.inserts) == 2)
+        feeder.until(lambda: 1 in feeder.inserts)
         client.status()  # whatever the IO thread had to send is sent by now
-        assert feeder.inserts == [0, 1]
+        assert sorted(set(feeder.inserts)) == [0, 1]  # the last may be sent again
         feeder.hold_acks = False
         writer.flush()
         assert rewards(feeder) == list(range(40))
@@ -78,7 +83,9 @@ def test_no_more_than_the_window_is_under_way(address):
 def test_a_full_buffer_makes_append_wait_and_time_out(feeder, client):
     feeder.hold_acks = True
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000)
-    count = fill(lambda i: writer.append(step(i), timeout_s=0.01), "raise buffer_bytes")
+    writer.append(step(0))  # it is open from here on
+    count = 1 + fill(lambda i: writer.append(step(1 + i), timeout_s=0.01), "raise buffer_bytes")
+    assert count > 4
     feeder.hold_acks = False
     writer.append(step(count))
     writer.flush()
@@ -86,7 +93,8 @@ def test_a_full_buffer_makes_append_wait_and_time_out(feeder, client):
 
 
 def test_a_call_without_a_limit_waits_as_long_as_the_client_was_told_and_loses_nothing(feeder):
-    with connect(feeder.address, timeout_s=0.2) as client:
+    with connect(feeder.address, timeout_s=30) as client:
+        client._timeout_s = 0.2
         writer = client.table("replay").writer(buffer_bytes=200, batch_rows=1)
         writer.append(step(0), timeout_s=30)
         writer.flush(30)
@@ -150,7 +158,8 @@ def test_extend_that_times_out_says_how_far_it_came(feeder, client):
     feeder.hold_acks = True
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE, buffer_bytes=1000)
     batch = {"obs": np.zeros((10, 2), np.float32), "reward": np.arange(10, dtype=np.float32)}
-    fill(lambda _: writer.extend(batch, timeout_s=0.01), "of 10 rows were added, the others were not")
+    writer.append(step(0))  # it is open from here on
+    assert fill(lambda _: writer.extend(batch, timeout_s=0.01), "of 10 rows were added, the others were not") > 0
     feeder.hold_acks = False
     writer.flush()
 
@@ -263,9 +272,8 @@ def test_what_a_feeder_lost_is_counted_and_said(address):
         writer.append(step(7))
         feeder.until(lambda: len(rewards(feeder)) == 8)
     with FakeFeeder(address) as feeder:
-        writer.append(step(8))
-        with pytest.warns(UserWarning, match="lost 6 rows"):
-            writer.flush()
+        with pytest.warns(UserWarning, match="lost 6 rows"):  # said by whichever call comes first after it is known
+            append_and_flush(writer, 8)
         assert rewards(feeder) == [6, 7, 8]
         assert client.stats().rows_lost == 6
         client.close()
@@ -459,7 +467,9 @@ def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
     assert (line.failure, line.phase) == (None, Phase.OPENING)
 
 
-def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(feeder, client):
+def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(feeder, client, monkeypatch):
+    for name in ("PROBE_S", "PROBE_MOST_S"):  # nothing is sent twice but where it is said
+        monkeypatch.setattr(f"async_loader.feeder.client.writer_line.{name}", 1e6)
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
     line, parts = writer._line, []
     for i in range(40):
@@ -473,11 +483,12 @@ def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(fe
     feeder.hold_acks = True
     for i in range(40, 44):
         writer.append(step(i))
-    with line.lock:
-        line._probe_at = 0.0  # nothing was heard of it for too long
-    client._connection.wake()
-    feeder.until(lambda: feeder.seen[Type.INSERT] > 11)
-    feeder.hold_acks = False
+    for sent in (11, 12):
+        feeder.until(lambda sent=sent: feeder.seen[Type.INSERT] == sent)
+        feeder.hold_acks = sent == 11
+        with line.lock:
+            line._probe_at = 0.0  # nothing was heard of it for too long
+        client._connection.wake()
     writer.flush()
     assert parts[0] not in [part for spares in line._spares.values() for part in spares]
     assert rewards(feeder) == list(range(44))

@@ -116,7 +116,7 @@ class Dealer:
 class Peer:
     """A client of raw sockets. ``turn`` lets the server do a round, where it has no thread of its own."""
 
-    def __init__(self, context, endpoints, turn=None, *, client: bytes | None = None, wait_ms: int = 5000) -> None:
+    def __init__(self, context, endpoints, turn=None, *, client: bytes | None = None, wait_ms: int = 60_000) -> None:
         self.client, self._turn, self._wait_ms = client or os.urandom(16), turn, wait_ms
         self.sockets = {}
         self._batch_sizes: dict[int, int] = {}

@@ -19,6 +19,7 @@ from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.wire import Ack, Batch, Done, Drain, End, Hello, Message, Ping, Pong, Pull, Status, encode, insert
+from tests.waiting_rig import until
 
 CHILD = """
 import os, sys
@@ -213,7 +214,7 @@ def test_a_good_client_is_served_throughout_a_hundred_thousand_messages_that_are
         assert len(served._hall.sessions) == 1
         status = peer.ask(Plane.CONTROL, Status()).body.status
         assert status["tables"]["t"]["rows_in"] == 2000 + 300
-    assert psutil.Process().num_fds() < handles + 100
+    until(lambda: psutil.Process().num_fds() < handles + 100)  # ZeroMQ closes its sockets in a thread of its own
 
 
 def test_memory_stays_flat_while_clients_come_and_go(served, context):
@@ -233,7 +234,7 @@ def test_memory_stays_flat_while_clients_come_and_go(served, context):
     for _ in range(150):
         visit()
     assert psutil.Process().memory_info().rss - before < 30 << 20
-    assert psutil.Process().num_fds() - handles < 50
+    until(lambda: psutil.Process().num_fds() - handles < 50)
 
 
 def test_hello_in_a_version_that_is_none_is_answered(served, context):
