@@ -57,8 +57,9 @@ LEARNERS_DIE = plan(
     "what a killed learner had is delivered again", "queue", *times("kill_learner", 0.1, 0.25, 0.4), learners=2
 )  # fmt: skip
 FULL_HANDED_DIE = plan(
-    "what a learner had and never came to", "queue", learners=2, left_s=1.0,
+    "what a learner had and never came to", "queue",
     *(act for at in (0.1, 0.3, 0.5) for act in (Act(at, "stop_learner", (0,)), Act(at + 0.1, "kill_learner", (0,)))),
+    learners=2, left_s=1.0,
 )  # fmt: skip
 """They are stopped first, so that batches come which they do not use."""
 UNDER_WAY = (weather(0.1, "pull", "delay_s", 0.3), Act(0.3, "cut", ("pull",)), Act(0.31, "heal", ("pull",)))

@@ -107,7 +107,7 @@ def test_batches_come_in_shared_memory_by_themselves_and_stay_as_they_are(tmp_pa
             for batch, copy in kept:
                 assert all((batch[name] == copy[name]).all() for name in copy), "what is held is never written again"
         assert source.transport == "shm"
-        assert (crossed(client) - before) / 60 < 200
+        assert (crossed(client) - before) / 60 < 400, "a batch is larger; who waits for each asks for each, sometimes twice"
         source.close()
         check(kept[0][0])
 
@@ -252,8 +252,7 @@ def test_a_source_that_is_dropped_or_closed_gives_its_memory_back(tmp_path):
             del source
             gc.collect()
             line.news.until(lambda line=line: line.phase is Phase.CLOSED, Deadline(30), lambda: "it is not closed")
-            client.status()
-            assert mapped() == before
+            until(lambda: mapped() == before)
 
 
 def test_a_reopened_reader_is_granted_as_much_as_before_though_batches_wait(address_of_a_fake):
