@@ -45,6 +45,11 @@ NO_ACKS = plan(
     "acknowledgements that are cut off leave no row twice", "replay",
     *(weather(0.05 * i, "insert", "cut_acks", 1) for i in range(1, 10)), actors=2,
 )  # fmt: skip
+LATE_ACKS = plan(
+    "acknowledgements that come late leave no row twice", "replay",
+    weather(0.05, "insert", "dead", (DOWN,)), Act(0.65, "heal", ("insert",)), actors=2,
+)  # fmt: skip
+"""So late that the newest rows are sent again before."""
 CUTS = [
     plan(
         f"a message cut in two after {after} bytes {way} tears no row", "replay",
@@ -66,7 +71,7 @@ UNDER_WAY = (weather(0.1, "pull", "delay_s", 0.3), Act(0.3, "cut", ("pull",)), A
 
 
 def test_a_message_cut_anywhere_tears_no_row_and_leaves_none_twice(nursery):
-    check(nursery, [NO_ACKS, *CUTS])
+    check(nursery, [NO_ACKS, LATE_ACKS, *CUTS])
 
 
 def test_those_who_die_take_nothing_along_that_others_were_promised(nursery):
@@ -132,7 +137,7 @@ def found_out(nursery, plan, sabotage, text):
 
 
 def test_control_a_server_that_inserts_again_what_it_has_is_found_out(nursery):
-    found_out(nursery, NO_ACKS, "applies_again", "rows twice")
+    found_out(nursery, LATE_ACKS, "applies_again", "rows twice")
 
 
 def test_control_a_server_that_sees_no_gaps_is_found_out(nursery):
