@@ -276,7 +276,7 @@ one_odd = st.one_of(
 )
 ends = st.sampled_from(["", "", "", "terminated", "truncated", "both"])
 finals = st.sampled_from([False, False, True])
-ODD = (names, st.booleans(), one_odd, st.booleans())
+ODD_OR_NOT = (names, st.booleans(), one_odd, st.booleans())
 PLAIN = (st.none(), st.just(False), st.none(), st.just(False))
 
 
@@ -287,9 +287,9 @@ def _adds(name: str, drawn: tuple[Any, Any, Any, Any], **more: Any) -> Any:
 
 
 CALLS = st.one_of(
-    _adds("append", ODD),
+    _adds("append", ODD_OR_NOT),
     _adds("append", PLAIN),
-    _adds("extend", ODD, rows=st.sampled_from([0, 1, 2, 3, 5, 9, 50]), each=st.booleans()),
+    _adds("extend", ODD_OR_NOT, rows=st.sampled_from([0, 1, 2, 3, 5, 9, 50]), each=st.booleans()),
     _adds("extend", PLAIN, rows=st.integers(1, 8), each=st.booleans()),
     _call(
         "end_episode",
@@ -578,3 +578,13 @@ def test_a_feeders_table_answers_every_call_as_a_table_of_this_process_does() ->
             play(pool, CONFIGS[config], program)
 
         programs()
+
+
+def test_odd_arguments_can_be_made() -> None:
+    """What fails in the making fails for both tables, and would pass for the same error."""
+    for kind in ODD:
+        made_odd(kind, {"x": np.arange(3)})
+    for make in IDS.values():
+        make([1, 2, 3])
+    for make in PRIORITIES.values():
+        make(3)
