@@ -8,6 +8,7 @@ CPython raises there as if the call had raised. A trace function raises before t
 handler, as at the end of a `with`, the point is left out.
 Points are those of the calling thread, in files of the package and in those modules of the standard library through which
 the package acquires and releases things. Where the package holds signals back (`async_loader.interrupts`) there are none.
+Garbage is collected between calls, not in them: a finalizer of something else has points too, and swallows the strike.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import inspect
 import os
 import random
@@ -109,6 +111,18 @@ def _trace(tracer: _Tracer) -> None:
     sys.settrace(tracer)
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
 def strike(
     call: Callable[[], Any],
     at: int,
@@ -132,6 +146,7 @@ def strike(
     return Struck(None, tracer.where, result)
 
 
+@_uncollected()
 def count_points(call: Callable[[], Any], within: tuple[str, ...] = (PACKAGE,)) -> int:
     """How many points ``call`` passes; it is run once."""
     tracer = _Tracer(0, KeyboardInterrupt, within)

@@ -135,6 +135,7 @@ def test_what_changes_steps_may_be_interrupted_and_called_again(kind: str) -> No
             assert set(batch["reward"][batch["obs"] == 3].tolist()) == {1.0}, struck.where
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python says so of a signal in __del__
 def test_signals_at_random_moments_neither_lose_nor_double_a_step() -> None:
     buffer = ReplayBuffer(4096, LINKED, sampler=Prioritized(alpha=0), seed=0)
     writer = buffer.writer()

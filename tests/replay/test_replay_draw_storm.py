@@ -33,6 +33,7 @@ def drained(buffer: ReplayBuffer) -> list[int]:
 
 @pytest.mark.parametrize("sampler", [Fifo, Lifo, Uniform, Prioritized], ids=lambda one: one.__name__)
 def test_a_draw_that_is_struck_gives_its_items_back(sampler: Any) -> None:
+    queue_sample(queue(sampler))  # what is imported or compiled is so from here on
     total = count_points(functools.partial(queue_sample, queue(sampler)))
     for at in some_points(total, MOST):
         buffer = queue(sampler)
@@ -63,6 +64,7 @@ def test_a_draw_of_a_limited_table_that_is_struck_is_not_counted() -> None:
             buffer.add(x=t)
         return buffer
 
+    made().sample(8, timeout_s=0)  # what is imported or compiled is so from here on
     total = count_points(functools.partial(made().sample, 8, timeout_s=0))
     for at in some_points(total, MOST):
         buffer = made()
@@ -84,6 +86,7 @@ CALLS = {
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # struck between open() and its `with`, in -X dev
 @pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:.*Descriptor.__del__:pytest.PytestUnraisableExceptionWarning")  # struck there
+@pytest.mark.timeout(600)  # of hundreds of saves, each of which waits for the disk
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_is_struck_leaves_a_table_that_goes_on_and_saves_whole(call: str, tmp_path: Path) -> None:
     def made() -> ReplayBuffer:
@@ -93,6 +96,7 @@ def test_a_call_that_is_struck_leaves_a_table_that_goes_on_and_saves_whole(call:
         buffer.save(tmp_path)
         return buffer
 
+    CALLS[call](made(), tmp_path)  # what is imported or compiled is so from here on
     total = count_points(functools.partial(CALLS[call], made(), tmp_path))
     for at in some_points(total, 60 if call in ("save", "load") else MOST):
         buffer = made()
