@@ -51,7 +51,7 @@ def doubled():
 def run(**environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=100, check=True,
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=500, check=True,
     )  # fmt: skip
 
 
@@ -106,6 +106,7 @@ def test_a_file_that_is_cut_short_is_compiled_again(home, told, suffix, content)
     assert len(told()) == 1
 
 
+@pytest.mark.timeout(600)  # it compiles every kernel
 def test_without_a_folder_that_can_be_written_a_process_says_once_what_it_costs(tmp_path: Path):
     blocked = tmp_path / "file"
     blocked.write_text("")  # a folder below a file can be made by no user, root included
@@ -145,6 +146,7 @@ def test_a_filled_folder_on_a_full_disk_is_still_read(tmp_path: Path, monkeypatc
     assert compiled._prepared(tmp_path, "kernels") == tmp_path / "kernels"
 
 
+@pytest.mark.timeout(600)  # as above
 def test_what_the_kernels_take_on_the_disk_is_less_than_what_is_asked_for(tmp_path: Path):
     run(NUMBA_CACHE_DIR=str(tmp_path))
     size = sum(path.stat().st_size for path in tmp_path.rglob("*.nb?"))

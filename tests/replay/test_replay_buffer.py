@@ -317,7 +317,7 @@ def test_a_forked_child_samples_and_cannot_add() -> None:
     buffer._owner.lock.acquire()  # as another thread of the parent may at the moment of the fork
     pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
+        signal.alarm(60)
         try:
             buffer.sample(4)
             buffer.add(x=1)

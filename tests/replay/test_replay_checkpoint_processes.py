@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from async_loader import Prioritized, ReplayBuffer
 from async_loader.errors import ConfigError
 
+pytestmark = pytest.mark.timeout(600)  # of hundreds of saves, each of which waits for the disk
 CAPACITY, EACH, REWRITTEN = 210, 7, 35
 PATIENCE_S = 60.0
 

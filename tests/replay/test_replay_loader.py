@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from async_loader import AsyncDataLoader, Field, Prioritized, ReplayBuffer, Transitions
+from tests.waiting_rig import until
 
 SCHEMA = {
     "obs": Field((20, 60), np.uint8, stack=3, next="next_obs"),
@@ -79,6 +80,8 @@ def test_actors_write_while_workers_read() -> None:
         stale = 0
         for lap in range(15):
             batch = next(loader)
+            if not lap:
+                until(lambda: loader.stats().workers.batches > 1)  # another is read, of steps that are overwritten next
             check(batch, 4)
             applied = loader.update_priorities(batch["index"], torch.ones(32))
             stale += applied.stale

@@ -167,7 +167,7 @@ def test_a_queue_as_large_as_its_table_loses_nothing(length: int, stack: int) ->
 def test_a_full_queue_of_linked_steps_is_drawn_in_one_batch() -> None:
     buffer = ReplayBuffer(8, {"obs": OBS}, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
     actor = Doing(lambda: [buffer.add(obs=t, timeout_s=60) for t in range(41)])
-    got = [int(x) for _ in range(5) for x in buffer.sample(8, timeout_s=20)["obs"]]
+    got = [int(x) for _ in range(5) for x in buffer.sample(8, timeout_s=60)["obs"]]
     actor.done()
     assert got == list(range(40))
 
@@ -178,9 +178,9 @@ def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
     actor = Doing(lambda: [buffer.add(obs=t, truncated=True, final_obs=np.int64(0), timeout_s=60) for t in range(9)])
     until(lambda: buffer.stats().waiting)
     with pytest.raises(ConfigError, match=r"8 can never be drawn at once: 10 rows are full with 5 items .* raise the capacity"):
-        buffer.sample(8, timeout_s=20)
+        buffer.sample(8, timeout_s=60)
     for _ in range(3):
-        buffer.sample(3, timeout_s=20)
+        buffer.sample(3, timeout_s=60)
     assert len(actor.done()) == 9
 
 
@@ -273,7 +273,7 @@ def test_writers_of_other_processes_overwrite_no_item_of_a_queue() -> None:
     actors = [Doing(lambda number=number: act(number)) for number in range(2)]
     got: dict[int, list[int]] = {0: [], 1: []}
     while sum(map(len, got.values())) < 300:
-        batch = buffer.sample(1, timeout_s=30)
+        batch = buffer.sample(1, timeout_s=60)
         got[int(batch["who"][0])].append(int(batch["obs"][0]))
     for actor in actors:
         actor.done()
@@ -536,7 +536,7 @@ def test_a_loader_of_a_buffer_itself_says_that_it_would_wait_for_ever(as_source,
     buffer = ReplayBuffer(1000, {"x": "int64"}, seed=0, **made)
     buffer.extend(x=np.arange(20))
     with (
-        AsyncDataLoader(as_source(buffer), batch_size=64, timeout_s=20) as loader,
+        AsyncDataLoader(as_source(buffer), batch_size=64, timeout_s=60) as loader,
         pytest.raises(AsyncLoaderError, match="would wait for ever"),
     ):
         [next(loader) for _ in range(3)]

@@ -329,7 +329,7 @@ def test_a_reader_travels_and_sees_what_is_added_later(method: str) -> None:
     here.send(np.arange(100, 132))
     assert here.recv() == (list(range(100, 132)), 0)
     here.send(None)
-    process.join(10)
+    process.join(60)
     assert process.exitcode == 0
     process.close()
     here.close()

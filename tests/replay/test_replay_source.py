@@ -15,10 +15,12 @@ from async_loader.replay import ReplayBuffer
 from async_loader.source import Applied, Explaining, Rows, Source
 from async_loader.table import Table
 
+PATIENCE_S = 60.0
+
 
 def until(condition: Callable[[], object]) -> None:
     """Return when the condition holds; another thread sees to that."""
-    deadline = Deadline(20)
+    deadline = Deadline(PATIENCE_S)
     while not condition():
         assert not deadline.expired
         threading.Event().wait(0.001)
@@ -120,11 +122,11 @@ def test_plan_waits_for_the_first_step_and_says_for_what() -> None:
     source = buffer.source()
     assert source.waiting_for() == "steps: the replay buffer holds 0 of the 1 that sampling needs, add more"
     planned: list[Rows] = []
-    thread = threading.Thread(target=lambda: planned.append(source.plan(4, Patience(deadline=Deadline(20)))))
+    thread = threading.Thread(target=lambda: planned.append(source.plan(4, Patience(deadline=Deadline(PATIENCE_S)))))
     thread.start()
     until(lambda: buffer.stats().waiting)
     buffer.add(x=1)
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert [plan.index.tolist() for plan in planned] == [[0, 0, 0, 0]]
     assert source.waiting_for() is None
     assert not buffer.stats().waiting
@@ -135,7 +137,7 @@ def test_plan_waits_for_min_size_however_it_is_reached() -> None:
     sources = [buffer.source(min_size=5), buffer.source(min_size=6)]
     planned: list[int] = []
     threads = [
-        threading.Thread(target=lambda s=s: planned.append(int(s.plan(4, Patience(deadline=Deadline(20))).index.max())))
+        threading.Thread(target=lambda s=s: planned.append(int(s.plan(4, Patience(deadline=Deadline(PATIENCE_S))).index.max())))
         for s in sources
     ]
     for thread in threads:
@@ -148,7 +150,7 @@ def test_plan_waits_for_min_size_however_it_is_reached() -> None:
     assert not planned
     buffer.extend(x=np.ones(3, np.int64))
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert len(planned) == 2
 
 
@@ -174,7 +176,7 @@ def test_the_end_flag_ends_the_wait() -> None:
     thread.start()
     until(lambda: buffer.stats().waiting)
     end.set()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert len(ended) == 1
     end.close()
 

@@ -26,10 +26,18 @@ from async_loader.errors import AsyncLoaderError, ConfigError, Timeout, WouldDea
 from async_loader.lifecycle import Deadline
 from async_loader.replay.waiting import Waiters
 
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _only_tests_of_the_warning_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends a wait here may have kernels to compile first, for more than the 10 s after which a call is warned of it."""
+    monkeypatch.setattr("async_loader.replay.waiting.WARN_AFTER_S", 10 * PATIENCE_S)
+
 
 def until(condition: Callable[[], object]) -> None:
     """Return when the condition holds; another thread sees to that."""
-    deadline = Deadline(20)
+    deadline = Deadline(PATIENCE_S)
     while not condition():
         assert not deadline.expired
         threading.Event().wait(0.001)
@@ -52,7 +60,7 @@ class Doing:
             self.error = error
 
     def done(self) -> Any:
-        self.thread.join(20)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
         if self.error is not None:
             raise self.error
@@ -126,7 +134,7 @@ def test_without_a_limit_an_empty_table_raises_or_waits_as_it_is_told() -> None:
     with pytest.raises(Timeout, match="no step has been added yet"):
         # another thread, so that waiting is not pointless
         Doing(lambda: Doing(lambda: buffer.sample(1, timeout_s=0.01)).done()).done()
-    learner = Doing(lambda: buffer.sample(2, timeout_s=20))
+    learner = Doing(lambda: buffer.sample(2, timeout_s=PATIENCE_S))
     until(lambda: buffer.stats().waiting)
     buffer.add(x=7)
     assert learner.done()["x"].tolist() == [7, 7]
@@ -185,7 +193,7 @@ def test_a_warning_comes_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("async_loader.replay.waiting.WARN_AFTER_S", 0.3)
-    waiters, deadline = Waiters(threading.Lock()), Deadline(20)
+    waiters, deadline = Waiters(threading.Lock()), Deadline(PATIENCE_S)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
 
@@ -205,7 +213,7 @@ def test_a_warning_comes_also_where_the_table_changes_all_the_time(monkeypatch: 
 def test_a_queue_hands_out_every_item_once_in_order() -> None:
     buffer = ReplayBuffer.queue(5, {"x": np.int64})
     actor = Doing(lambda: [buffer.add(x=n) for n in range(40)])
-    drawn = [int(x) for _ in range(20) for x in buffer.sample(2, timeout_s=20)["x"]]
+    drawn = [int(x) for _ in range(20) for x in buffer.sample(2, timeout_s=PATIENCE_S)["x"]]
     actor.done()
     assert drawn == list(range(40))
     assert len(buffer) == 0
@@ -224,7 +232,7 @@ def test_a_stack_hands_out_the_newest_first_and_its_room_again() -> None:
 
 def test_a_loader_waits_for_the_limiter_too() -> None:
     buffer = filled(RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 64.0)), 4)
-    with AsyncDataLoader(buffer, 4, prefetch=1, timeout_s=20) as loader:
+    with AsyncDataLoader(buffer, 4, prefetch=1, timeout_s=PATIENCE_S) as loader:
         assert next(loader)["x"].shape == (4,)
         learner = Doing(lambda: next(loader))
         until(lambda: any("samples further ahead" in one.reason for one in buffer.stats().waiting))

@@ -178,7 +178,7 @@ class Elsewhere:
             self._ask("close")
             self._pipe.send(None)
         self._pipe.close()
-        self._process.join(30)
+        self._process.join(60)
         assert self._process.exitcode == 0
         self._process.close()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -569,6 +570,7 @@ def play(pool: Pool, config: Config, program: list[Call]) -> None:
             step += call.says.get("rows", 1) if call.name == "extend" else call.name == "append"
 
 
+@pytest.mark.timeout(600)  # of a hundred programs
 def test_a_feeders_table_answers_every_call_as_a_table_of_this_process_does() -> None:
     with Pool() as pool:
 
