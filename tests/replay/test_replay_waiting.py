@@ -29,12 +29,6 @@ from async_loader.replay.waiting import Waiters
 PATIENCE_S = 60.0
 
 
-@pytest.fixture(autouse=True)
-def _only_tests_of_the_warning_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends a wait here may have kernels to compile first, for more than the 10 s after which a call is warned of it."""
-    monkeypatch.setattr("async_loader.replay.waiting.WARN_AFTER_S", 10 * PATIENCE_S)
-
-
 def until(condition: Callable[[], object]) -> None:
     """Return when the condition holds; another thread sees to that."""
     deadline = Deadline(PATIENCE_S)
