@@ -154,6 +154,7 @@ def test_signals_at_random_moments_neither_lose_nor_double_a_step() -> None:
     assert (batch["next_obs"] == batch["obs"] + 1).all()
 
 
+@pytest.mark.timeout(600)  # of a hundred saves, each of which waits for the disk
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python says so of a strike in __del__
 def test_a_save_that_ctrl_c_interrupts_leaves_no_descriptor_and_the_saves_before_it(tmp_path: Path) -> None:
     buffer = ReplayBuffer(100, {"x": "int64"}, seed=0)
