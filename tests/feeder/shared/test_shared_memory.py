@@ -203,6 +203,28 @@ def test_an_offer_without_a_descriptor_or_with_two_is_refused_and_none_is_kept(t
                 assert b"descriptors" in channel.recv(512)
 
 
+def test_an_offer_waits_its_time_for_room_among_the_callers(tmp_path, segment):
+    segment.seal()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, contextlib.ExitStack() as stack:
+        server.bind(str(tmp_path / "m"))
+        server.listen(0)
+        first = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        first.connect(str(tmp_path / "m"))
+        with pytest.raises(Broken, match="is busy"):
+            offer_to(str(tmp_path / "m"), OFFER, segment.fileno(), 0.01)
+
+        def serve():
+            for _ in range(2):
+                caller = stack.enter_context(server.accept()[0])
+            caller.recv(512)
+            caller.send(b"\0")
+
+        serving = threading.Timer(0.2, serve)  # later than the offer, as a rule
+        serving.start()
+        offer_to(str(tmp_path / "m"), OFFER, segment.fileno(), 60.0)
+        serving.join()
+
+
 def test_many_that_connect_and_say_nothing_keep_nobody_else_out(tmp_path, segment):
     segment.seal()
     taken = []
