@@ -10,6 +10,7 @@ import re
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -173,16 +174,20 @@ def run_row(row: Row, module: str, pythons: Mapping[str, Path | str], repeats: i
             try:
                 if isinstance(python, str):
                     raise NotMeasured(python)
-                one.repeats.append(run_contender(python, module, one.contender.name, row.seconds * hurry))
+                figures = run_contender(
+                    python, module, one.contender.name, row.seconds * hurry, shown=one.contender.environment == "project"
+                )
+                one.repeats.append(figures)
             except NotMeasured as reason:
                 one.not_measured = str(reason)
     yield Outcome(row, measured)
 
 
-def run_contender(python: Path, module: str, name: str, seconds: float, root: Path = ROOT) -> Figures:
+def run_contender(python: Path, module: str, name: str, seconds: float, root: Path = ROOT, *, shown: bool = False) -> Figures:
     """Run one contender of the checkout in `root`, in a process and a session of its own.
 
     The session lets the processes that the contender leaves behind be counted and ended. Raises NotMeasured.
+    ``shown``: pass on what it writes to stderr; a soak says there what it found, and how to play it again.
     """
     command = [str(python), "-m", "benchmarks.contender", module, name, str(seconds)]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
@@ -198,6 +203,8 @@ def run_contender(python: Path, module: str, name: str, seconds: float, root: Pa
             left = _end_session(process.pid)
             process.wait()
         said, complained = _lines(out), _lines(err)
+    if shown:
+        print(*complained, sep="\n", end="\n" * bool(complained), file=sys.stderr)
     reported = [line for line in said if line.startswith("{")]
     if not reported:
         reason = re.sub(r"/\S*/", ".../", (complained or ["no output"])[-1])
