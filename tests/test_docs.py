@@ -88,3 +88,14 @@ def test_a_suite_recorded_later_gets_a_table_of_its_own(readme, tmp_path: Path, 
     assert "| draws | keeps >= 70% | not measured | not measured |" in section
     assert "benchmarks/results/replay.png" in section
     assert section.endswith(readme.END)
+
+
+def test_the_totals_of_the_soak_are_those_on_record():
+    page = (ROOT / "docs/soak.md").read_text()
+    rows = {row["row"]: row for row in json.loads((ROOT / "benchmarks/results/soak.json").read_text())["rows"]}
+    storm, chaos, hostile = (rows[name]["contenders"][0]["medians"] for name in ("storm", "chaos", "connections"))
+    told = [storm[key] for key in ("signals", "batches", "steps")]
+    told += [chaos[key] for key in ("rounds", "faults", "rows", "batches", "rows_lost")] + [hostile["inputs"]]
+    assert [number for number in told if f"{number:,}" not in page] == []
+    assert storm["failed"] == storm["left"] == chaos["failed"] == chaos["processes_left"] == hostile["found"] == 0
+    assert f"{hostile['growth_mib']:.2f} MiB" in page
