@@ -392,13 +392,15 @@ def _field(name: str, value: Any) -> Field:
 
 
 def _step_field(name: str, value: Any) -> Field:
-    from async_loader import tensors
-
     known = kind_of(value)
-    if known is None and tensors.is_tensor(value):
-        raise SchemaError(f"field {name!r} is {tensors.said(value)}, which numpy cannot hold: use {tensors.made_dense(value)}")
     if known is None:
-        raise SchemaError(f"field {name!r} is {type(value).__name__}, not a number, a numpy array or a tensor")
+        from async_loader import tensors
+
+        if tensors.is_tensor(value):
+            text = f"{tensors.said(value)}, which numpy cannot hold: use {tensors.made_dense(value)}"
+        else:
+            text = f"{type(value).__name__}, not a number, a numpy array or a tensor"
+        raise SchemaError(f"field {name!r} is {text}")
     return Field(*known, name=name)
 
 

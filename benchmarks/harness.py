@@ -203,8 +203,8 @@ def run_contender(python: Path, module: str, name: str, seconds: float, root: Pa
             left = _end_session(process.pid)
             process.wait()
         said, complained = _lines(out), _lines(err)
-    if shown:
-        print(*complained, sep="\n", end="\n" * bool(complained), file=sys.stderr)
+    if shown and complained:
+        print(*complained, sep="\n", file=sys.stderr)
     reported = [line for line in said if line.startswith("{")]
     if not reported:
         reason = re.sub(r"/\S*/", ".../", (complained or ["no output"])[-1])

@@ -413,7 +413,7 @@ def test_a_timeout_leaves_the_pool_and_the_iterator_whole():
             return i
 
     def come(batches, count):
-        """So many batches, however late."""
+        """The next ``count`` batches, however late they come."""
         got = []
         while len(got) < count:
             with contextlib.suppress(multiprocessing.TimeoutError):

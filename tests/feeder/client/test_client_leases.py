@@ -22,7 +22,7 @@ BATCH = 4
 
 
 def taken(loader, count=None):
-    """So many batches, or all that there are for now, as (x, redelivered)."""
+    """``count`` batches, or all that there are for now, as (x, redelivered)."""
     found = []
     with contextlib.suppress(Timeout):
         for batch in itertools.islice(loader, count):
