@@ -202,7 +202,8 @@ class History:
         Parameters
         ----------
         left : set of (actor, value)
-            What is in the table at the end.
+            What is in the table at the end, and what the server holds for learners that may still come: the last learner of
+            a round leaves when it has all that is `due`, and what is drawn for it then goes back to the server.
         undisturbed : bool
             Whether nothing was killed, cut or lost: then each item is used once, and none says otherwise.
         """

@@ -33,6 +33,7 @@ from async_loader.feeder.auth import Gatekeeper
 from async_loader.feeder.client import planes, reader_line, writer_line
 from async_loader.feeder.keys import load_server_keys
 from async_loader.feeder.server import Server
+from async_loader.feeder.server.outlet import Outlet
 from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.wire import Limits
 from async_loader.lifecycle import Deadline
@@ -274,8 +275,21 @@ class Announced(Server):
     def close(self):
         if not self._closed:
             for table in self._hall.tables.values():
-                np.savez(self._dump, came_back=self._came_back, **contents(table.buffer))
+                held = batches_of(table.outlet, table.buffer)
+                np.savez(self._dump, came_back=self._came_back, held=held, **contents(table.buffer))
         super().close()
+
+
+def batches_of(outlet: Outlet, buffer: ReplayBuffer) -> np.ndarray:
+    """(actor, value) of rows that were drawn for a learner and not used by one: the server delivers them before new ones."""
+    if buffer.schema is None:
+        return np.empty((0, 2), np.int64)
+    places = [[field.name for field in buffer.schema.fields].index(name) for name in ("actor", "value")]
+    parcels = [one for parcels in outlet._returned._parcels.values() for one in parcels]
+    for reader in outlet.readers:
+        parcels += [*reader.leases.values(), *reader.kept]
+    columns = [one.columns for one in parcels if one.columns is not None]
+    return np.concatenate([np.empty((0, 2), np.int64), *(np.stack([one[i] for i in places], 1) for one in columns)])
 
 
 def contents(buffer: ReplayBuffer) -> dict:

@@ -295,9 +295,9 @@ class Round:
             return [f"batches were to come in shared memory, they came in {history.transports}"]
         if self.plan.mode != "queue":
             return history.check_table(self.dump, self.incarnation)
-        left = (
-            set(zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True)) if len(self.dump["ids"]) else set()
-        )
+        left = {tuple(pair) for pair in self.dump["held"].tolist()}
+        if len(self.dump["ids"]):
+            left.update(zip(*(self.dump[name].tolist() for name in ("actor", "value")), strict=True))
         # Whoever stood still for longer than a session may be silent was befallen by something, too.
         kept = all(count == 1 for who, count in history.sessions.items() if who.startswith("learner"))
         alone = kept and not self._kills and not self.dump["came_back"]
