@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from async_loader.epochs.loader import DataLoader
+    from async_loader.dataset.data_loader import DataLoader
     from async_loader.feeder import connect
     from async_loader.loader import AsyncDataLoader
     from async_loader.replay.buffer import ReplayBuffer
-    from async_loader.replay.limiter import MinSize, RateLimiter
+    from async_loader.replay.rate_limiter import MinSize, RateLimiter
     from async_loader.replay.samplers import Fifo, Lifo, Linear, MaxHeap, MinHeap, Prioritized, RankPrioritized, Sampler, Uniform
     from async_loader.replay.views import Transitions
     from async_loader.schema import Field, Schema
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         "AsyncDataLoader": "async_loader.loader",
-        "DataLoader": "async_loader.epochs.loader",
+        "DataLoader": "async_loader.dataset.data_loader",
         "ReplayBuffer": "async_loader.replay.buffer",
         "Transitions": "async_loader.replay.views",
         "connect": "async_loader.feeder",
         **dict.fromkeys(("Field", "Schema"), "async_loader.schema"),
         **dict.fromkeys(("END", "Applied", "Source"), "async_loader.source"),
         **dict.fromkeys(("Table", "Writer"), "async_loader.table"),
-        **dict.fromkeys(("MinSize", "RateLimiter"), "async_loader.replay.limiter"),
+        **dict.fromkeys(("MinSize", "RateLimiter"), "async_loader.replay.rate_limiter"),
         **dict.fromkeys(
             ("Fifo", "Lifo", "Linear", "MaxHeap", "MinHeap", "Prioritized", "RankPrioritized", "Sampler", "Uniform"),
             "async_loader.replay.samplers",

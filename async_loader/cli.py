@@ -145,7 +145,7 @@ def keys(
 ) -> None:
     """Make keys, so that connections are encrypted and only known clients get in. Nothing is overwritten."""
     with _errors():
-        from async_loader.feeder.keys import make_keys
+        from async_loader.feeder.curve_keys import make_keys
 
         for path in make_keys(folder, names or ()):
             typer.echo(f"{path}" if path.name == "server.secret" else f"{path} (take this one to the client)")

@@ -9,7 +9,7 @@ import resource
 from dataclasses import dataclass
 from importlib import metadata
 
-from async_loader.shm.memory import available_bytes, human
+from async_loader.shm.limits import available_bytes, human
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ def _descriptors() -> Finding:
 
 
 def _kernels() -> Finding:
-    from async_loader.replay.compiled import kernel_folder
-    from async_loader.replay.kernel_cache import REMEDY
+    from async_loader.replay.base.compiled import kernel_folder
+    from async_loader.replay.base.kernel_cache import REMEDY
 
     folder = kernel_folder()
     return Finding("compiled kernels", folder or "no folder for them can be written", "" if folder else REMEDY)

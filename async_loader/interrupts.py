@@ -4,7 +4,7 @@
 Python runs the handlers of signals in the main thread, between two bytecodes, whichever thread the kernel gave the signal
 to. A signal mask of one thread therefore holds nothing back in a process that has two. What must not be torn in the middle
 is done with a handler of ours in the place of the program's: it notes the signal, and the program's own handler runs when
-the section ends. Within `LetThrough` it runs at once: waits, and code of the user's, can always be interrupted.
+the section ends. Within `SignalsAllowed` it runs at once: waits, and code of the user's, can always be interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal
 
 
 class _Section:
-    """What is held back from the beginning of the outermost `HeldBack` to its end."""
+    """What is held back from the beginning of the outermost `SignalsDeferred` to its end."""
 
     __slots__ = ("depth", "handle", "handlers", "noted", "open", "over")
 
@@ -87,8 +87,8 @@ def held_back() -> bool:
     return section is not None and not section.open and _ident() == _main
 
 
-class HeldBack:
-    """``with HeldBack():`` no handler of a signal runs, so none raises, between the lines of the block. Nests.
+class SignalsDeferred:
+    """``with SignalsDeferred():`` no handler of a signal runs, so none raises, between the lines of the block. Nests.
 
     For blocks that take microseconds. In other threads than the main one there is nothing to hold back.
     Cost: two system calls for each signal that the program handles in Python, which as a rule is Ctrl-C alone.
@@ -128,8 +128,8 @@ class HeldBack:
             section.tell()
 
 
-class LetThrough:
-    """``with LetThrough():`` inside of a `HeldBack`: signals are handled at once here, those that came before first."""
+class SignalsAllowed:
+    """``with SignalsAllowed():`` in a `SignalsDeferred`: signals are handled at once here, those that came before first."""
 
     __slots__ = ("_section",)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
-from async_loader.interrupts import HeldBack
+from async_loader.interrupts import SignalsDeferred
 
 LONGEST_S: Final = 1e6
 """The longest limit that is kept, 11 days: poll and join take no more than some millions of seconds."""
@@ -100,7 +100,7 @@ def readable(fds: Iterable[int], left_s: float | None) -> set[int]:
     return {fd for fd, _ in poll.poll(timeout_ms)}
 
 
-class _Pair:
+class _FdPair:
     """A descriptor to wait on and one to write to, which may be the same; each is closed once."""
 
     _read: int
@@ -122,7 +122,7 @@ class _Pair:
             self.close()
 
 
-class EndFlag(_Pair):
+class EndFlag(_FdPair):
     """Raised once, never lowered, and seen by every thread and process that polls it.
 
     The descriptor is written and never read, so it stays readable for all who wait on it; no end of a pipe is
@@ -130,7 +130,7 @@ class EndFlag(_Pair):
     """
 
     def __init__(self) -> None:
-        with HeldBack():  # an interrupted call would leave descriptors that no object owns
+        with SignalsDeferred():  # an interrupted call would leave descriptors that no object owns
             self._read, self._write = _pair()
         self._raised = False
         self._wake: list[Callable[[], None]] = []
@@ -152,11 +152,11 @@ class EndFlag(_Pair):
         return self._raised
 
 
-class Bell(_Pair):
+class EventFd(_FdPair):
     """Readable while rung. Clear it under the lock under which you look, then wait: no wake-up is lost."""
 
     def __init__(self) -> None:
-        with HeldBack():
+        with SignalsDeferred():
             self._read, self._write = _pair()
 
     def ring(self) -> None:
@@ -169,7 +169,7 @@ class Bell(_Pair):
                 continue
 
 
-class Gate:
+class AutoResetEvent:
     """What a thread waits at that must be woken without a system call: opened by anyone, any number of times, passed by one.
 
     Look, then pass, then look again: it stays open until someone passes, so no wake-up is lost. Unlike a Condition,
@@ -214,7 +214,7 @@ class Patience:
         self.waiting = False
         self._on_wait = on_wait
 
-    def wait(self, bell: Bell, reason: str = "data") -> None:
+    def wait(self, bell: EventFd, reason: str = "data") -> None:
         """Return when the bell rings.
 
         Raises
@@ -265,7 +265,7 @@ _MOVES = {
 }
 
 
-class Life:
+class StateMachine:
     """A state that only makes legal moves, from any thread."""
 
     def __init__(self) -> None:

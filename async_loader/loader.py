@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING, Any, Generic
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors, tree
+from async_loader import process_hooks, tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
 from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import State, seconds, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.pipeline import live
-from async_loader.pipeline.arguments import (
+from async_loader.pipeline.iterator import NOTHING, OnError
+from async_loader.pipeline.pipeline import Pipeline, PipelineSettings
+from async_loader.pipeline.workers.work import WorkerType
+from async_loader.source import Applied, Foresighted, Source, Updating
+from async_loader.sources.callable import CallableSource
+from async_loader.sources.columns import ColumnsSource
+from async_loader.stats import LoaderStats
+from async_loader.table import Table, is_table
+from async_loader.validation import (
     callable_or_none,
     check_descriptors,
     context_of,
@@ -28,14 +35,6 @@ from async_loader.pipeline.arguments import (
     refuse_start_in_child,
     whole,
 )
-from async_loader.pipeline.iterator import NOTHING, OnError
-from async_loader.pipeline.pipeline import Pipeline, Settings
-from async_loader.pipeline.work import WorkerType
-from async_loader.source import Applied, Foresighted, Source, Updating
-from async_loader.sources.callable import CallableSource
-from async_loader.sources.columns import ColumnsSource
-from async_loader.stats import LoaderStats
-from async_loader.table import Table, is_table
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +82,7 @@ class AsyncDataLoader(Generic[B]):
         and the highest throughput; smaller pieces shorten the way of a single batch. A collate_fn sees the whole batch
         in one piece whatever this says.
     collate_fn : callable | None
-        Gets the list of samples of a batch, in order. Default: DI-engine's rules, see `async_loader.pipeline.collate`.
+        Gets the list of samples of a batch, in order. Default: DI-engine's rules, see `async_loader.pipeline.batches.collate`.
     num_workers : int
         Extra processes or threads from 2 on; 0 and 1 use none.
     worker_type : {"process", "thread"}
@@ -155,7 +154,7 @@ class AsyncDataLoader(Generic[B]):
         one_of("on_error", on_error, ("raise", "skip", "fatal"))
         one_of("worker_type", worker_type, ("process", "thread"))
         one_of("in_order", in_order, (True, False))
-        settings = Settings(
+        settings = PipelineSettings(
             batch_size=self.batch_size,
             chunk_size=self.chunk_size,
             num_workers=self.num_workers,
@@ -180,7 +179,7 @@ class AsyncDataLoader(Generic[B]):
         try:
             self._dropped = weakref.finalize(self, pipeline.abandon)
             self._dropped.atexit = False
-            live.add(pipeline)
+            process_hooks.add(pipeline)
             pipeline.start()
         except BaseException:  # also Ctrl-C behind the last line of start()
             pipeline.close(_UNDO_TIMEOUT_S)
@@ -369,7 +368,7 @@ def _finish(batch_format: BatchFormat, device: str) -> Callable[[Any], Any] | No
 def _backend(device: Any) -> Any:
     if str(device) == "cpu" or getattr(device, "type", None) == "cpu":
         return None
-    from async_loader.pipeline.device import backend_for
+    from async_loader.pipeline.device.backend import backend_for
 
     return backend_for(device)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from async_loader.replay.checkpoint.writing import SaveReport
-    from async_loader.replay.limiter import RateLimiter
+    from async_loader.replay.rate_limiter import RateLimiter
     from async_loader.replay.samplers import Sampler
     from async_loader.replay.stats import TableStats
     from async_loader.replay.views import Transitions

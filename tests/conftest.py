@@ -37,7 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if method := config.getoption("--start-method"):
         multiprocessing.set_start_method(method, force=True)
     if method == "forkserver":
-        multiprocessing.set_forkserver_preload(["torch", "async_loader.pipeline.worker"])  # else a second for each worker
+        multiprocessing.set_forkserver_preload(
+            ["torch", "async_loader.pipeline.workers.worker_main"]
+        )  # else a second for each worker
 
 
 def children() -> dict[int, str]:

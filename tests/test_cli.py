@@ -19,7 +19,7 @@ def test_doctor_prints_every_finding():
 
 
 def test_doctor_says_where_compiled_kernels_are_kept_and_what_to_do_where_they_are_not(monkeypatch):
-    from async_loader.replay import compiled
+    from async_loader.replay.base import compiled
 
     def kernels():
         return next(finding for finding in examine() if finding.what == "compiled kernels")

@@ -12,7 +12,7 @@ import torch
 
 from async_loader import END, AsyncDataLoader, ReplayBuffer, Schema
 from async_loader.errors import ConfigError, Unsupported
-from async_loader.lifecycle import Bell
+from async_loader.lifecycle import EventFd
 from async_loader.source import Applied, Jobs, Ready, Rows, Samples
 from async_loader.sources.callable import CallableSource
 from async_loader.sources.columns import ColumnsSource
@@ -220,7 +220,7 @@ def blocks(self, n, patience):
 
 
 def swallows(self, n, patience):
-    bell = Bell()
+    bell = EventFd()
     try:
         patience.wait(bell, "x")
     except Exception:
@@ -228,7 +228,7 @@ def swallows(self, n, patience):
 
 
 def waits(self, n, patience):
-    patience.wait(Bell(), "steps")
+    patience.wait(EventFd(), "steps")
 
 
 WAITING = {

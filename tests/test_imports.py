@@ -16,10 +16,24 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 # From the bottom up. What stands in one line are siblings, which do not import each other, but for those in SAME_FLOOR.
 FLOORS = [
     {"errors", "interrupts"},
-    {"tree", "names", "spaces", "schema", "lifecycle", "stats", "tensors", "source", "layout", "batch_format", "table"},
+    {
+        "process_hooks",
+        "validation",
+        "tree",
+        "names",
+        "spaces",
+        "schema",
+        "lifecycle",
+        "stats",
+        "tensors",
+        "source",
+        "batch_layout",
+        "batch_format",
+        "table",
+    },
     {"shm"},
     {"sources", "replay", "pipeline"},
-    {"loader", "epochs"},
+    {"loader", "dataset"},
     {"compat", "feeder"},
     {"observe"},
     {"scale"},
@@ -29,10 +43,31 @@ FLOORS = [
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 SAME_FLOOR = FLOORS[1]
 """The nouns may build on each other, in this order: none imports one further right."""
-ORDER = ["names", "lifecycle", "stats", "tree", "tensors", "spaces", "schema", "source", "layout", "batch_format", "table"]
+ORDER = [
+    "process_hooks",
+    "validation",
+    "names",
+    "lifecycle",
+    "stats",
+    "tree",
+    "tensors",
+    "spaces",
+    "schema",
+    "source",
+    "batch_layout",
+    "batch_format",
+    "table",
+]
 
-_DELIVERY = {"pipeline.collate", "pipeline.streamer", "pipeline.device", "pipeline.arena", "pipeline.work", "epochs"}
-_START = {"pipeline.pipeline", "pipeline.pool", "pipeline.handle"}
+_DELIVERY = {
+    "pipeline.batches.collate",
+    "pipeline.device.streamer",
+    "pipeline.device.backend",
+    "pipeline.batches.arena",
+    "pipeline.workers.work",
+    "dataset",
+}
+_START = {"pipeline.pipeline", "pipeline.pool", "pipeline.workers.worker_handle"}
 """They import it between forking workers and starting threads, never half-way."""
 TORCH = {"tensors", *_DELIVERY, *_START, "demo", "compat", "testing", "doctor"}
 """The only modules that import torch, and (but for those in TORCH_AT_ONCE) inside functions."""
@@ -50,13 +85,13 @@ ELSEWHERE = {
     "tensordict": {"batch_format"},
     "accelerate": {"compat.accelerate"},
     "cloudpickle": {"pipeline.codec"},
-    "numba": {"replay.compiled", "replay.kernel_cache", "replay.kernels"},
+    "numba": {"replay.base.compiled", "replay.base.kernel_cache", "replay.kernels"},
     "llvmlite": {"replay.kernels"},
 }
 """Optional and heavy libraries, and the parts that import them."""
 
 EXCEPTIONS = {
-    ("pipeline.device", "testing"),  # device="fake", for users without an accelerator; late
+    ("pipeline.device.backend", "testing"),  # device="fake", for users without an accelerator; late
 }
 TYPES_OF = {("table", "replay")}
 """Protocols may name types of what is above them, where only a type checker looks."""
@@ -172,24 +207,24 @@ def test_every_module_has_a_floor():
     ("module", "code", "text"),
     [
         ("schema", "from async_loader.shm.segment import Segment", "downward only"),
-        ("shm.slots", "from async_loader.loader import AsyncDataLoader", "downward only"),
-        ("shm.slots", "def f():\n    from async_loader import loader", "downward only"),
+        ("shm.slot_ring", "from async_loader.loader import AsyncDataLoader", "downward only"),
+        ("shm.slot_ring", "def f():\n    from async_loader import loader", "downward only"),
         ("errors", "from async_loader import tree", "downward only"),
         ("replay.buffer", "from async_loader.pipeline import codec", "downward only"),
-        ("pipeline.crew", "import async_loader.replay.buffer", "downward only"),
-        ("sources.columns", "from async_loader.pipeline.collate import collate", "downward only"),
-        ("pipeline.crew", "from ..replay import buffer", "downward only"),
-        ("pipeline.crew", "import importlib\nimportlib.import_module('async_loader.replay')", "downward only"),
+        ("pipeline.workers.worker_pool", "import async_loader.replay.buffer", "downward only"),
+        ("sources.columns", "from async_loader.pipeline.batches.collate import collate", "downward only"),
+        ("pipeline.workers.worker_pool", "from ...replay import buffer", "downward only"),
+        ("pipeline.workers.worker_pool", "import importlib\nimportlib.import_module('async_loader.replay')", "downward only"),
         ("tree", "from async_loader.schema import Schema", "schema builds on tree"),
-        ("shm.slots", "import torch", "only compat"),
-        ("replay.reader", "def f():\n    import torch.nn as nn", "only compat"),
+        ("shm.slot_ring", "import torch", "only compat"),
+        ("replay.table.reader", "def f():\n    import torch.nn as nn", "only compat"),
         ("tensors", "import torch", "only inside functions"),
-        ("pipeline.collate", "from torch import nn", "only inside functions"),
-        ("pipeline.crew", "import cloudpickle", "only pipeline.codec may"),
+        ("pipeline.batches.collate", "from torch import nn", "only inside functions"),
+        ("pipeline.workers.worker_pool", "import cloudpickle", "only pipeline.codec may"),
         ("replay.buffer", "import zmq", "only feeder may"),
         ("testing.fakes", "from async_loader import AsyncDataLoader, loader", "below the loader"),
         ("sources.columns", "from async_loader.testing import fakes", "helpers"),
-        ("table", "from async_loader.replay.limiter import RateLimiter", "downward only"),
+        ("table", "from async_loader.replay.rate_limiter import RateLimiter", "downward only"),
     ],
 )
 def test_a_planted_breach_is_caught(module, code, text):
@@ -202,11 +237,17 @@ def test_a_planted_breach_is_caught(module, code, text):
     ("module", "code"),
     [
         ("tensors", "def f():\n    import torch"),
-        ("shm.slots", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("table", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from async_loader.replay.limiter import RateLimiter"),
-        ("layout", "from async_loader import tree\nfrom async_loader.source import Window"),
-        ("pipeline.crew", "from async_loader.pipeline.handle import Handle\nfrom async_loader.errors import Closed"),
-        ("pipeline.crew", "from .handle import Handle\nfrom ..errors import Closed"),
+        ("shm.slot_ring", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        (
+            "table",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from async_loader.replay.rate_limiter import RateLimiter",
+        ),
+        ("batch_layout", "from async_loader import tree\nfrom async_loader.source import Window"),
+        (
+            "pipeline.workers.worker_pool",
+            "from async_loader.pipeline.workers.worker_handle import WorkerHandle\nfrom async_loader.errors import Closed",
+        ),
+        ("pipeline.workers.worker_pool", "from .handle import WorkerHandle\nfrom ...errors import Closed"),
         ("testing.fakes", "from async_loader.pipeline import device"),
     ],
 )
@@ -239,7 +280,7 @@ from async_loader.sources.columns import ColumnsSource
 from async_loader.lifecycle import Patience
 source = ColumnsSource({'x': np.arange(100), 'o': {'y': np.zeros((100, 3))}}, 0)
 plan = source.plan(8, Patience())
-from async_loader.pipeline.worker import read_fresh
+from async_loader.pipeline.workers.worker_main import read_fresh
 assert (read_fresh(source.reader(), plan.index, (0,))[-1] == plan.index).all()""",
         """import numpy as np
 from async_loader import ReplayBuffer
@@ -269,7 +310,7 @@ def main():
     with AsyncDataLoader({{"x": np.arange(100)}}, 4, num_workers=2, multiprocessing_context={method!r}, timeout_s=60) as loader:
         assert "torch" in sys.modules
         next(loader)
-        for handle in loader._pipeline.crew.handles:
+        for handle in loader._pipeline.worker_pool.handles:
             maps = open(f"/proc/{{handle.pid}}/maps").read()
             assert "libtorch" not in maps
     assert seen == [False] * 4, seen

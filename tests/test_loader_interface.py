@@ -14,7 +14,7 @@ import torch
 
 from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
 from async_loader.errors import Broken, ConfigError, SchemaError, Unsupported
-from async_loader.pipeline.iterator import own_threads
+from async_loader.pipeline.iterator import package_threads
 from async_loader.source import Applied, Rows
 from async_loader.sources.columns import ColumnsReader, ColumnsSource
 
@@ -59,9 +59,9 @@ def test_the_thread_that_takes_in_rows_of_other_processes_counts_as_one_that_can
         handle = buffer.writer_handle()
         with AsyncDataLoader(buffer, 8, timeout_s=SLACK_S) as loader:
             next(loader)
-            names = {thread.name for thread in own_threads}
+            names = {thread.name for thread in package_threads}
             assert "async-loader-producer" in names
-            assert "async-loader-writers" in {thread.name for thread in threading.enumerate()} - names
+            assert "async-loader-writer-service" in {thread.name for thread in threading.enumerate()} - names
         handle.close()
 
 
@@ -204,9 +204,9 @@ def test_a_blocked_worker_thread_is_left_behind_at_the_end_of_the_time(caplog):
     loader = AsyncDataLoader(lambda n: [job], 1, num_workers=2, worker_type="thread")
     assert begun.wait(SLACK_S)
     loader.close(timeout_s=0.1)
-    assert "crew is still at work" in caplog.text
+    assert "worker pool is still at work" in caplog.text
     gate.set()
-    for thread in loader._pipeline.crew._threads:
+    for thread in loader._pipeline.worker_pool._threads:
         thread.join(SLACK_S)
 
 

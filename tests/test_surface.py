@@ -20,7 +20,7 @@ import surface
 import async_loader
 from async_loader import feeder, names, replay, source, table
 from async_loader.feeder.client.writer import RemoteWriter
-from async_loader.replay.remote.writer import ProcessWriter
+from async_loader.replay.multiprocess.writer import ProcessWriter
 from async_loader.replay.writer import LocalWriter
 
 writers = (LocalWriter, ProcessWriter, RemoteWriter)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from async_loader import AsyncDataLoader, MinSize, ReplayBuffer, Uniform
-from async_loader.epochs.loader import DataLoader
+from async_loader.dataset.data_loader import DataLoader
 from async_loader.errors import ConfigError, Timeout
 from async_loader.lifecycle import LONGEST_S, Deadline, join, seconds, seconds_or_none
 
@@ -165,7 +165,7 @@ def test_a_timeout_of_zero_tries_once() -> None:
 
 def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
     from async_loader.feeder.client import client, writer
-    from async_loader.replay.remote.writer import ProcessWriter
+    from async_loader.replay.multiprocess.writer import ProcessWriter
     from async_loader.replay.vector_writer import VectorWriter
     from async_loader.replay.writer import LocalWriter
 

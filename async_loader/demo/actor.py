@@ -30,7 +30,7 @@ _BUFFER_BYTES = 2048
 _POLICY_S = 60.0  # within which the first policy has to come
 
 
-class Told(NamedTuple):
+class ActorReport(NamedTuple):
     """What an actor says to its parent now and then: all its steps so far, and the returns of episodes since the last time."""
 
     env_steps: int
@@ -102,10 +102,10 @@ class Actor:
     client : Client
         Of the feeder; a policy is published there.
     tell : callable
-        Takes a `Told`.
+        Takes a `ActorReport`.
     """
 
-    def __init__(self, number: int, settings: Settings, envs: Any, client: Any, tell: Callable[[Told], None]) -> None:
+    def __init__(self, number: int, settings: Settings, envs: Any, client: Any, tell: Callable[[ActorReport], None]) -> None:
         self._settings, self._envs, self._client, self._tell = settings, envs, client, tell
         self._seed = settings.seed * settings.num_actors + number
         self._rng = np.random.default_rng([settings.seed, number])
@@ -163,7 +163,7 @@ class Actor:
             self._returns += self._running[ended].tolist()
             self._running[ended] = 0.0
         if self._returns or self._env_steps - self._told >= _TELL_EVERY:
-            self._tell(Told(self._env_steps, tuple(self._returns)))
+            self._tell(ActorReport(self._env_steps, tuple(self._returns)))
             self._told, self._returns = self._env_steps, []
 
 

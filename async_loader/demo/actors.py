@@ -15,7 +15,7 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any
 
-from async_loader.demo.actor import Failed, Told, act, make_envs
+from async_loader.demo.actor import ActorReport, Failed, act, make_envs
 from async_loader.demo.settings import Episode, Settings
 from async_loader.errors import AsyncLoaderError, Broken
 from async_loader.lifecycle import EndFlag, readable
@@ -168,7 +168,7 @@ class Actors:
             return False
         if isinstance(said, Failed):
             actor.failed = said
-        elif isinstance(said, Told):
+        elif isinstance(said, ActorReport):
             actor.env_steps = said.env_steps
             for total in said.returns:
                 if not self.returns.reached:

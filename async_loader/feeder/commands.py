@@ -25,9 +25,9 @@ LIVE_S, LOG_S, RATE_S = 1.0, 60.0, 0.5
 
 def serve(settings: ServerSettings, console: Console) -> int:
     """Run a server until it is drained or told to end; its exit code."""
-    from async_loader.feeder.serving import Serving
+    from async_loader.feeder.serving import FeederProcess
 
-    server = Serving(settings)
+    server = FeederProcess(settings)
     report = _live if console.is_terminal else _logged
     with report(server.status, console):
         return server.run()
@@ -45,7 +45,7 @@ def log_to(console: Console) -> None:
 # -- while serving -------------------------------------------------------------------------------------------------------
 
 
-class Pace:
+class RateLog:
     """Statuses, one after the other, as lines with the rates in between."""
 
     def __init__(self, status: Callable[[], Status]) -> None:
@@ -87,7 +87,7 @@ def _live(status: Callable[[], Status], console: Console) -> Iterator[None]:
     from rich.live import Live
     from rich.text import Text
 
-    pace = Pace(status)
+    pace = RateLog(status)
     console.print(Text(_opening(status())))
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
@@ -102,7 +102,7 @@ def _live(status: Callable[[], Status], console: Console) -> Iterator[None]:
 @contextlib.contextmanager
 def _logged(status: Callable[[], Status], console: Console) -> Iterator[None]:
     """Lines in the log."""
-    pace = Pace(status)
+    pace = RateLog(status)
     _log.info("%s", _opening(status()))
 
     def say() -> None:
@@ -269,7 +269,7 @@ def _count(number: float) -> str:
 
 
 def _bytes(number: float) -> str:
-    from async_loader.shm.memory import human
+    from async_loader.shm.limits import human
 
     return human(int(number))
 

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from async_loader.errors import Broken, Timeout, Unsupported
-from async_loader.feeder.reading import settings_of
 from async_loader.feeder.settings import ServerSettings
+from async_loader.feeder.settings_errors import settings_of
 from async_loader.lifecycle import LONGEST_S, Deadline, readable, seconds
 
 _LAST_WORDS_S = 15.0  # a server that was told to stop, and is still there, is ended then
@@ -142,11 +142,11 @@ def _end(process: subprocess.Popen[bytes], folder: str, pid: int, timeout_s: flo
 
 def main(parent: int, told: int) -> int:
     """Serve until the parent is gone, or says so. ``parent`` is a pidfd, ``told`` is written to as soon as clients may come."""
-    from async_loader.feeder.serving import Serving
+    from async_loader.feeder.serving import FeederProcess
 
     settings = settings_of(msgspec.msgpack.decode(sys.stdin.buffer.read()), ServerSettings)
     try:
-        server = Serving(settings, private=True)
+        server = FeederProcess(settings, private=True)
         threading.Thread(target=_follow, args=(parent, server), name="async-loader-parent", daemon=True).start()
         with contextlib.suppress(BrokenPipeError):  # the parent is gone already, as will be seen
             os.write(told, b"\1")

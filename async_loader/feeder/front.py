@@ -6,9 +6,9 @@ import socket
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from async_loader.feeder.auth import Gatekeeper
-from async_loader.feeder.claim import Claim
-from async_loader.feeder.keys import load_server_keys
+from async_loader.feeder.address_lock import AddressLock
+from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.curve_keys import load_server_keys
 
 if TYPE_CHECKING:
     from async_loader.feeder.settings import ServerSettings
@@ -25,14 +25,14 @@ class Front:
 
     Attributes
     ----------
-    gatekeeper : Gatekeeper | None
+    authenticator : CurveAuthenticator | None
         With keys: makes the mechanism of each connection.
     claim : Claim
 
     Raises
     ------
     ConfigError, InsecureBindError, AddressInUse, Broken
-        As `load_server_keys`, `Claim` and `Gatekeeper.self_test` do.
+        As `load_server_keys`, `AddressLock` and `CurveAuthenticator.self_test` do.
 
     Examples
     --------
@@ -45,13 +45,13 @@ class Front:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        keys, self.gatekeeper = settings.security.keys, None
+        keys, self.authenticator = settings.security.keys, None
         address = settings.address()
         if keys is not None:
-            self.gatekeeper = Gatekeeper(load_server_keys(keys))
-            self.gatekeeper.self_test()
+            self.authenticator = CurveAuthenticator(load_server_keys(keys))
+            self.authenticator.self_test()
         insecure = settings.security.allow_insecure
-        self.claim = Claim(address, encrypted=self.gatekeeper is not None, allow_insecure=insecure)
+        self.claim = AddressLock(address, encrypted=self.authenticator is not None, allow_insecure=insecure)
 
     def bind(self, plane: str) -> tuple[socket.socket, str]:
         """A socket that listens for ``control``, ``insert`` or ``pull``, and where clients connect to."""

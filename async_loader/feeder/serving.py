@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.feeder.front import Front
+from async_loader.feeder.server.event_loop import Server
 from async_loader.feeder.server.folders import Folders
-from async_loader.feeder.server.server import Server
 from async_loader.feeder.settings import ServerSettings
 
 
-class Serving:
+class FeederProcess:
     """Ready for clients when the constructor returns.
 
     Parameters
@@ -45,7 +45,7 @@ class Serving:
                 bind=front.bind,
                 memory=front.claim.address.memory,
                 checkpoints=Folders(settings.checkpoint.path, private),
-                gatekeeper=front.gatekeeper,
+                authenticator=front.authenticator,
             )
         except BaseException:
             for table in tables.values():

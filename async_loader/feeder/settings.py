@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory, SchemaError
 from async_loader.feeder import addresses
-from async_loader.feeder.derived import Settings
-from async_loader.feeder.reading import Bytes, read_yaml, settings_of
+from async_loader.feeder.derived_settings import Settings
+from async_loader.feeder.settings_errors import Bytes, read_yaml, settings_of
 from async_loader.feeder.table_settings import TableSettings, sized, spelled_out
 from async_loader.feeder.wire import bounds
 from async_loader.replay.buffer import ReplayBuffer

@@ -14,13 +14,13 @@ from msgspec import Meta
 
 from async_loader import spaces, tensors, tree
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.feeder.derived import Part, Settings, made_of, parameters, part_of, plain, snake, union_of
-from async_loader.feeder.reading import Bytes
+from async_loader.feeder.derived_settings import ObjectSettings, Settings, made_of, parameters, part_of, plain, snake, union_of
+from async_loader.feeder.settings_errors import Bytes
 from async_loader.replay import samplers
 from async_loader.replay.arguments import storable
 from async_loader.replay.buffer import ReplayBuffer
-from async_loader.replay.limiter import RateLimiter
 from async_loader.replay.queues import check_stack
+from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
@@ -36,7 +36,7 @@ part_of(Transitions)
 _Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class FieldPart(Part, frozen=True, kw_only=True):
+class FieldPart(ObjectSettings, frozen=True, kw_only=True):
     """Base of `FieldSettings`."""
 
     if TYPE_CHECKING:

@@ -2,13 +2,13 @@
 
     Producer ──plan──▶ MainWorker (its own thread)  ──────────────────▶ TrainQueue
         │                                                                  ▲  │
-        └─cut (Assembly)─▶ JobQueue ──▶ Crew ──Channel──▶ worker processes │  ├──────────────▶ Iterator   (CPU)
+        └─cut (ChunkAssembler)─▶ JobQueue ──▶ WorkerPool ──Channel──▶ worker processes │  ├──────────────▶ Iterator   (CPU)
                                          ▲                     │           │  └▶ Streamer ─▶ CudaQueue ─▶ Iterator
                                          └── answers ──────────┘           │                  (accelerator)
                                          │        rows ──▶ slots (Places)  │
-                                         └─assemble (Assembly)─────────────┘
+                                         └─assemble (ChunkAssembler)─────────────┘
 
-Slots are leased when a batch begins and go back when the last tensor on them dies; Tickets bound how many batches are
+Slots are leased when a batch begins and go back when the last tensor on them dies; Credits bound how many batches are
 under way.
 
 # NOTE [start order]

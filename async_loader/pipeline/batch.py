@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from async_loader.layout import BatchLayout
-from async_loader.shm.slots import Lease, SlotRing
+from async_loader.batch_layout import BatchLayout
+from async_loader.shm.slot_ring import Lease, SlotRing
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class BatchBuffer:
     """A slot in which one batch is being written, or lies. Dropping the last reference to ``root`` frees it.
 
     Attributes
@@ -30,16 +30,16 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class Slotted:
+class SlotBatch:
     """A batch that lies in a slot. ``batch`` is the same as tensors, once they are made; ``lease`` is its plan's."""
 
-    place: Place
+    place: BatchBuffer
     batch: Any = None
     lease: object = None
 
 
 @dataclass(slots=True, eq=False)
-class Loose:
+class HeapBatch:
     """A batch that could not be laid out, or found no slot: a tree of arrays and whatever else a collate_fn returns.
 
     ``place`` is set when its arrays lie in a slot all the same, by way of out-of-band pickling. ``batch`` is the same as
@@ -47,13 +47,13 @@ class Loose:
     """
 
     tree: Any
-    place: Place | None = None
+    place: BatchBuffer | None = None
     batch: Any = None
     lease: object = None
 
 
 @dataclass(slots=True, eq=False)
-class Drained:
+class StreamEnd:
     """The stream of this worker has no batch any more."""
 
     worker: int
@@ -67,10 +67,10 @@ class Failure:
     urgent: bool = False
 
 
-Outcome = Slotted | Loose | Failure | Drained
+Outcome = SlotBatch | HeapBatch | Failure | StreamEnd
 
 
-class Nudge:
+class Wakeup:
     """Something changed that the consumer should look at: no batch."""
 
     __slots__ = ()

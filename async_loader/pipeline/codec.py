@@ -83,12 +83,12 @@ def encode(obj: Any, *, by_value: bool = False, out_of_band: bool = False, at_bi
     """
     if not by_value:
         try:
-            by_reference: Any = _at_birth if at_birth else _by_reference
+            by_reference: Any = _at_start if at_birth else _by_reference
             return _dump(_Batch if out_of_band else by_reference, obj, out_of_band)
         except Exception:  # any __reduce__ may run here; by value is the second try, and that one reports
             pass
     try:
-        return _dump(_ByValueAtBirth if at_birth else _ByValue, obj, out_of_band)
+        return _dump(_ByValueAtStart if at_birth else _ByValue, obj, out_of_band)
     except Exception as error:
         raise CannotSend(f"{describe(obj)} cannot be sent to a worker process: {error}") from error
 
@@ -170,13 +170,13 @@ def _by_reference(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler
     return pickler
 
 
-def _at_birth(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler:
+def _at_start(sink: io.BytesIO, keep: Any, fds: list[int]) -> pickle.Pickler:
     pickler: Any = _by_reference(sink, keep, fds)
-    pickler.dispatch_table = {**_shared_at_birth(), **pickler.dispatch_table}
+    pickler.dispatch_table = {**_shared_at_start(), **pickler.dispatch_table}
     return pickler  # type: ignore[no-any-return]
 
 
-def _shared_at_birth() -> dict[type, Any]:
+def _shared_at_start() -> dict[type, Any]:
     """How multiprocessing pickles connections, memory maps, shared values. Those of tensors are left out: see `_special`."""
     known: dict[type, Any] = getattr(reduction.ForkingPickler, "_extra_reducers", {})
     return {kind: reduce for kind, reduce in known.items() if not kind.__module__.startswith("torch")}
@@ -203,11 +203,11 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj) if special is NotImplemented else special
 
 
-class _ByValueAtBirth(_ByValue):
+class _ByValueAtStart(_ByValue):
     @property
     def dispatch_table(self) -> Any:
         """Read once, while the pickler is made: an attribute that is set afterwards is not seen."""
-        return ChainMap(_shared_at_birth(), super().dispatch_table)
+        return ChainMap(_shared_at_start(), super().dispatch_table)
 
 
 def _attached(left: dict[int, int], number: int, nbytes: int) -> Segment:

@@ -15,26 +15,26 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout
-from async_loader.interrupts import HeldBack
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline import arena
-from async_loader.pipeline.batch import Drained, Failure, Nudge
-from async_loader.pipeline.failures import guarded
-from async_loader.pipeline.job_queue import Job, Shift
-from async_loader.pipeline.packing import Parcel
+from async_loader.pipeline.batch import Failure, StreamEnd, Wakeup
+from async_loader.pipeline.batches import arena
+from async_loader.pipeline.batches.pickled_batch import PickledBatch
+from async_loader.pipeline.job_queue import IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.work import END, Shifts
-from async_loader.shm.slots import SlotRing
+from async_loader.pipeline.workers.failures import guarded
+from async_loader.pipeline.workers.work import END, IterationRegistry
+from async_loader.shm.slot_ring import SlotRing
 
 
-class Office(Protocol):
+class PoolApi(Protocol):
     """What an iteration asks of its pool."""
 
     def check(self) -> None:
         """Raise when no more batches can come."""
 
     def submit(
-        self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
+        self, shift: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
     ) -> None:
         """Have a task done; the outcome goes to ``ready``. Raises CannotSend, OutOfMemory.
 
@@ -112,7 +112,7 @@ class Iteration(Iterator[Any]):
                 self._torn = True
                 raise
         torn, self._torn = self._torn, False
-        if torn and self._pulled is NOTHING and not isinstance(self._tasks, Rota):
+        if torn and self._pulled is NOTHING and not isinstance(self._tasks, RoundRobin):
             raise Broken("a signal (Ctrl-C) ended what gives the order (a sampler): the rest of this pass is lost, begin another")
         return self._pulled is not NOTHING
 
@@ -207,11 +207,16 @@ class Iteration(Iterator[Any]):
         self.close()
 
 
-class Inline(Iteration):
+class InlineIterator(Iteration):
     """The consumer does the work itself, when it asks for it."""
 
     def __init__(
-        self, shift: Shift, shifts: Shifts, tasks: Iterator[Any], check: Callable[[], None], on_close: Callable[[], None]
+        self,
+        shift: IterationSpec,
+        shifts: IterationRegistry,
+        tasks: Iterator[Any],
+        check: Callable[[], None],
+        on_close: Callable[[], None],
     ) -> None:
         super().__init__(shift.number, tasks, on_close)
         self._shifts, self._check = shifts, check
@@ -278,7 +283,7 @@ class Inline(Iteration):
         self._shifts.forget(self.number)
 
 
-class Team(Iteration):
+class PooledIterator(Iteration):
     """Workers do the work, some batches ahead.
 
     Parameters
@@ -291,8 +296,8 @@ class Team(Iteration):
 
     def __init__(
         self,
-        office: Office,
-        shift: Shift,
+        office: PoolApi,
+        shift: IterationSpec,
         tasks: Iterator[tuple[Any, int | None]],
         *,
         window: int,
@@ -341,9 +346,9 @@ class Team(Iteration):
             except Timeout:
                 text = f"not all workers have begun within {limit_s:g} s: {self.waiting_for()}"
                 raise Timeout(text) from None
-            with HeldBack():
+            with SignalsDeferred():
                 self._opening.drop()
-                if not isinstance(item, Nudge):
+                if not isinstance(item, Wakeup):
                     self._openings.append(_batch_of(item))
                     self._to_open -= 1
         self._opening_jobs.clear()  # they hold slots
@@ -362,7 +367,7 @@ class Team(Iteration):
                     self._dry = True
                     return
             except Exception as error:  # of whatever makes the tasks; in its turn
-                with HeldBack():
+                with SignalsDeferred():
                     self._dry = self._spoilt = True
                     self._fail(error)
                 return
@@ -417,10 +422,10 @@ class Team(Iteration):
             item = self.queue.front()
             if item is None:
                 item = self._wait(deadline)
-            if isinstance(item, Nudge):
+            if isinstance(item, Wakeup):
                 self.queue.drop()
                 self._office.check()
-            elif isinstance(item, Drained):
+            elif isinstance(item, StreamEnd):
                 self._on_drained(item.worker)
                 self._owed = True
             else:
@@ -473,7 +478,7 @@ def _batch_of(item: Any) -> Any:
     if isinstance(item, Failure):
         return item
     try:
-        return item.take() if isinstance(item, Parcel) else END if isinstance(item, Drained) else item.tree
+        return item.take() if isinstance(item, PickledBatch) else END if isinstance(item, StreamEnd) else item.tree
     except Exception as error:  # no memory for a copy
         return Failure(error)
 
@@ -489,7 +494,7 @@ def dealt(tasks: Iterable[Any], workers: int, first: int = 0) -> Iterator[tuple[
     return zip(tasks, itertools.cycle(turns))
 
 
-class Rota:
+class RoundRobin:
     """The worker whose stream is to give the next batch.
 
     One after the other, of those that have any left. Out of order, the one that has least to do: a fast worker need not
@@ -512,7 +517,7 @@ class Rota:
     def drained(self, worker: int) -> None:
         self._active.discard(worker)
 
-    def __iter__(self) -> Rota:
+    def __iter__(self) -> RoundRobin:
         return self
 
     def __next__(self) -> tuple[None, int]:

@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol, cast
 
 from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Failure, Loose, Nudge, Slotted
-from async_loader.pipeline.delivery import Delivery
-from async_loader.pipeline.tickets import Tickets
+from async_loader.pipeline.batch import Failure, HeapBatch, SlotBatch, Wakeup
+from async_loader.pipeline.batches.to_tensors import TensorConverter
+from async_loader.pipeline.credits import Credits
 from async_loader.source import END, Leasing, Source, waiting_for
 from async_loader.stats import Meter
 
@@ -25,18 +25,18 @@ _WARN_AFTER_S = 10.0
 _MAX_SKIPS = 100
 """Failures in a row that ``on_error="skip"`` passes over; more than that is not an odd sample but a broken source."""
 
-own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+package_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads of loaders, which never add data to a source."""
 
-_STAGES = tuple(f"async-loader-{stage}" for stage in ("producer", "crew", "streamer", "thread-"))
+_STAGES = tuple(f"async-loader-{stage}" for stage in ("producer", "worker-pool", "streamer", "worker-"))
 
 
 def note_own_threads() -> None:
     """Add the loaders' threads that run now. Those that take in rows (of other processes, of a feeder) are none of them."""
-    own_threads.update(thread for thread in threading.enumerate() if thread.name.startswith(_STAGES))
+    package_threads.update(thread for thread in threading.enumerate() if thread.name.startswith(_STAGES))
 
 
-class Queue(Protocol):
+class OutcomeQueue(Protocol):
     """The consumer's end of the train queue or the cuda queue. See NOTE [taken once] in train_queue.py."""
 
     def front(self) -> Any: ...
@@ -46,7 +46,7 @@ class Queue(Protocol):
     def drop(self) -> None: ...
 
 
-class How(Protocol):
+class IteratorSettings(Protocol):
     """What a loader's settings say of ``next``."""
 
     @property
@@ -61,7 +61,7 @@ class How(Protocol):
         """Makes what is handed out of a batch of tensors. Called in the consumer's thread; may be called again."""
 
 
-class Overseer(Protocol):
+class PipelineApi(Protocol):
     """What the iterator asks of the pipeline around it."""
 
     def check(self) -> None:
@@ -104,12 +104,12 @@ class Iterator:
 
     def __init__(
         self,
-        queue: Queue,
-        tickets: Tickets,
+        queue: OutcomeQueue,
+        credits: Credits,
         source: Source,
-        overseer: Overseer,
-        delivery: Delivery,
-        how: How,
+        pipeline_api: PipelineApi,
+        delivery: TensorConverter,
+        how: IteratorSettings,
     ) -> None:
         self.meter = Meter()
         self.skipped = 0
@@ -117,9 +117,9 @@ class Iterator:
         self._owed = False  # what is held is still in the queue, and its ticket is still out
         self._outcomes = 0
         self._queue = queue
-        self._tickets = tickets
+        self._credits = credits
         self._source = source
-        self._overseer = overseer
+        self._pipeline_api = pipeline_api
         self._delivery = delivery
         self._on_error = how.on_error
         self._timeout_s = how.timeout_s
@@ -177,7 +177,7 @@ class Iterator:
     def _hold(self, item: Any) -> bool:
         """Whether it is held. It is not, if its source delivers it elsewhere by now."""
         try:
-            batch = self._delivery.hand_out(item) if isinstance(item, Slotted | Loose) else self._overseer.receive(item)
+            batch = self._delivery.hand_out(item) if isinstance(item, SlotBatch | HeapBatch) else self._pipeline_api.receive(item)
             if self._finish is not None:
                 batch = self._finish(batch)
         except Exception as error:  # of this batch alone, as far as can be known: the next call goes on with the next one
@@ -192,7 +192,7 @@ class Iterator:
 
     def _resume(self) -> None:
         """A call before this one was interrupted: what it held comes now."""
-        self._overseer.check()
+        self._pipeline_api.check()
         if isinstance(self.held, Failure) and self._on_error == "skip":
             self._skip()
 
@@ -201,7 +201,7 @@ class Iterator:
         self._queue.drop()
         given = self.held is not NOTHING and not isinstance(self.held, Failure)
         done, batches = self._outcomes + 1, self.meter.batches + given
-        self._tickets.give(done)
+        self._credits.give(done)
         self._outcomes, self.meter.batches, self._owed = done, batches, False
 
     def _skip(self) -> None:
@@ -222,7 +222,7 @@ class Iterator:
                 item.error.add_note(f"{_MAX_SKIPS} batches in a row have failed; the others were skipped")
                 raise item.error
         if self._on_error == "fatal":
-            self._overseer.break_(self.held.error)
+            self._pipeline_api.break_(self.held.error)
 
     def _next_outcome(self, deadline: Deadline) -> Any:
         """A Failure, or NOTHING once a batch is held."""
@@ -242,7 +242,7 @@ class Iterator:
     def _wait(self, deadline: Deadline) -> Any:
         part = self._first_part(deadline)
         while True:
-            self._overseer.check()
+            self._pipeline_api.check()
             self._refuse_deadlock()
             try:
                 item = self._queue.wait(part)
@@ -250,7 +250,7 @@ class Iterator:
                 self._give_up_or_warn(deadline)
                 part = deadline
                 continue
-            if not isinstance(item, Nudge):
+            if not isinstance(item, Wakeup):
                 return item
             self._queue.drop()
 
@@ -259,11 +259,11 @@ class Iterator:
         return Deadline(_WARN_AFTER_S) if left is None and not self._warned else deadline
 
     def _give_up_or_warn(self, deadline: Deadline) -> None:
-        self._overseer.check()
+        self._pipeline_api.check()
         if deadline.expired:
-            raise Timeout(f"no batch within {self._timeout_s:g} s: {self._overseer.diagnosis()}")
+            raise Timeout(f"no batch within {self._timeout_s:g} s: {self._pipeline_api.diagnosis()}")
         self._warned = True
-        text = f"no batch for {_WARN_AFTER_S:g} s: {self._overseer.diagnosis()}. next() goes on waiting; "
+        text = f"no batch for {_WARN_AFTER_S:g} s: {self._pipeline_api.diagnosis()}. next() goes on waiting; "
         text += "a loader with timeout_s= raises Timeout instead"
         warnings.warn(text, RuntimeWarning, stacklevel=7)
 
@@ -276,7 +276,7 @@ class Iterator:
         if self._waited_for() is None:
             return
         here = threading.current_thread()
-        if any(t is not here and t not in own_threads for t in threading.enumerate()):
+        if any(t is not here and t not in package_threads for t in threading.enumerate()):
             return
         reason = self._waited_for()  # once more: a thread that has just ended may have added what the source waited for
         if reason is not None:
@@ -289,7 +289,7 @@ class Iterator:
         """What the source waits for while no batch is on its way; ``None`` when it does not, or one is."""
         reason = waiting_for(self._source)
         # In this order: a plan that has just drawn what there was has ended its wait before, and the next one takes a ticket.
-        return reason if reason is not None and self._overseer.source_waits and self._tickets.out <= 1 else None
+        return reason if reason is not None and self._pipeline_api.source_waits and self._credits.out <= 1 else None
 
 
 def seconds_since(moment: float) -> str:

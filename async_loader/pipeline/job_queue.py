@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.pipeline.batch import Place
+from async_loader.pipeline.batch import BatchBuffer
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.train_queue import TrainQueue
 
@@ -40,7 +40,7 @@ class Job:
 
     seq: int
     rows: int
-    place: Place | None
+    place: BatchBuffer | None
     whole: bool
     ready: TrainQueue
     parts: int = 0
@@ -50,7 +50,7 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Shift:
+class IterationSpec:
     """One iteration over a pool, as its workers are told of it before its first task.
 
     Attributes
@@ -86,7 +86,7 @@ class Shift:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class Chunk:
     """A piece of a job: rows ``start`` to ``stop``.
 
     Attributes
@@ -113,7 +113,7 @@ class Part:
     calls: Sequence[Callable[[], Any]] | None = None
     index: npt.NDArray[np.int64] | None = None
     by_value: bool = False
-    shift: Shift | None = None
+    shift: IterationSpec | None = None
     task: Any = None
     worker: int | None = None
 
@@ -125,20 +125,20 @@ class JobQueue:
     """
 
     def __init__(self) -> None:
-        self._common: deque[Part] = deque()
-        self._own: dict[int, deque[Part]] = {}
+        self._common: deque[Chunk] = deque()
+        self._own: dict[int, deque[Chunk]] = {}
 
-    def _line(self, part: Part) -> deque[Part]:
+    def _line(self, part: Chunk) -> deque[Chunk]:
         return self._common if part.worker is None else self._own.setdefault(part.worker, deque())
 
-    def put(self, parts: Sequence[Part]) -> None:
+    def put(self, parts: Sequence[Chunk]) -> None:
         for part in parts:
             self._line(part).append(part)
 
-    def put_back(self, part: Part) -> None:
+    def put_back(self, part: Chunk) -> None:
         self._line(part).appendleft(part)
 
-    def take(self, worker: int) -> Part | None:
+    def take(self, worker: int) -> Chunk | None:
         """The next part for this worker whose job is not over; ``None`` when there is none."""
         for line in (self._own.get(worker), self._common):
             while line:

@@ -13,30 +13,30 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
 from async_loader.errors import Broken, Closed
-from async_loader.interrupts import HeldBack, LetThrough
-from async_loader.lifecycle import Deadline, EndFlag, Life, State
+from async_loader.interrupts import SignalsAllowed, SignalsDeferred
+from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
 from async_loader.names import describe
-from async_loader.pipeline.assembly import Assembly
+from async_loader.pipeline.batches.chunk_assembler import ChunkAssembler
+from async_loader.pipeline.batches.local_collator import LocalCollator
+from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.batches.to_tensors import TensorConverter, as_it_is
 from async_loader.pipeline.codec import MainModule
-from async_loader.pipeline.crew import Crew
-from async_loader.pipeline.delivery import Delivery, as_it_is
-from async_loader.pipeline.filler import Filler
+from async_loader.pipeline.credits import Credits
 from async_loader.pipeline.iterator import Iterator, OnError, note_own_threads, seconds_since
-from async_loader.pipeline.main_worker import MainWorker
-from async_loader.pipeline.places import Places
-from async_loader.pipeline.producer import Producer, Workshop
-from async_loader.pipeline.thread_crew import ThreadCrew
-from async_loader.pipeline.tickets import Tickets
+from async_loader.pipeline.producer import Executors, Producer
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.work import WorkerType
-from async_loader.pipeline.worker import Orders
+from async_loader.pipeline.workers.main_worker import MainWorker
+from async_loader.pipeline.workers.plan_threads import PlanThreads
+from async_loader.pipeline.workers.work import WorkerType
+from async_loader.pipeline.workers.worker_main import WorkerConfig
+from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.source import Leasing, Source, waiting_for
 from async_loader.stats import LoaderStats, StageStats, bottleneck
 
 if TYPE_CHECKING:
-    from async_loader.pipeline.cuda_queue import CudaQueue
-    from async_loader.pipeline.device import DeviceBackend
-    from async_loader.pipeline.streamer import Streamer
+    from async_loader.pipeline.device.backend import DeviceBackend
+    from async_loader.pipeline.device.cuda_queue import CudaQueue
+    from async_loader.pipeline.device.streamer import Streamer
 
 log = logging.getLogger("async_loader")
 
@@ -53,7 +53,7 @@ _TELL_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PipelineSettings:
     """What a pipeline is built from; validated before it gets here."""
 
     batch_size: int
@@ -81,8 +81,8 @@ class Pipeline:
         ``None`` delivers on the CPU, straight from the train queue.
     """
 
-    def __init__(self, source: Source, settings: Settings, backend: DeviceBackend | None) -> None:
-        self.life = Life()
+    def __init__(self, source: Source, settings: PipelineSettings, backend: DeviceBackend | None) -> None:
+        self.life = StateMachine()
         self.end = EndFlag()
         self.broken: Broken | None = None
         self._closers = 0
@@ -92,34 +92,36 @@ class Pipeline:
         self._source = source
         self._settings = settings
         s = settings
-        self.places = Places(s.prefetch, SPARE_SLOTS, s.slot_bytes, always_slots=backend is not None)
+        self.places = SlotAllocator(s.prefetch, SPARE_SLOTS, s.slot_bytes, always_slots=backend is not None)
         self.train_queue = TrainQueue(s.in_order)
-        self.delivery = Delivery()
+        self.delivery = TensorConverter()
         prepare = self.delivery.prepare if backend is None else as_it_is
-        tickets = Tickets(s.prefetch, self.end)
+        credits = Credits(s.prefetch, self.end)
         whole = s.collate_fn is not None
-        filler = Filler(self.places, s.collate_fn)
-        workshop = Workshop(MainWorker(filler, s.seed, prepare, whole=whole))
+        filler = LocalCollator(self.places, s.collate_fn)
+        executors = Executors(MainWorker(filler, s.seed, prepare, whole=whole))
         self._reserve_known()
         if s.num_workers > 1 and s.worker_type == "thread":
-            mains = [MainWorker(Filler(self.places, s.collate_fn), s.seed, prepare, whole=whole) for _ in range(s.num_workers)]
-            workshop.threads = ThreadCrew(mains, self.train_queue, self.end, s.worker_init_fn, self.break_)
+            mains = [
+                MainWorker(LocalCollator(self.places, s.collate_fn), s.seed, prepare, whole=whole) for _ in range(s.num_workers)
+            ]
+            executors.threads = PlanThreads(mains, self.train_queue, self.end, s.worker_init_fn, self.break_)
         elif s.num_workers > 1:
-            workshop.assembly = Assembly(self.places, filler, prepare, self.train_queue, s.chunk_size, whole=whole)
-            workshop.crew = Crew(s.num_workers, s.context, self.end, workshop.assembly, self._orders, self.break_)
-        self.crew: Crew | ThreadCrew | None = workshop.crew or workshop.threads
-        self._assembly = workshop.assembly
-        self.producer = Producer(source, s.batch_size, tickets, self.train_queue, workshop, self.end, self.break_)
+            executors.assembler = ChunkAssembler(self.places, filler, prepare, self.train_queue, s.chunk_size, whole=whole)
+            executors.worker_pool = WorkerPool(s.num_workers, s.context, self.end, executors.assembler, self._orders, self.break_)
+        self.worker_pool: WorkerPool | PlanThreads | None = executors.worker_pool or executors.threads
+        self._assembler = executors.assembler
+        self.producer = Producer(source, s.batch_size, credits, self.train_queue, executors, self.end, self.break_)
         self.streamer: Streamer | None = None
         self.cuda_queue: CudaQueue | None = None
         if backend is not None:
             self._add_streamer(backend)
         queue = self.cuda_queue or self.train_queue
-        self.iterator = Iterator(queue, tickets, source, self, self.delivery, s)
+        self.iterator = Iterator(queue, credits, source, self, self.delivery, s)
 
     def _add_streamer(self, backend: DeviceBackend) -> None:
-        from async_loader.pipeline.cuda_queue import CudaQueue
-        from async_loader.pipeline.streamer import Streamer
+        from async_loader.pipeline.device.cuda_queue import CudaQueue
+        from async_loader.pipeline.device.streamer import Streamer
 
         self.cuda_queue = CudaQueue()
         self.streamer = Streamer(self.train_queue, self.cuda_queue, backend)
@@ -127,14 +129,14 @@ class Pipeline:
     def start(self) -> None:
         """See NOTE [start order]."""
         try:
-            if self.crew is not None:
-                if self._assembly is not None:
-                    self._assembly.main = MainModule()
-                self.crew.hire()
-            with HeldBack():  # a torch that was imported in part stays so, and a thread whose start was cut is not known
+            if self.worker_pool is not None:
+                if self._assembler is not None:
+                    self._assembler.main = MainModule()
+                self.worker_pool.spawn_workers()
+            with SignalsDeferred():  # a torch that was imported in part stays so, and a thread whose start was cut is not known
                 importlib.import_module("torch")
-                if self.crew is not None:
-                    self.crew.start()
+                if self.worker_pool is not None:
+                    self.worker_pool.start()
                 self.producer.start()
                 if self.streamer is not None:
                     self.streamer.start()
@@ -153,9 +155,9 @@ class Pipeline:
         if self._settings.num_workers > 1:
             self.places.reserve(layout.nbytes)
 
-    def _orders(self, number: int) -> Orders:
+    def _orders(self, number: int) -> WorkerConfig:
         s = self._settings
-        return Orders(number, s.seed, self._source.reader(), s.collate_fn, s.worker_init_fn)
+        return WorkerConfig(number, s.seed, self._source.reader(), s.collate_fn, s.worker_init_fn)
 
     # -- what the iterator asks --------------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Pipeline:
         since = self.producer.planning_since
         if since is not None:
             return f"the source: it has been at work on one batch for {seconds_since(since)}"
-        held = self.crew.waiting_for() if self.crew is not None else None
+        held = self.worker_pool.waiting_for() if self.worker_pool is not None else None
         if held is not None:
             return f"the workers: {held}"
         if self.train_queue.depth:
@@ -212,7 +214,7 @@ class Pipeline:
         """
         if os.getpid() != self.pid:
             return True
-        with HeldBack():  # the waits within let signals through; what is between them is done as a whole
+        with SignalsDeferred():  # the waits within let signals through; what is between them is done as a whole
             return self._close(timeout_s, used)
 
     def _close(self, timeout_s: float, used: bool) -> bool:
@@ -229,14 +231,14 @@ class Pipeline:
             self.end.set()
             self._close_queues()
             try:
-                with LetThrough():
+                with SignalsAllowed():
                     late = self._join(deadline)
                     if not late:
                         self._release_leases(deadline, used)
             except BaseException as error:  # Ctrl-C, or whatever else the handler of a signal raised
                 interrupted = error
-                if self.crew is not None:
-                    self.crew.kill()
+                if self.worker_pool is not None:
+                    self.worker_pool.kill()
                 late = self._join(Deadline(_AFTER_CTRL_C_S))
         finally:
             first = self.life.to(State.CLOSED)
@@ -274,8 +276,8 @@ class Pipeline:
     def _join(self, deadline: Deadline) -> list[str]:
         """Wait for every thread; the stages that did not end in time."""
         stages: list[tuple[str, Any]] = [(f"data source {self._source_name}", self.producer)]
-        if self.crew is not None:
-            stages.append(("crew", self.crew))
+        if self.worker_pool is not None:
+            stages.append(("worker pool", self.worker_pool))
         if self.streamer is not None:
             stages.append(("streamer", self.streamer))
         # A source that blocks must not eat the time of the others.
@@ -294,8 +296,8 @@ class Pipeline:
 
     def _release(self) -> None:
         """Nobody waits on our descriptors any more, nor writes into the ring: what is lent keeps its mapping."""
-        if self.crew is not None:
-            self.crew.jobs.clear()  # what the producer had still cut
+        if self.worker_pool is not None:
+            self.worker_pool.jobs.clear()  # what the producer had still cut
         self.places.release()
         self.end.close()
 
@@ -303,14 +305,14 @@ class Pipeline:
     def _source_name(self) -> str:
         return describe(getattr(self._source, "function", self._source))
 
-    def retire_lent(self) -> None:
+    def retire_leased(self) -> None:
         """See NOTE [what a fork does to leases]."""
-        self.places.retire_lent()
+        self.places.retire_leased()
 
     def after_fork_in_child(self) -> None:
         """This copy belongs to nobody: close what would keep the parent's ends open, and do nothing else ever."""
-        if self.crew is not None:
-            self.crew.forget()
+        if self.worker_pool is not None:
+            self.worker_pool.forget()
         with contextlib.suppress(OSError):
             self.end.close()
 
@@ -320,10 +322,10 @@ class Pipeline:
         """A snapshot; cheap, takes no lock."""
         producer, ring = self.producer, self.places.ring
         copy_meter = self.streamer.meter if self.streamer is not None else None
-        source = producer.meter.snapshot(len(self.crew.jobs) if self.crew is not None else 0)
+        source = producer.meter.snapshot(len(self.worker_pool.jobs) if self.worker_pool is not None else 0)
         workers = producer.work_meter.snapshot(self.train_queue.depth)
-        if self.crew is not None:
-            workers = self.crew.stage(self.train_queue.depth)
+        if self.worker_pool is not None:
+            workers = self.worker_pool.stage(self.train_queue.depth)
         copy = StageStats(0, 0, 0.0, 0.0, 0)
         if copy_meter is not None and self.cuda_queue is not None:
             copy = copy_meter.snapshot(self.cuda_queue.depth)
@@ -338,6 +340,6 @@ class Pipeline:
             copied_out=self.delivery.copied_small + self.delivery.copied_short,
             skipped=self.iterator.skipped,
             interrupted=self.iterator.interrupted,
-            workers_replaced=0 if self.crew is None else self.crew.replaced,
-            bottleneck=bottleneck(source, workers, copy, learner, one_thread=self.crew is None),
+            workers_replaced=0 if self.worker_pool is None else self.worker_pool.replaced,
+            bottleneck=bottleneck(source, workers, copy, learner, one_thread=self.worker_pool is None),
         )

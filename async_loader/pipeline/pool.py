@@ -1,6 +1,6 @@
 """A pool of workers for the tasks of any number of iterations. Knows nothing of datasets, samplers or collation.
 
-    tasks ──▶ Iteration ──part──▶ JobQueue ──▶ Crew ──Channel──▶ worker processes: Work.begin(here)(task)
+    tasks ──▶ Iteration ──part──▶ JobQueue ──▶ WorkerPool ──Channel──▶ worker processes: Work.begin(here)(task)
                  ▲                                                        │  arrays ──▶ slots (Places)
                  └── TrainQueue, one for each iteration ◀── Packing ◀── answers
 
@@ -26,25 +26,26 @@ from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from async_loader import process_hooks
 from async_loader.errors import Broken, CannotSend, Closed
-from async_loader.interrupts import HeldBack, LetThrough
-from async_loader.lifecycle import Deadline, EndFlag, Life, State
+from async_loader.interrupts import SignalsAllowed, SignalsDeferred
+from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
 from async_loader.names import describe
-from async_loader.pipeline import codec, live
-from async_loader.pipeline.arguments import check_descriptors, context_of, one_of, refuse_start_in_child, whole
-from async_loader.pipeline.crew import Crew
-from async_loader.pipeline.heap import keep_freed_memory
-from async_loader.pipeline.iteration import Inline, Iteration, Rota, Team, dealt, unaddressed
+from async_loader.pipeline import codec
+from async_loader.pipeline.batches.pickled_batch import PickledAssembler
+from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.iteration import InlineIterator, Iteration, PooledIterator, RoundRobin, dealt, unaddressed
 from async_loader.pipeline.iterator import note_own_threads
-from async_loader.pipeline.job_queue import Job, Part, Shift
-from async_loader.pipeline.packing import Packing
-from async_loader.pipeline.places import Places
-from async_loader.pipeline.threads import Desks, Threads
+from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.work import END, Kind, Seeding, Shifts, WorkOrders
-from async_loader.pipeline.worker import Orders
-from async_loader.shm.slots import SlotRing
+from async_loader.pipeline.workers.task_threads import TaskThreads, WorkerStates
+from async_loader.pipeline.workers.work import END, IterationRegistry, Kind, Seeding, WorkConfig
+from async_loader.pipeline.workers.worker_main import WorkerConfig
+from async_loader.pipeline.workers.worker_pool import WorkerPool
+from async_loader.shm.malloc import keep_freed_memory
+from async_loader.shm.slot_ring import SlotRing
 from async_loader.stats import StageStats
+from async_loader.validation import check_descriptors, context_of, one_of, refuse_start_in_child, whole
 
 log = logging.getLogger("async_loader")
 
@@ -110,11 +111,11 @@ class Pool:
         self.prefetch = 2 * self.workers if prefetch is None else whole("prefetch", prefetch, 0)
         self._context = context_of(context)
         self._seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
-        self._orders = WorkOrders(work, self.workers, seeding)
+        self._orders = WorkConfig(work, self.workers, seeding)
         self._numbers = itertools.count()
         self._core: _Core | None = None
         self._dropped: Any = None
-        self._desks: Desks | None = None
+        self._worker_states: WorkerStates | None = None
         self._closed = False
 
     @property
@@ -134,15 +135,15 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         """Of the worker processes that there are at this moment."""
-        crew = self._core.team if self._core is not None else None
+        worker_pool = self._core.team if self._core is not None else None
         # One that is being replaced has none yet; 0 would mean the caller's own group to whoever sends a signal.
-        return [handle.pid for handle in list(crew.handles) if handle.pid] if isinstance(crew, Crew) else []
+        return [handle.pid for handle in list(worker_pool.handles) if handle.pid] if isinstance(worker_pool, WorkerPool) else []
 
     @property
     def processes(self) -> list[Any]:
         """The worker processes that there are at this moment, as `multiprocessing` has them."""
-        crew = self._core.team if self._core is not None else None
-        return [handle.process for handle in list(crew.handles)] if isinstance(crew, Crew) else []
+        worker_pool = self._core.team if self._core is not None else None
+        return [handle.process for handle in list(worker_pool.handles)] if isinstance(worker_pool, WorkerPool) else []
 
     @property
     def ring(self) -> SlotRing | None:
@@ -189,11 +190,11 @@ class Pool:
             refuse_start_in_child()
             check_descriptors(self.workers)
         core = self._core = _Core(self._orders, self.workers, self.kind, self._context, max(1, self.prefetch))
-        self._desks, core.desks = core.desks, None
+        self._worker_states, core.worker_states = core.worker_states, None
         if self.kind != "inline":  # there nothing has to be ended
             self._dropped = weakref.finalize(self, core.abandon)
             self._dropped.atexit = False
-        live.add(core)
+        process_hooks.add(core)
         core.start()
 
     def iterate(
@@ -242,7 +243,7 @@ class Pool:
         addressed: Any = unaddressed(tasks)
         if static and self.kind == "process":
             addressed = dealt(tasks, self.workers, first)
-        return self._team(shift, addressed, prefetch, in_order, timeout_s, _nobody, (opening, self.workers))
+        return self._team(shift, addressed, prefetch, in_order, timeout_s, _ignore, (opening, self.workers))
 
     def streams(
         self,
@@ -270,32 +271,32 @@ class Pool:
         if self.kind == "inline":
             return self._inline(shift, itertools.repeat(None), opening)
         streams = self.workers if self.kind == "process" else 1
-        rota = Rota(streams, turn)
-        return self._team(shift, rota, prefetch, in_order, timeout_s, rota.drained, (opening, streams))
+        round_robin = RoundRobin(streams, turn)
+        return self._team(shift, round_robin, prefetch, in_order, timeout_s, round_robin.drained, (opening, streams))
 
-    def _shift(self, state: Any, seed: int | None, *, stream: bool, first: int) -> Shift:
+    def _shift(self, state: Any, seed: int | None, *, stream: bool, first: int) -> IterationSpec:
         self.start()
         assert self._core is not None
         number = next(self._numbers)
         base = (self._seed + number * 0x9E3779B97F4A7C15) % (1 << 62) if seed is None else seed
-        shift = Shift(number, base, state, self._core.live, stream, first)
+        shift = IterationSpec(number, base, state, self._core.live, stream, first)
         if self.kind == "process":
             shift.payload = codec.encode(state)
         self._core.live.add(number)
         return shift
 
-    def _inline(self, shift: Shift, tasks: Any, opening: Any) -> Iteration:
+    def _inline(self, shift: IterationSpec, tasks: Any, opening: Any) -> Iteration:
         core = self._core
         assert core is not None
         assert core.shifts is not None
-        inline = Inline(shift, core.shifts, tasks, core.check, _Retire(core, shift.number))
+        inline = InlineIterator(shift, core.shifts, tasks, core.check, _IterationCleanup(core, shift.number))
         if opening is not END:
             inline.open(opening, 1)
         return inline
 
     def _team(
         self,
-        shift: Shift,
+        shift: IterationSpec,
         tasks: Any,
         prefetch: int | None,
         in_order: bool,
@@ -306,11 +307,11 @@ class Pool:
         core = self._core
         assert core is not None
         window = max(1, self.prefetch if prefetch is None else prefetch)
-        retire = _Retire(core, shift.number, self)
-        team = Team(
+        retire = _IterationCleanup(core, shift.number, self)
+        team = PooledIterator(
             core, shift, tasks, window=window, in_order=in_order, timeout_s=timeout_s, on_drained=on_drained, on_close=retire
         )
-        if isinstance(tasks, Rota) and not in_order:
+        if isinstance(tasks, RoundRobin) and not in_order:
             tasks.under_way = team.jobs
         for queue in team.queues:
             core.queues.add(queue)
@@ -338,7 +339,7 @@ class Pool:
         raise TypeError("a pool of workers cannot be pickled: build one in each process that needs batches")
 
 
-class _Retire:
+class _IterationCleanup:
     """What an iteration does when it is over. Holds the pool until then: an iteration outlives a loader that was dropped."""
 
     def __init__(self, core: _Core, number: int, pool: Pool | None = None) -> None:
@@ -349,34 +350,41 @@ class _Retire:
         self._pool = None
 
 
-def _nobody(worker: int) -> None:
+def _ignore(worker: int) -> None:
     """No stream has ended: there is none."""
 
 
 class _Core:
     """Threads hold this, never the pool, so that a dropped pool can be noticed."""
 
-    def __init__(self, orders: WorkOrders, workers: int, kind: Kind, context: BaseContext, prefetch: int) -> None:
+    def __init__(self, orders: WorkConfig, workers: int, kind: Kind, context: BaseContext, prefetch: int) -> None:
         self.pid = os.getpid()
         self.live: set[int] = set()
         self.queues: weakref.WeakSet[TrainQueue] = weakref.WeakSet()
         self.broken: Broken | None = None
-        self.team: Crew | Threads | None = None
-        self.shifts: Shifts | None = None
-        self.places = Places(prefetch, SPARE_SLOTS, None, always_slots=True)
-        self.desks: Desks | None = None
+        self.team: WorkerPool | TaskThreads | None = None
+        self.shifts: IterationRegistry | None = None
+        self.places = SlotAllocator(prefetch, SPARE_SLOTS, None, always_slots=True)
+        self.worker_states: WorkerStates | None = None
         self._what = describe(orders.work)
-        self._life = Life()
+        self._life = StateMachine()
         self._closing = threading.RLock()
         self._end = None if kind == "inline" else EndFlag()
         if self._end is None:
-            self.shifts = Shifts(orders, 0, "inline")
+            self.shifts = IterationRegistry(orders, 0, "inline")
         elif kind == "process":
             known = weakref.ref(orders)
-            self.team = Crew(workers, context, self._end, Packing(self.places), lambda n: Orders(n, 0, work=known()), self.break_)
+            self.team = WorkerPool(
+                workers,
+                context,
+                self._end,
+                PickledAssembler(self.places),
+                lambda n: WorkerConfig(n, 0, work=known()),
+                self.break_,
+            )
         else:
-            self.desks = Desks(workers, orders)
-            self.team = Threads(workers, weakref.ref(self.desks), self._end)
+            self.worker_states = WorkerStates(workers, orders)
+            self.team = TaskThreads(workers, weakref.ref(self.worker_states), self._end)
 
     @property
     def usable(self) -> bool:
@@ -386,10 +394,10 @@ class _Core:
         """Other than NOTE [start order] has it, torch comes first: each forked worker would import it for itself."""
         try:
             if self.team is not None:
-                with HeldBack():  # a torch that was imported in part stays so
+                with SignalsDeferred():  # a torch that was imported in part stays so
                     importlib.import_module("torch.utils.data")
-                self._hire(self.team)
-            with HeldBack():  # a thread whose start was cut is not known
+                self._spawn_worker(self.team)
+            with SignalsDeferred():  # a thread whose start was cut is not known
                 if self.team is not None:
                     self.team.start()
                     note_own_threads()
@@ -398,9 +406,9 @@ class _Core:
             self.close(CLOSE_TIMEOUT_S)
             raise
 
-    def _hire(self, team: Crew | Threads) -> None:
+    def _spawn_worker(self, team: WorkerPool | TaskThreads) -> None:
         try:
-            team.hire()
+            team.spawn_workers()
         except CannotSend as error:
             text = f"{self._what} cannot be sent to worker processes that are not forked: {error.__cause__ or error}"
             raise CannotSend(f'{text}: make what it holds picklable, or use multiprocessing_context="fork"') from error
@@ -421,14 +429,14 @@ class _Core:
         return self.places.ring
 
     def submit(
-        self, shift: Shift, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
+        self, shift: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
     ) -> None:
-        crew = self.team
-        assert crew is not None
-        processes = isinstance(crew, Crew)
+        worker_pool = self.team
+        assert worker_pool is not None
+        processes = isinstance(worker_pool, WorkerPool)
         job = Job(seq, 1, self.places.spare_slot() if processes else None, True, ready, parts=1, worker=worker)
         payload = codec.encode(task) if processes else _NOTHING
-        crew.submit([Part(job, 0, 0, 1, payload, shift=shift, task=task, worker=worker)], lambda: noted(job))
+        worker_pool.submit([Chunk(job, 0, 0, 1, payload, shift=shift, task=task, worker=worker)], lambda: noted(job))
 
     def diagnosis(self) -> str:
         held = self.team.waiting_for() if self.team is not None else None
@@ -450,7 +458,7 @@ class _Core:
         """See NOTE [close order]. Any thread, any number of times; whether everything has ended."""
         if os.getpid() != self.pid:
             return True
-        with self._closing, HeldBack():  # the wait within lets signals through
+        with self._closing, SignalsDeferred():  # the wait within lets signals through
             return self._close(timeout_s)
 
     def _close(self, timeout_s: float) -> bool:
@@ -462,7 +470,7 @@ class _Core:
         late, interrupted = False, None
         if self.team is not None:
             try:
-                with LetThrough():
+                with SignalsAllowed():
                     late = not self.team.join(deadline.left())
             except BaseException as error:  # Ctrl-C, or whatever else the handler of a signal raised
                 interrupted = error
@@ -491,9 +499,9 @@ class _Core:
         if self._end is not None:
             self._end.close()
 
-    def retire_lent(self) -> None:
+    def retire_leased(self) -> None:
         """See NOTE [what a fork does to leases]."""
-        self.places.retire_lent()
+        self.places.retire_leased()
 
     def after_fork_in_child(self) -> None:
         """This copy belongs to nobody: close what would keep the parent's ends open, and do nothing else ever."""

@@ -10,26 +10,26 @@ from dataclasses import dataclass
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed
 from async_loader.lifecycle import EndFlag, Patience, join
-from async_loader.pipeline.assembly import Assembly
-from async_loader.pipeline.batch import Failure, Loose, Slotted
-from async_loader.pipeline.crew import Crew
-from async_loader.pipeline.failures import guarded
-from async_loader.pipeline.main_worker import MainWorker
-from async_loader.pipeline.thread_crew import ThreadCrew
-from async_loader.pipeline.tickets import Tickets
+from async_loader.pipeline.batch import Failure, HeapBatch, SlotBatch
+from async_loader.pipeline.batches.chunk_assembler import ChunkAssembler
+from async_loader.pipeline.credits import Credits
 from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.pipeline.workers.failures import guarded
+from async_loader.pipeline.workers.main_worker import MainWorker
+from async_loader.pipeline.workers.plan_threads import PlanThreads
+from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.source import END, Jobs, Plan, Reader, Ready, Rows, Source
 from async_loader.stats import Meter
 
 
 @dataclass(slots=True)
-class Workshop:
+class Executors:
     """What the producer sends plans to: the main worker in its own thread, and worker processes or threads if there are any."""
 
     main: MainWorker
-    assembly: Assembly | None = None
-    crew: Crew | None = None
-    threads: ThreadCrew | None = None
+    assembler: ChunkAssembler | None = None
+    worker_pool: WorkerPool | None = None
+    threads: PlanThreads | None = None
 
 
 class Producer:
@@ -45,9 +45,9 @@ class Producer:
         self,
         source: Source,
         batch_size: int,
-        tickets: Tickets,
+        credits: Credits,
         ready: TrainQueue,
-        workshop: Workshop,
+        executors: Executors,
         end: EndFlag,
         on_broken: Callable[[BaseException], None],
     ) -> None:
@@ -56,12 +56,12 @@ class Producer:
         self.planning_since: float | None = None
         self._source = source
         self._batch_size = batch_size
-        self._tickets = tickets
+        self._credits = credits
         self._ready = ready
-        self._workshop = workshop
+        self._executors = executors
         self._on_broken = on_broken
         self._reader: Reader | None = None
-        self._patience = Patience(end, on_wait=ready.nudge)
+        self._patience = Patience(end, on_wait=ready.wake_consumer)
         self._thread = threading.Thread(target=self._run, name="async-loader-producer", daemon=True)
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class Producer:
     def _run(self) -> None:
         try:
             for seq in itertools.count():
-                self._tickets.take()
+                self._credits.take()
                 if not self._produce(seq):
                     return
         except Closed:
@@ -117,11 +117,11 @@ class Producer:
             self.meter.batches += 1
 
     def _send(self, seq: int, plan: Plan) -> None:
-        shop = self._workshop
+        shop = self._executors
         if isinstance(plan, Rows) and self._reader is None:
             self._meet_reader()
-        if shop.crew is not None and shop.assembly is not None and isinstance(plan, Rows | Jobs):
-            shop.crew.submit(shop.assembly.cut(seq, plan, self._reader))
+        if shop.worker_pool is not None and shop.assembler is not None and isinstance(plan, Rows | Jobs):
+            shop.worker_pool.submit(shop.assembler.cut(seq, plan, self._reader))
             return
         if shop.threads is not None and isinstance(plan, Rows | Jobs):
             shop.threads.submit(seq, plan)
@@ -129,7 +129,7 @@ class Producer:
         self.work_meter.work()
         try:
             outcome = shop.main.do(seq, plan, self._reader)
-            if isinstance(plan, Ready) and isinstance(outcome, Slotted | Loose):
+            if isinstance(plan, Ready) and isinstance(outcome, SlotBatch | HeapBatch):
                 outcome.lease = plan.lease
             self.work_meter.batches += 1  # before the batch can be taken, and the count be read
             self._ready.put(seq, outcome)
@@ -141,8 +141,8 @@ class Producer:
         self._reader = self._source.reader()
         if self._reader is None:
             raise AsyncLoaderError(f"{type(self._source).__name__} planned rows and has no reader for them")
-        if self._workshop.crew is not None:
-            self._workshop.crew.use_reader(self._reader)
-        if self._workshop.threads is not None:
-            others = [self._source.reader() or self._reader for _ in range(self._workshop.threads.size - 1)]
-            self._workshop.threads.use_readers([self._reader, *others])
+        if self._executors.worker_pool is not None:
+            self._executors.worker_pool.use_reader(self._reader)
+        if self._executors.threads is not None:
+            others = [self._source.reader() or self._reader for _ in range(self._executors.threads.size - 1)]
+            self._executors.threads.use_readers([self._reader, *others])

@@ -7,8 +7,8 @@ from collections import deque
 from typing import Any
 
 from async_loader.errors import Closed, Timeout
-from async_loader.lifecycle import Deadline, Gate
-from async_loader.pipeline.batch import Drained, Failure, Loose, Nudge, Outcome, Slotted
+from async_loader.lifecycle import AutoResetEvent, Deadline
+from async_loader.pipeline.batch import Failure, HeapBatch, Outcome, SlotBatch, StreamEnd, Wakeup
 from async_loader.source import END
 
 _NOTHING: Any = object()
@@ -30,9 +30,9 @@ class TrainQueue:
     def __init__(self, in_order: bool = True) -> None:
         self._in_order = in_order
         self._lock = threading.RLock()  # reentrant: a signal handler may close the loader while we hold it
-        self._changed = Gate()
+        self._changed = AutoResetEvent()
         self._ready: dict[int, Outcome | None] = {}  # None: this job's turn is passed over
-        self._urgent: deque[Failure | Nudge] = deque()
+        self._urgent: deque[Failure | Wakeup] = deque()
         self._next = 0
         self._beyond: set[int] = set()
         self._found: Any = _NOTHING  # what `drop` lets go of, and whose turn it is: -1 for what is urgent
@@ -53,11 +53,11 @@ class TrainQueue:
                 self._ready[seq] = outcome
         self._changed.open()
 
-    def nudge(self) -> None:
+    def wake_consumer(self) -> None:
         """Wake the consumer so that it looks at the state of things; carries nothing."""
         with self._lock:
-            if not any(isinstance(item, Nudge) for item in self._urgent):
-                self._urgent.append(Nudge())
+            if not any(isinstance(item, Wakeup) for item in self._urgent):
+                self._urgent.append(Wakeup())
         self._changed.open()
 
     def end(self, seq: int) -> None:
@@ -77,7 +77,7 @@ class TrainQueue:
         self._changed.open()
         del dropped  # the slots go back outside the lock
 
-    def front(self) -> Slotted | Loose | Drained | None:
+    def front(self) -> SlotBatch | HeapBatch | StreamEnd | None:
         """Return the next batch if it is ready and nothing else is to be looked at, else ``None``: `wait` says more.
 
         It stays in the queue until `drop`. The consumer's thread; takes no lock.
@@ -110,10 +110,10 @@ class TrainQueue:
     def halt(self) -> None:
         """Nothing may be popped any more: whoever wants a batch is to look first."""
         self._halted = True
-        self.nudge()
+        self.wake_consumer()
 
-    def wait(self, deadline: Deadline) -> Outcome | Nudge | Any:
-        """Return the next outcome, a Nudge, or END, which stays the answer once reached. It stays in the queue until `drop`.
+    def wait(self, deadline: Deadline) -> Outcome | Wakeup | Any:
+        """Return the next outcome, a Wakeup, or END, which stays the answer once reached. It stays in the queue until `drop`.
 
         Raises
         ------
@@ -123,11 +123,11 @@ class TrainQueue:
         """
         return self._wait(deadline, take=False)
 
-    def get(self, deadline: Deadline) -> Outcome | Nudge | Any:
+    def get(self, deadline: Deadline) -> Outcome | Wakeup | Any:
         """As `wait`, and takes what it returns out of the queue. For threads in which no signal is handled; any number."""
         return self._wait(deadline, take=True)
 
-    def _wait(self, deadline: Deadline, *, take: bool) -> Outcome | Nudge | Any:
+    def _wait(self, deadline: Deadline, *, take: bool) -> Outcome | Wakeup | Any:
         while True:
             with self._lock:
                 found = self._look()
@@ -145,7 +145,7 @@ class TrainQueue:
                 raise Timeout(f"no batch within the deadline: waiting for batch {self._next}")
             self._changed.pass_through(left)
 
-    def _look(self) -> Outcome | Nudge | Any:
+    def _look(self) -> Outcome | Wakeup | Any:
         """What comes next, without a change to the queue but for turns that are passed over."""
         if self._found is None:
             self.drop()  # of a call that was interrupted

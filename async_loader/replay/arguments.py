@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.replay.staging import length_of
+from async_loader.replay.table.step_packer import length_of
 from async_loader.schema import RESERVED, Field, Schema, kind_of
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")

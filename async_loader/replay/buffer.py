@@ -16,23 +16,23 @@ from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import one_of, positive, size_of
 from async_loader.replay.by_id import ById
-from async_loader.replay.drawing import Drawer, Taken
-from async_loader.replay.inserting import Inserter
-from async_loader.replay.limiter import Queue, RateLimiter
-from async_loader.replay.owner import Owner
+from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
-from async_loader.replay.remote.handle import WriterHandle
+from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
 from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.source import ReplaySource, sampler_for
 from async_loader.replay.stats import TableStats
-from async_loader.replay.storage import StorageLayout
 from async_loader.replay.stream_names import fresh_stream, stream_name
+from async_loader.replay.table.insert import Inserter
+from async_loader.replay.table.sample import TableSampler, UndeliveredItems
+from async_loader.replay.table.storage import StorageLayout
+from async_loader.replay.table.table_state import TableState
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import Transitions, checked_view
 from async_loader.replay.writer import LocalWriter, how_ended
 from async_loader.schema import Schema, SchemaLike
-from async_loader.shm.memory import human
+from async_loader.shm.limits import human
 from async_loader.source import Applied
 from async_loader.table import AutoReset, Batch, Ids, Streams, Table, VectorEnv
 
@@ -113,8 +113,8 @@ class ReplayBuffer(Table):
             check_sampler(name, one)
         most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
         check_limiter(limiter, most)
-        self._owner = Owner(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed, checked_view(view))
-        self._in, self._out = Inserter(self._owner), Drawer(self._owner)
+        self._owner = TableState(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed, checked_view(view))
+        self._in, self._out = Inserter(self._owner), TableSampler(self._owner)
         self._by_id = ById(self._owner, self._in, self._out)
         self._saver = checkpoint.Saver(self._owner)
         if schema is not None:
@@ -290,7 +290,7 @@ class ReplayBuffer(Table):
         ----------
         step : mapping
             Numbers, numpy arrays and CPU tensors, shaped like the schema. A value is taken when a row can hold it
-            unchanged, apart from rounding floats to the field's precision (fitting.py, NOTE [what fits]).
+            unchanged, apart from rounding floats to the field's precision (field_validator.py, NOTE [what fits]).
         stream : hashable, optional
             Whose step this is: an actor's, an environment's. Steps of one stream follow each other. By default stream 0, which
             is for one thread at a time where the table links steps.
@@ -496,7 +496,7 @@ class ReplayBuffer(Table):
         if owner.limiter is None and not owner.max_times_sampled:
             batch = out.batch(owner.sampler, batch_size, view, timeout_s)
             return batch if batch_format == "numpy" else convert(batch, batch_format, device)
-        taken = Taken()
+        taken = UndeliveredItems()
         try:
             batch = out.batch(owner.sampler, batch_size, view, timeout_s, taken)
             if batch_format != "numpy":

@@ -12,10 +12,10 @@ from async_loader import tensors
 from async_loader.errors import SchemaError
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import floats_of, ids_of, named
-from async_loader.replay.drawing import Drawer
-from async_loader.replay.inserting import Inserter
-from async_loader.replay.owner import Owner
-from async_loader.replay.staging import Stage
+from async_loader.replay.table.insert import Inserter
+from async_loader.replay.table.sample import TableSampler
+from async_loader.replay.table.step_packer import StepPacker
+from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Transitions, checked_view
 from async_loader.schema import Field
 from async_loader.source import Applied
@@ -30,11 +30,11 @@ class ById:
 
     Parameters
     ----------
-    owner, inserter, drawer : Owner, Inserter, Drawer
+    owner, inserter, drawer : Owner, Inserter, TableSampler
     """
 
-    def __init__(self, owner: Owner, inserter: Inserter, drawer: Drawer) -> None:
-        self._owner, self._in, self._out = owner, inserter, drawer
+    def __init__(self, owner: TableState, inserter: Inserter, table_sampler: TableSampler) -> None:
+        self._owner, self._in, self._out = owner, inserter, table_sampler
 
     def get(self, index: Any, view: Transitions | None) -> Batch:
         """See `ReplayBuffer.get`."""
@@ -55,7 +55,7 @@ class ById:
         owner = self._owner
         if not owner.ready:
             return Applied(0, len(ids))
-        columns = columns_of(owner.stage, fields, len(ids))
+        columns = columns_of(owner.step_packer, fields, len(ids))
         with owner.lock:
             return owner.own().patch(ids, columns)
 
@@ -88,14 +88,14 @@ class ById:
                 owner.waiters.ring()
 
 
-def columns_of(stage: Stage, fields: Mapping[str, Any], rows: int) -> dict[int, npt.NDArray[Any]]:
+def columns_of(step_packer: StepPacker, fields: Mapping[str, Any], rows: int) -> dict[int, npt.NDArray[Any]]:
     """New values ``[rows, ...]`` of fields, by their places in the schema. Raises SchemaError, as `ReplayBuffer.update`."""
     columns: dict[int, npt.NDArray[Any]] = {}
-    known = {field.name: i for i, field in enumerate(stage.schema.fields)}
+    known = {field.name: i for i, field in enumerate(step_packer.schema.fields)}
     for name, value in named(fields):
         if name not in known or name in _SETTLED:
             raise SchemaError(f"field {name!r} cannot be updated: {', '.join(n for n in known if n not in _SETTLED)} can")
-        fit = stage.fits[known[name]]
+        fit = step_packer.fits[known[name]]
         column = fit.column(_in_rows(value, rows, fit.field))
         if len(column) != rows:
             raise SchemaError(f"field {name!r} has {len(column)} rows for {rows} ids: one for each")

@@ -15,7 +15,7 @@ from typing import Final
 
 from async_loader.errors import ConfigError
 from async_loader.replay.arguments import positive
-from async_loader.replay.limiter import RateLimiter
+from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.views import Transitions, depth_and_lookahead
 from async_loader.schema import Schema
 

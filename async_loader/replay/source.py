@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import CannotSend, Closed, ConfigError
-from async_loader.lifecycle import Bell, Patience
+from async_loader.lifecycle import EventFd, Patience
 from async_loader.names import stacklevel
 from async_loader.replay.arguments import positive, whole_seed
 from async_loader.replay.by_id import ById
-from async_loader.replay.drawing import Drawer, Taken, assembled
-from async_loader.replay.limiter import Limits
-from async_loader.replay.owner import Owner
-from async_loader.replay.reader import ReplayReader, join_index
+from async_loader.replay.rate_limiter import LimiterState
 from async_loader.replay.samplers import Sampler, Uniform
 from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.samplers.seeded import Seeded
+from async_loader.replay.table.reader import ReplayReader, join_index
+from async_loader.replay.table.sample import TableSampler, UndeliveredItems, assembled
+from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
 from async_loader.source import Applied, Ready, Rows
@@ -35,7 +35,7 @@ class ReplaySource:
 
     Parameters
     ----------
-    owner, drawer, by_id : Owner, Drawer, ById
+    owner, drawer, by_id : Owner, TableSampler, ById
     view : Transitions | None
     sampler : Sampler
     min_size : int
@@ -51,8 +51,8 @@ class ReplaySource:
 
     def __init__(
         self,
-        owner: Owner,
-        drawer: Drawer,
+        owner: TableState,
+        table_sampler: TableSampler,
         by_id: ById,
         view: Transitions | None,
         sampler: Sampler,
@@ -63,7 +63,7 @@ class ReplaySource:
         min_size = positive("min_size", min_size)
         if most is not None and min_size > most:
             raise ConfigError(f"min_size={min_size}: it must be 1 to {most or 'the capacity'}, the buffer's capacity")
-        self._owner, self._out, self._by_id = owner, drawer, by_id
+        self._owner, self._out, self._by_id = owner, table_sampler, by_id
         self._view, self._sampler = view, sampler
         self._own_reader: ReplayReader | None = None
         self._min_size = min_size
@@ -72,9 +72,9 @@ class ReplaySource:
         self._own: Any = None
         self._wanted: list[int] = []  # batch sizes of the plans that wait
         if owner.ready:
-            drawer.recipe(view, sampler, min_size=min_size)
+            table_sampler.read_plan(view, sampler, min_size=min_size)
             with owner.lock:
-                drawer.check_size(min_size)
+                table_sampler.check_size(min_size)
         if own:
             self._own = weakref.finalize(self, owner.let_go_of, sampler)
             self._own.atexit = False
@@ -90,7 +90,7 @@ class ReplaySource:
         self._batch_size = batch_size
         plan = self._attempt(batch_size)
         if plan is None:
-            bell = Bell()
+            bell = EventFd()
             self._wanted.append(batch_size)
             try:
                 with owner.waiters.ringing(bell, "sample", lambda: self._why_not(batch_size)):
@@ -131,7 +131,7 @@ class ReplaySource:
         if not owner.ready:
             owner.check_open()
             return None
-        recipe = self._out.recipe(self._view, self._sampler, batch_size, self._min_size)
+        read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
         with owner.lock:
             owner.check_open()
             if self._why_not(batch_size) is not None:
@@ -139,16 +139,16 @@ class ReplaySource:
             if not owner.max_times_sampled:
                 drawn = self._out.now(self._sampler, batch_size)
                 return Rows(join_index(drawn.ids, drawn.weight))
-            taken = Taken()
+            taken = UndeliveredItems()
             if self._own_reader is None:
-                self._own_reader = ReplayReader(owner.table.storage, recipe)
+                self._own_reader = ReplayReader(owner.table.storage, read_plan)
             self._out.use_up(self._own_reader, self._sampler, batch_size, taken)
-        return Ready(assembled(recipe, taken.arrays), lent=True, samples=partial(_samples, recipe.schema, taken.arrays))
+        return Ready(assembled(read_plan, taken.arrays), lent=True, samples=partial(_samples, read_plan.schema, taken.arrays))
 
     def _why_not(self, batch_size: int) -> str | None:
         key = None
         if self._owner.max_times_sampled and self._owner.ready:
-            key = id(self._out.recipe(self._view, self._sampler, batch_size, self._min_size))
+            key = id(self._out.read_plan(self._view, self._sampler, batch_size, self._min_size))
         return self._out.why_not(self._sampler, batch_size, self._min_size, key)
 
     def reader(self) -> ReplayReader | None:
@@ -159,7 +159,7 @@ class ReplaySource:
         """
         if not self._owner.ready:
             return None
-        return ReplayReader(self._owner.table.storage, self._out.recipe(self._view, self._sampler)).warm()
+        return ReplayReader(self._owner.table.storage, self._out.read_plan(self._view, self._sampler)).warm()
 
     def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
@@ -177,12 +177,12 @@ class ReplaySource:
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """A loader will plan so many batches before the first is used: warn if the limiter never lets it."""
         limiter = self._owner.limiter
-        text = None if limiter is None else Limits(limiter).window_warning(batch_size, batches)
+        text = None if limiter is None else LimiterState(limiter).window_warning(batch_size, batches)
         if text is not None:
             warnings.warn(text, UserWarning, stacklevel=stacklevel())
 
 
-def sampler_for(owner: Owner, sampler: Sampler | None, seed: int | None, rank: int, world_size: int) -> tuple[Any, bool]:
+def sampler_for(owner: TableState, sampler: Sampler | None, seed: int | None, rank: int, world_size: int) -> tuple[Any, bool]:
     """What a source draws with, and whether that is attached to the table for it. See `ReplayBuffer.source`."""
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from async_loader.replay.waiting import Waiting
+from async_loader.replay.table.waiters import Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.replay.owner import Owner
+from async_loader.replay.table.table_state import TableState
 
 Ids = npt.NDArray[np.int64]
 _NO_IDS: Ids = np.empty(0, np.int64)
@@ -24,7 +24,7 @@ class Tally:
 
     __slots__ = ("_before", "_ids", "_one", "_owner", "under_way")
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: TableState) -> None:
         self._owner = owner
         self._before = 0
         self._one = np.full(1, -1, np.int64)

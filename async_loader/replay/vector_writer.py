@@ -12,8 +12,8 @@ import numpy.typing as npt
 from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupported
 from async_loader.replay.arguments import positive
-from async_loader.replay.fitting import Fit
 from async_loader.replay.stream_names import fresh_stream, stream_name
+from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.writer import closed_writer
 from async_loader.schema import Field, Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
@@ -325,7 +325,7 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
     reward = tensors.as_array(batch.get("reward"))
     if reward is None or reward.dtype != np.float64 or reward.ndim != 1:
         return batch
-    return {**batch, "reward": Fit(Field((), np.dtype(np.float32), name="reward")).column(reward)}
+    return {**batch, "reward": FieldValidator(Field((), np.dtype(np.float32), name="reward")).column(reward)}
 
 
 def _rows(value: Any) -> npt.NDArray[Any]:

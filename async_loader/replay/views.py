@@ -98,7 +98,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ReadPlan:
     """A view of one schema, worked out.
 
     Attributes
@@ -139,7 +139,7 @@ class Recipe:
         return self.n if self.successor else self.n - 1
 
     @classmethod
-    def of(cls, stored: Schema, view: Transitions | None = None, *, weighted: bool = False) -> Recipe:
+    def of(cls, stored: Schema, view: Transitions | None = None, *, weighted: bool = False) -> ReadPlan:
         """How ``view`` (or else the steps as they are) looks on steps of a schema.
 
         Raises

@@ -9,11 +9,11 @@ from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import seconds_or_none
 from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
 from async_loader.replay.arguments import one_of
-from async_loader.replay.inserting import Inserter
-from async_loader.replay.owner import Owner
-from async_loader.replay.rows import TERMINATED, TRUNCATED
-from async_loader.replay.staging import Ends, count_of
+from async_loader.replay.base.row_format import TERMINATED, TRUNCATED
 from async_loader.replay.stream_names import stream_name, stream_names
+from async_loader.replay.table.insert import Inserter
+from async_loader.replay.table.step_packer import Ends, count_of
+from async_loader.replay.table.table_state import TableState
 from async_loader.replay.tally import Tally
 from async_loader.schema import Schema
 from async_loader.table import Ids, Streams
@@ -40,7 +40,7 @@ class LocalWriter:
         Of the steps that name none.
     """
 
-    def __init__(self, owner: Owner, inserter: Inserter, stream: Hashable) -> None:
+    def __init__(self, owner: TableState, inserter: Inserter, stream: Hashable) -> None:
         self._owner, self._in, self.stream = owner, inserter, stream
         self._tally = Tally(owner)
         self._closed = False

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import OutOfMemory, Unsupported
-from async_loader.interrupts import HeldBack
-from async_loader.shm import mapping
-from async_loader.shm.memory import available_bytes, human
+from async_loader.interrupts import SignalsDeferred
+from async_loader.shm import hugepages
+from async_loader.shm.limits import available_bytes, human
 
 
 class Segment:
@@ -48,7 +48,7 @@ class Segment:
 
     def _mapped(self) -> None:
         try:
-            self._map = mapping.aligned(self._fd, self.nbytes) or mmap.mmap(self._fd, self.nbytes)
+            self._map = hugepages.aligned(self._fd, self.nbytes) or mmap.mmap(self._fd, self.nbytes)
         except BaseException:
             self.close()
             raise
@@ -57,7 +57,7 @@ class Segment:
     def _unmapped(cls, nbytes: int) -> Segment:
         segment = cls.__new__(cls)
         segment._map, segment.nbytes = None, nbytes
-        with HeldBack():  # an interrupted call would leave a descriptor that no object owns
+        with SignalsDeferred():  # an interrupted call would leave a descriptor that no object owns
             segment._fd = _anonymous_fd()
         return segment
 

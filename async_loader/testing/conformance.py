@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors, tree
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import CannotSend, Closed, Timeout, Unsupported
-from async_loader.layout import BatchLayout
 from async_loader.lifecycle import Deadline, EndFlag, Patience
 from async_loader.pipeline import codec
 from async_loader.schema import Schema

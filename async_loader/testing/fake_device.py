@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors
-from async_loader.layout import Region
+from async_loader.batch_layout import Region
 
 if TYPE_CHECKING:
     import torch

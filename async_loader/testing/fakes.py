@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import Unsupported
-from async_loader.lifecycle import Bell, Patience
+from async_loader.lifecycle import EventFd, Patience
 from async_loader.source import END, Applied, Plan, Reader, Rows, Seed, Window
 
 __all__ = [
@@ -72,7 +72,7 @@ class WaitingSource(ItemsSource):
 
     def __init__(self, dataset: Sequence[Any], batches: int | None = None) -> None:
         super().__init__(dataset, batches)
-        self._bell = Bell()
+        self._bell = EventFd()
         self._added = False
 
     def add(self) -> None:

@@ -13,7 +13,7 @@ from benchmarks.feeder.processes import Child, child
 from benchmarks.feeder.workloads import Work
 from benchmarks.replay.workloads import BATCH, FRAME, STACK
 
-PRELOAD = ("async_loader.feeder.server", "async_loader.feeder.client.client", "async_loader.replay.compiled")
+PRELOAD = ("async_loader.feeder.server", "async_loader.feeder.client.client", "async_loader.replay.base.compiled")
 TABLE = "replay"
 STEPS = 100
 """That an actor appends before it looks at the clock."""
@@ -45,7 +45,7 @@ def serving(work: Work, transport: str) -> Iterator[tuple[Child, str]]:
 
 def _serve(pipe: Any, work: Work, transport: str, folder: str) -> None:
     from async_loader.feeder.server import Server
-    from async_loader.feeder.server.ports import Plane
+    from async_loader.feeder.server.sockets import Plane
 
     if transport == "tcp":
         endpoints = dict.fromkeys(Plane, "tcp://127.0.0.1:*")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from door_rig import program
+from compat_rig import program
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

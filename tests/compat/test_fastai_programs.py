@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from door_rig import program
+from compat_rig import program
 
 THEIRS, OURS = "fastai.data.load", "async_loader.compat.fastai"
 

@@ -196,7 +196,7 @@ def pids(loader):
     found = []
 
     def known():
-        found[:] = [handle.pid for handle in loader._pipeline.crew.handles]
+        found[:] = [handle.pid for handle in loader._pipeline.worker_pool.handles]
         return all(found)
 
     until(known)
@@ -337,7 +337,7 @@ class Script:
         return self.process.returncode, err.decode()
 
     def members(self) -> dict[int, str]:
-        """Living processes of the script's session."""
+        """ProcessResource processes of the script's session."""
         found = {}
         for entry in os.listdir("/proc"):
             if entry.isdigit():

@@ -15,7 +15,7 @@ from fault_rig import SLACK_S, Script
 from async_loader import AsyncDataLoader, DataLoader, Fifo, ReplayBuffer
 from async_loader.errors import OutOfMemory, WouldDeadlock
 from async_loader.pipeline import codec
-from async_loader.pipeline.crew import Crew
+from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.shm import segment as segments
 from async_loader.shm.segment import Segment
 
@@ -44,8 +44,8 @@ def test_a_segment_that_cannot_be_mapped_closes_its_descriptor_once(monkeypatch)
 
 @pytest.mark.parametrize("kind", ["loader", "epoch"])
 def test_workers_whose_thread_cannot_be_started_are_ended(monkeypatch, kind):
-    def refused(crew):
-        assert crew.handles, "the workers are there already"
+    def refused(worker_pool):
+        assert worker_pool.handles, "the workers are there already"
         raise RuntimeError("can't start new thread")
 
     def construct():
@@ -55,7 +55,7 @@ def test_workers_whose_thread_cannot_be_started_are_ended(monkeypatch, kind):
             iter(DataLoader([1, 2], 1, num_workers=2, multiprocessing_context="fork", bulk=False))
 
     before = opened()
-    monkeypatch.setattr(Crew, "start", refused)
+    monkeypatch.setattr(WorkerPool, "start", refused)
     with pytest.raises(RuntimeError, match="new thread"):
         construct()
     assert opened() <= before

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, EndFlag
-from async_loader.pipeline.batch import Failure, Loose, Nudge
-from async_loader.pipeline.tickets import Tickets
+from async_loader.pipeline.batch import Failure, HeapBatch, Wakeup
+from async_loader.pipeline.credits import Credits
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 
@@ -32,11 +32,11 @@ def play(queue, outcomes, moves):
     for move, seq in moves:
         if move == "put":
             kind = outcomes[seq]
-            queue.put(seq, Loose(seq) if kind == "good" else Failure(ValueError(seq), urgent=kind == "urgent"))
+            queue.put(seq, HeapBatch(seq) if kind == "good" else Failure(ValueError(seq), urgent=kind == "urgent"))
         elif move == "end":
             queue.end(seq)
         else:
-            queue.nudge()
+            queue.wake_consumer()
 
 
 def drain(queue):
@@ -45,7 +45,7 @@ def drain(queue):
     while (item := queue.get(Deadline(SLACK_S))) is not END:
         if isinstance(item, Failure):
             (urgent if item.urgent else ordinary).append(item.error.args[0])
-        elif not isinstance(item, Nudge):
+        elif not isinstance(item, Wakeup):
             ordinary.append(item.tree)
     return urgent, ordinary
 
@@ -105,19 +105,19 @@ def test_close_at_any_moment_wakes_every_waiter_and_keeps_nothing(history, at, w
 
 def test_a_timeout_loses_nothing():
     queue = TrainQueue()
-    queue.put(1, Loose(1))
+    queue.put(1, HeapBatch(1))
     for _ in range(2):
         with pytest.raises(Timeout, match="batch 0"):
             queue.get(Deadline(0.01))
-    queue.put(0, Loose(0))
+    queue.put(0, HeapBatch(0))
     assert [queue.get(Deadline(0.0)).tree for _ in range(2)] == [0, 1]
 
 
 def test_nudges_do_not_pile_up():
     queue = TrainQueue()
     for _ in range(1000):
-        queue.nudge()
-    assert isinstance(queue.get(Deadline(0.0)), Nudge)
+        queue.wake_consumer()
+    assert isinstance(queue.get(Deadline(0.0)), Wakeup)
     with pytest.raises(Timeout):
         queue.get(Deadline(0.0))
 
@@ -126,13 +126,13 @@ def test_nudges_do_not_pile_up():
 @given(st.integers(1, 4), st.integers(0, 60))
 def test_tickets_are_never_more_than_were_given_and_all_takers_end(count, batches):
     end = EndFlag()
-    tickets = Tickets(count, end)
+    credits = Credits(count, end)
     taken, enough = [], threading.Event()
 
     def produce():
         try:
             while True:
-                tickets.take()
+                credits.take()
                 taken.append(None)
                 if len(taken) == count + batches:
                     enough.set()
@@ -142,8 +142,8 @@ def test_tickets_are_never_more_than_were_given_and_all_takers_end(count, batche
     with thread(produce) as result:
         for n in range(batches):
             assert len(taken) <= count + n
-            tickets.give(n + 1)
-            tickets.give(n + 1)  # as after an interrupted call: once more is not one more
+            credits.give(n + 1)
+            credits.give(n + 1)  # as after an interrupted call: once more is not one more
         assert enough.wait(SLACK_S)
         end.set()
         assert result() == "closed"

@@ -15,8 +15,8 @@ from fault_rig import SLACK_S, Script, until
 
 from async_loader.errors import Timeout
 from async_loader.replay import ReplayBuffer
-from async_loader.replay.limiter import RateLimiter
-from async_loader.replay.remote import supply, writer
+from async_loader.replay.multiprocess import row_grants, writer
+from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.schema import Field
 
 WORDS = 64
@@ -46,7 +46,7 @@ def killed_at(point, after):
     if point != "half":
         writer._at = lambda here: die() if here == point else None
         return
-    names = supply.Supply.names
+    names = row_grants.RowGrants.names
 
     def half_a_row(self, count):
         ids = names(self, count)
@@ -56,7 +56,7 @@ def killed_at(point, after):
             die()
         return ids
 
-    supply.Supply.names = half_a_row
+    row_grants.RowGrants.names = half_a_row
 
 
 def write(handle, counts, place, point=None, after=0):
@@ -93,10 +93,10 @@ def read(reader, target, careless, tell):
 
 def careless_read():
     """`kernels.read`, believing what it has copied."""
-    from async_loader.replay.compiled import kernel
+    from async_loader.replay.base.compiled import kernel
+    from async_loader.replay.base.row_format import ROWS
     from async_loader.replay.kernels.machine import copy
-    from async_loader.replay.kernels.places import at, holds
-    from async_loader.replay.rows import ROWS
+    from async_loader.replay.kernels.row_address import at, holds
 
     @kernel(keeps_gil=True)
     def read_once(g, ids, fields, taken):
@@ -238,7 +238,7 @@ def test_a_row_that_is_overwritten_half_way_while_it_is_read_is_found_out(monkey
         class Paused(Exception):
             pass
 
-        def half(self, count, names=supply.Supply.names):
+        def half(self, count, names=row_grants.RowGrants.names):
             ids = names(self, count)
             if ids[0] >= storage.layout.rows and ids[0] % storage.layout.rows in first[:32]:
                 storage.cell(1)[ids[0] % storage.layout.rows][: WORDS // 2] = -1
@@ -248,7 +248,7 @@ def test_a_row_that_is_overwritten_half_way_while_it_is_read_is_found_out(monkey
         def walk(*args):
             kernels.walk(*args)
             with monkeypatch.context() as patch, contextlib.suppress(Paused):
-                patch.setattr(supply.Supply, "names", half)
+                patch.setattr(row_grants.RowGrants, "names", half)
                 for n in itertools.count(64):
                     into.append(row(n))
 

@@ -188,9 +188,9 @@ class Thirsty:
     """Waits for `fill`, as an empty replay buffer does."""
 
     def __init__(self):
-        from async_loader.lifecycle import Bell
+        from async_loader.lifecycle import EventFd
 
-        self.bell, self.filled = Bell(), False
+        self.bell, self.filled = EventFd(), False
 
     def fill(self):
         self.filled = True

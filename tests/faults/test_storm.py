@@ -16,16 +16,16 @@ from fault_rig import SLACK_S, Batches, first, wide
 from storm_rig import count_points, some_points, strike
 
 from async_loader import AsyncDataLoader, DataLoader
-from async_loader.interrupts import HeldBack, LetThrough, held_back
+from async_loader.interrupts import SignalsAllowed, SignalsDeferred, held_back
 
 
 def test_signals_that_come_while_they_are_held_back_are_handled_at_the_end():
     done = []
 
     def section():
-        with HeldBack():
+        with SignalsDeferred():
             signal.raise_signal(signal.SIGINT)
-            with HeldBack():
+            with SignalsDeferred():
                 signal.raise_signal(signal.SIGINT)
                 assert held_back()
             done.append("all of it")
@@ -46,7 +46,7 @@ def test_a_signal_is_held_back_also_if_another_thread_gets_it():
     done = []
 
     def section():
-        with HeldBack():
+        with SignalsDeferred():
             threading.Thread(target=send).start()
             assert sent.wait(SLACK_S)
             done.append("all of it")
@@ -58,9 +58,9 @@ def test_a_signal_is_held_back_also_if_another_thread_gets_it():
 
 def test_waits_within_let_signals_through_once_and_what_follows_is_held_back_again():
     caught = []
-    with HeldBack():
+    with SignalsDeferred():
         try:
-            with LetThrough():
+            with SignalsAllowed():
                 assert not held_back()
                 signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
@@ -72,7 +72,7 @@ def test_other_handlers_of_the_program_are_held_back_and_run_too():
     seen = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     try:
-        with HeldBack():
+        with SignalsDeferred():
             signal.raise_signal(signal.SIGUSR1)
             assert not seen
         assert seen == [signal.SIGUSR1]

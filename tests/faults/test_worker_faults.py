@@ -29,7 +29,8 @@ from fault_rig import (
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import Broken, JobFailed, Timeout, WorkerDied
-from async_loader.pipeline import crew, pipeline, worker
+from async_loader.pipeline import pipeline
+from async_loader.pipeline.workers import worker_main, worker_pool
 
 
 def load(source, **settings):
@@ -128,10 +129,10 @@ def test_what_a_worker_had_finished_before_it_died_is_not_lost(told):
     jobs = {0: functools.partial(stop_then, told.path, plain), 4: functools.partial(stop_then, told.path, last_words)}
     with load(Batches(jobs, last=6), chunk_size=4, prefetch=4) as loader:
         stopped = {told.pid(), told.pid()}  # both, so that neither takes all that is left
-        handles = loader._pipeline.crew.handles
+        handles = loader._pipeline.worker_pool.handles
         until(lambda: [len(h.assigned) for h in handles] == [2, 2])
         (dying,) = (h for h in handles if next(iter(h.assigned.values())).job.seq == 1)
-        with loader._pipeline.crew._lock:  # the crew reads nothing until it is all over
+        with loader._pipeline.worker_pool._lock:  # the crew reads nothing until it is all over
             resume(dying.pid)
             until(lambda: dying.dead)
         (other,) = stopped - {dying.pid}
@@ -149,15 +150,15 @@ def test_what_a_worker_had_finished_before_it_died_is_not_lost(told):
 
 def last_words(i):
     """Let the worker send this result, and end instead of reading what it is to do next."""
-    from async_loader.pipeline.channel import Channel
+    from async_loader.shm.fd_channel import FdChannel
 
-    Channel.receive = lambda self: os._exit(3)
+    FdChannel.receive = lambda self: os._exit(3)
     return plain(i)
 
 
 def test_a_replacement_that_hangs_before_its_first_line_is_replaced_too(monkeypatch, told, tmp_path):
     """As a fork does that copied a lock of the dynamic linker while another thread held it."""
-    own_signals = worker._own_signals
+    own_signals = worker_main._own_signals
 
     def hang_once():
         try:
@@ -169,8 +170,8 @@ def test_a_replacement_that_hangs_before_its_first_line_is_replaced_too(monkeypa
 
     with load(Batches({5: functools.partial(block, told.path)})) as loader:
         pid = told.pid()
-        monkeypatch.setattr(worker, "_own_signals", hang_once)
-        monkeypatch.setattr(crew, "_AWAKE_S", 2.0)
+        monkeypatch.setattr(worker_main, "_own_signals", hang_once)
+        monkeypatch.setattr(worker_pool, "_START_S", 2.0)
         with warned() as deaths:
             os.kill(pid, signal.SIGKILL)
             deaths.wait(2)
@@ -257,7 +258,7 @@ def test_a_very_short_close_still_ends_a_stopped_worker(told):
     loader = load(Batches({8: functools.partial(stop_then, told.path, plain)}))
     told.pid()
     loader.close(0.01)
-    assert loader._pipeline.crew.join(SLACK_S)
+    assert loader._pipeline.worker_pool.join(SLACK_S)
 
 
 def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
@@ -270,7 +271,7 @@ def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
     with load(Batches(jobs, make=wide), chunk_size=1, in_order=False, prefetch=6) as loader:
         assert [first(next(loader)) for _ in range(6)]  # from now on batches are made in slots
         pid, failed, count = told.pid(), False, 0
-        (stopped,) = (h for h in loader._pipeline.crew.handles if h.pid == pid)
+        (stopped,) = (h for h in loader._pipeline.worker_pool.handles if h.pid == pid)
         number, part = next(item for item in list(stopped.assigned.items()) if item[1].job.seq == 10)
         ring, begin = part.job.place.ring, part.job.place.root.ctypes.data
         assert ring is loader._pipeline.places.ring

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from async_loader.feeder.keys import make_keys
+from async_loader.feeder.curve_keys import make_keys
 
 
 @pytest.fixture

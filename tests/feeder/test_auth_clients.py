@@ -12,9 +12,9 @@ import pytest
 from async_loader import AsyncDataLoader
 from async_loader.errors import ConfigError, SchemaError, Timeout
 from async_loader.feeder import connect
-from async_loader.feeder.keys import make_keys
-from async_loader.feeder.server import intake
-from async_loader.feeder.serving import Serving
+from async_loader.feeder.curve_keys import make_keys
+from async_loader.feeder.server import insert_queue
+from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import SecuritySettings, ServerSettings, TableSettings
 
 PATIENCE_S = 60.0
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 def serving(tmp_path, keys=None):
     security = SecuritySettings(keys=None if keys is None else str(keys))
     tables = {name: TableSettings(capacity=1000) for name in ("replay", "other")}
-    one = Serving(ServerSettings(bind=f"ipc://{tmp_path}/s", tables=tables, security=security))
+    one = FeederProcess(ServerSettings(bind=f"ipc://{tmp_path}/s", tables=tables, security=security))
     thread = threading.Thread(target=one.run)
     thread.start()
     try:
@@ -105,9 +105,9 @@ def test_a_producer_is_its_keys_alone(server, folder):
 
 
 def test_who_owns_which_producer_is_not_remembered_for_longer_than_the_producers(server, folder, monkeypatch):
-    monkeypatch.setattr(intake, "GONE", 3)
-    monkeypatch.setattr(intake, "CLOSED", 3)
-    owners = server._front.gatekeeper._owners
+    monkeypatch.setattr(insert_queue, "GONE", 3)
+    monkeypatch.setattr(insert_queue, "CLOSED", 3)
+    owners = server._front.authenticator._owners
     with connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S) as client:
         for i in range(10):
             with client.table("replay").writer() as writer:

@@ -6,9 +6,9 @@ import pytest
 import zmq
 
 from async_loader.errors import AddressInUse, Broken, ConfigError, InsecureBindError
-from async_loader.feeder.auth import Gatekeeper, apply_client_keys
+from async_loader.feeder.curve_auth import CurveAuthenticator, apply_client_keys
 from async_loader.feeder.front import Front
-from async_loader.feeder.server.ports import Plane, Ports
+from async_loader.feeder.server.sockets import Plane, ServerSockets
 from async_loader.feeder.settings import SecuritySettings, ServerSettings, TableSettings
 from async_loader.feeder.wire import Limits
 from async_loader.lifecycle import Deadline
@@ -40,7 +40,7 @@ def heard(ports, client):
 
 def test_with_keys_a_client_is_known_by_its_name(context, folder):
     with context.socket(zmq.DEALER) as client, Front(settings("tcp://127.0.0.1:*", folder)) as front:
-        ports = Ports({}, Limits(), front.bind, front.gatekeeper.mechanism)
+        ports = ServerSockets({}, Limits(), front.bind, front.authenticator.mechanism)
         apply_client_keys(client, folder / "alice.secret")
         assert heard(ports, client) == "alice"
         ports.close()
@@ -48,9 +48,9 @@ def test_with_keys_a_client_is_known_by_its_name(context, folder):
 
 def test_without_keys_a_client_has_no_name(context, tmp_path):
     with context.socket(zmq.DEALER) as client, Front(settings(f"ipc://{tmp_path}/x")) as front:
-        ports = Ports({}, Limits(), front.bind)
+        ports = ServerSockets({}, Limits(), front.bind)
         assert ports.endpoints[Plane.CONTROL] == f"ipc://{tmp_path}/x"
-        assert front.gatekeeper is None
+        assert front.authenticator is None
         assert heard(ports, client) is None
         ports.close()
     front.close()
@@ -67,7 +67,7 @@ def test_beyond_this_machine_it_takes_keys_or_leave(folder):
 
 @pytest.mark.parametrize("bind", ["ipc://{}/x", "tcp://127.0.0.1:*"])
 def test_a_lock_that_does_not_hold_is_found_before_anything_is_claimed(folder, tmp_path, monkeypatch, bind):
-    monkeypatch.setattr(Gatekeeper, "_admit", lambda self, public: "anyone")
+    monkeypatch.setattr(CurveAuthenticator, "_admit", lambda self, public: "anyone")
     with pytest.raises(Broken, match="got in"):
         Front(settings(bind.format(tmp_path), folder))
     assert {path.name for path in tmp_path.iterdir()} == {"keys"}

@@ -19,7 +19,7 @@ from async_loader import feeder
 from async_loader.cli import app
 from async_loader.errors import AddressInUse, Broken
 from async_loader.feeder import commands
-from async_loader.feeder.keys import load_server_keys
+from async_loader.feeder.curve_keys import load_server_keys
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WIDE = {"COLUMNS": "200"}
@@ -90,7 +90,7 @@ class FakeClient:
 def server(monkeypatch):
     kind = type("Fake", (FakeServer,), {"made": []})
     module = types.ModuleType("async_loader.feeder.serving")
-    module.Serving = kind
+    module.FeederProcess = kind
     monkeypatch.setitem(sys.modules, "async_loader.feeder.serving", module)
     monkeypatch.setattr(commands, "log_to", lambda console: None)  # pytest's log is the log
     return kind
@@ -184,7 +184,7 @@ def test_rates_are_those_between_two_statuses():
             raise found
         return found
 
-    pace = commands.Pace(status)
+    pace = commands.RateLog(status)
     assert pace.line() == "replay 1,000/5,000, 1 sessions"
     assert pace.line() is None
     assert pace.line() == "replay 1,000/5,000 (100/s in, 2.5/s out), 1 sessions"
@@ -310,7 +310,7 @@ class Server:
     def __init__(self, settings): self.settings = settings
     def status(self): return dict(tables={}, sessions=[], address="here", pid=1, uptime_s=1.0)
     def run(self): return 0
-module.Serving = Server
+module.FeederProcess = Server
 sys.modules["async_loader.feeder.serving"] = module
 for arguments in (["serve", "--table", "replay:1000"], ["keys", sys.argv[1], "alice"], ["serve"]):
     result = CliRunner().invoke(app, arguments)
@@ -335,7 +335,7 @@ class Server:
     def run(self):
         signal.sigwait([signal.SIGTERM])
         return 0
-module.Serving = Server
+module.FeederProcess = Server
 sys.modules["async_loader.feeder.serving"] = module
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 sys.argv = ["async-loader", "serve", "--table", "replay:1000"]

@@ -14,7 +14,7 @@ import pytest
 from async_loader import Field, ReplayBuffer, Transitions, Uniform
 from async_loader.feeder import connect
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.sockets import Plane
 from async_loader.lifecycle import Deadline, Patience
 
 SCHEMA = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32, "done": np.bool_, "terminated": np.bool_}

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from async_loader import Field, ReplayBuffer, Schema, Transitions
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.feeder.derived import _PARTS, snake
-from async_loader.feeder.plain import plain_of, sampler_from
-from async_loader.feeder.reading import settings_of
+from async_loader.feeder.derived_settings import _PARTS, snake
+from async_loader.feeder.plain_values import plain_of, sampler_from
 from async_loader.feeder.settings import LimitSettings, ServerSettings, _checked, table_of
+from async_loader.feeder.settings_errors import settings_of
 from async_loader.feeder.table_settings import KINDS, FieldSettings, TableSettings
 from async_loader.replay import samplers
-from async_loader.replay.limiter import MinSize, Queue, RateLimiter
+from async_loader.replay.rate_limiter import MinSize, Queue, RateLimiter
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

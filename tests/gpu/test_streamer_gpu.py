@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from async_loader import AsyncDataLoader
-from async_loader.layout import BatchLayout
+from async_loader.batch_layout import BatchLayout
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Place, Slotted
-from async_loader.pipeline.cuda_queue import CudaQueue
-from async_loader.pipeline.device import CudaBackend, backend_for
-from async_loader.pipeline.streamer import Arrival, Streamer
+from async_loader.pipeline.batch import BatchBuffer, SlotBatch
+from async_loader.pipeline.device.backend import CudaBackend, backend_for
+from async_loader.pipeline.device.cuda_queue import CudaQueue
+from async_loader.pipeline.device.streamer import Arrival, Streamer
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
-from async_loader.shm.slots import SlotRing
+from async_loader.shm.slot_ring import SlotRing
 
 pytestmark = pytest.mark.gpu
 
@@ -69,11 +69,11 @@ class Line:
         """One batch of random bytes; what was written."""
         while (leased := self.ring.lease()) is None:
             threading.Event().wait(0.001)
-        place = Place(self.ring, *leased, self.layout)
+        place = BatchBuffer(self.ring, *leased, self.layout)
         views = self.layout.views(place.root)
         for view in views:
             view[...] = self._rng.integers(0, 2 if view.dtype == bool else 250, view.shape).astype(view.dtype)
-        self.train.put(self._sent, Slotted(place))
+        self.train.put(self._sent, SlotBatch(place))
         self._sent += 1
         return [view.copy() for view in views]
 

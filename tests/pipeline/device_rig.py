@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from async_loader import tree
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Closed, Timeout
-from async_loader.layout import BatchLayout
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Failure, Loose, Place, Slotted
-from async_loader.pipeline.cuda_queue import CudaQueue
-from async_loader.pipeline.streamer import Streamer
+from async_loader.pipeline.batch import BatchBuffer, Failure, HeapBatch, SlotBatch
+from async_loader.pipeline.device.cuda_queue import CudaQueue
+from async_loader.pipeline.device.streamer import Streamer
 from async_loader.schema import Schema
-from async_loader.shm.slots import SlotRing
+from async_loader.shm.slot_ring import SlotRing
 from async_loader.source import END
 from async_loader.testing.fake_device import FakeArray, FakeBackend, FakeResult, FakeStream
 
@@ -41,10 +41,12 @@ def new_ring(count: int = 3) -> SlotRing:
     return SlotRing(count, 4096, spare=1)
 
 
-def filled(ring: SlotRing | None, rng: np.random.Generator, layout: BatchLayout) -> Place:
+def filled(ring: SlotRing | None, rng: np.random.Generator, layout: BatchLayout) -> BatchBuffer:
     """A place with random bytes in it; bools are bools."""
     leased = ring.lease() if ring is not None else None
-    place = Place(None, -1, np.empty(layout.nbytes, np.uint8), layout) if leased is None else Place(ring, *leased, layout)
+    place = (
+        BatchBuffer(None, -1, np.empty(layout.nbytes, np.uint8), layout) if leased is None else BatchBuffer(ring, *leased, layout)
+    )
     for view in layout.views(place.root):
         view[...] = rng.integers(0, 2 if view.dtype == bool else 100, view.shape).astype(view.dtype)
     return place
@@ -75,9 +77,9 @@ class Rig:
         place = filled(self.ring, self._rng, layout)
         self._expected.append([view.copy() for view in layout.views(place.root)])
         if form == "loose":
-            self.inbox.items.append(Loose(layout.rebuild(layout.views(place.root)), place))
+            self.inbox.items.append(HeapBatch(layout.rebuild(layout.views(place.root)), place))
         else:
-            self.inbox.items.append(Slotted(place))
+            self.inbox.items.append(SlotBatch(place))
 
     def step(self) -> None:
         """As far as the streamer gets without waiting for the next batch."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader.pipeline import arena
+from async_loader.pipeline.batches import arena
 
 
 def test_large_batches_lie_where_one_that_was_dropped_lay():

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_loader import tensors, tree
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import SchemaError
-from async_loader.layout import BatchLayout
-from async_loader.pipeline import collate
-from async_loader.pipeline.collate import is_ignored
+from async_loader.pipeline.batches import collate
+from async_loader.pipeline.batches.collate import is_ignored
 
 Step = namedtuple("Step", "obs reward")
 

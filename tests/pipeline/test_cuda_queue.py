@@ -12,7 +12,7 @@ from waiting_rig import LIMIT_S
 from async_loader.errors import Broken, Closed, Timeout
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Failure
-from async_loader.pipeline.cuda_queue import CudaQueue
+from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.source import END
 
 NOW = Deadline(0.0)

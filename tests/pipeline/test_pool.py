@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from async_loader.errors import Broken, CannotSend, Closed, ConfigError, JobFailed, Timeout, WorkerDied
-from async_loader.pipeline import arena
+from async_loader.pipeline.batches import arena
 from async_loader.pipeline.pool import Pool
-from async_loader.pipeline.work import END, Here
+from async_loader.pipeline.workers.work import END, WorkContext
 
 Point = collections.namedtuple("Point", "x y")
 KINDS = ["inline", "thread", "process"]
@@ -31,7 +31,7 @@ class Numbers:
 
     dataset = "the dataset"
 
-    def begin(self, here: Here):
+    def begin(self, here: WorkContext):
         def do(task):
             if task == "fail":
                 raise KeyError("boom")
@@ -52,7 +52,7 @@ class Numbers:
 class Counting:
     """Streams: worker k gives 100 k, 100 k + 1, ..., k + 2 of them."""
 
-    def begin(self, here: Here):
+    def begin(self, here: WorkContext):
         for i in range(here.worker + 2):
             if here.state == "die" and here.worker == 0 and i == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -64,12 +64,12 @@ class Counting:
 class Whatever:
     """Returns what it is given as a task, made by a function of this module."""
 
-    def begin(self, here: Here):
+    def begin(self, here: WorkContext):
         return lambda task: globals()[task]()
 
 
 class Failing:
-    def begin(self, here: Here):
+    def begin(self, here: WorkContext):
         raise OSError("no dataset here")
 
 
@@ -79,7 +79,7 @@ class Waiting:
     def __init__(self) -> None:
         self.begun, self.event = threading.Event(), threading.Event()
 
-    def begin(self, here: Here):
+    def begin(self, here: WorkContext):
         def do(task):
             self.begun.set()
             return self.event.wait(60) and task

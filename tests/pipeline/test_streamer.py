@@ -13,12 +13,12 @@ from device_rig import SCHEMA, Rig, filled, new_ring
 from waiting_rig import LIMIT_S
 
 from async_loader import AsyncDataLoader
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed
-from async_loader.layout import BatchLayout
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Failure, Loose, Nudge, Slotted
-from async_loader.pipeline.cuda_queue import CudaQueue
-from async_loader.pipeline.streamer import MAX_IN_FLIGHT, Streamer
+from async_loader.pipeline.batch import Failure, HeapBatch, SlotBatch, Wakeup
+from async_loader.pipeline.device.cuda_queue import CudaQueue
+from async_loader.pipeline.device.streamer import MAX_IN_FLIGHT, Streamer
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
 from async_loader.source import END
@@ -59,7 +59,7 @@ def test_index_stays_on_the_cpu_and_owns_its_memory():
 def test_index_within_a_nested_field_goes_to_the_device():
     layout = BatchLayout.contiguous(Schema.of({"info": {"index": ((), "int64")}}), 2)
     rig = Rig()
-    rig.inbox.items.append(Slotted(filled(rig.ring, np.random.default_rng(0), layout)))
+    rig.inbox.items.append(SlotBatch(filled(rig.ring, np.random.default_rng(0), layout)))
     rig.step()
     with rig.fake.stream(rig.consumers[0]):
         batch = rig.streamer.receive(rig.queue.get(NOW))
@@ -73,7 +73,7 @@ def test_a_loose_batch_is_copied_tensor_by_tensor_and_the_rest_stays():
     frozen.flags.writeable = False
     half = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
     tree = {"a": frozen, "b": [half, "text"], "index": np.array([7]), "n": None, "s": torch.eye(2).to_sparse()}
-    rig.inbox.items.append(Loose(tree))
+    rig.inbox.items.append(HeapBatch(tree))
     rig.step()
     with rig.fake.stream(rig.consumers[0]):
         batch = rig.streamer.receive(rig.queue.get(NOW))
@@ -97,11 +97,11 @@ def test_a_batch_outside_the_ring_is_copied_from_pageable_memory():
 
 def test_failures_keep_their_turn_and_urgent_ones_and_nudges_overtake():
     rig = Rig()
-    plain, urgent, nudge = Failure(ValueError()), Failure(ValueError(), urgent=True), Nudge()
-    for item in (plain, urgent, nudge, END):
+    plain, urgent, wake_consumer = Failure(ValueError()), Failure(ValueError(), urgent=True), Wakeup()
+    for item in (plain, urgent, wake_consumer, END):
         rig.inbox.items.append(item)
         rig.step()
-    assert [rig.queue.get(NOW) for _ in range(5)] == [urgent, nudge, plain, END, END]
+    assert [rig.queue.get(NOW) for _ in range(5)] == [urgent, wake_consumer, plain, END, END]
 
 
 def test_the_consumer_never_waits_for_the_device_to_take_a_batch():
@@ -195,7 +195,7 @@ def _threaded(backend: FakeBackend) -> tuple[TrainQueue, CudaQueue, Streamer]:
 def test_the_thread_ends_with_the_train_queue_and_leaves_nothing_locked_or_leased():
     fake, ring = FakeBackend(), new_ring()
     train, cuda, streamer = _threaded(fake)
-    train.put(0, Slotted(filled(ring, np.random.default_rng(0), LAYOUT)))
+    train.put(0, SlotBatch(filled(ring, np.random.default_rng(0), LAYOUT)))
     arrival = cuda.get(Deadline(LIMIT_S))
     train.close()
     assert streamer.join(LIMIT_S)
@@ -211,7 +211,7 @@ def test_the_thread_ends_with_end_and_its_batches_stay_good():
     train, cuda, streamer = _threaded(fake)
     place = filled(ring, np.random.default_rng(0), LAYOUT)
     written = LAYOUT.views(place.root)[0].copy()
-    train.put(0, Slotted(place))
+    train.put(0, SlotBatch(place))
     train.end(1)
     del place
     assert streamer.join(LIMIT_S)
@@ -225,7 +225,7 @@ def test_a_slot_comes_back_although_no_other_batch_follows():
     train, _, streamer = _threaded(fake)
     place = filled(ring, np.random.default_rng(0), LAYOUT)
     weakref.finalize(place.root, back.set).atexit = False
-    train.put(0, Slotted(place))
+    train.put(0, SlotBatch(place))
     del place
     assert back.wait(LIMIT_S)
     train.close()
@@ -246,7 +246,7 @@ def test_what_ends_the_thread_breaks_the_cuda_queue_with_the_reason(step):
     fake, ring = FakeBackend(), new_ring()
     setattr(fake, step, fail)
     train, cuda, streamer = _threaded(fake)
-    train.put(0, Slotted(filled(ring, np.random.default_rng(0), LAYOUT)))
+    train.put(0, SlotBatch(filled(ring, np.random.default_rng(0), LAYOUT)))
     train.end(1)
     assert streamer.join(LIMIT_S)
     with pytest.raises(Broken, match="fell off the bus") as raised:
@@ -263,7 +263,7 @@ def test_slots_of_a_lost_device_are_not_used_again(step):
 
     setattr(fake, step, fail)
     train, _, streamer = _threaded(fake)
-    train.put(0, Slotted(filled(ring, np.random.default_rng(0), LAYOUT)))
+    train.put(0, SlotBatch(filled(ring, np.random.default_rng(0), LAYOUT)))
     assert streamer.join(LIMIT_S)
     assert (ring.free, fake.unregistrations) == (2, 0)
 

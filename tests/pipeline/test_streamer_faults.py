@@ -10,7 +10,7 @@ from device_rig import Rig
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from async_loader.pipeline.streamer import InFlight, Streamer
+from async_loader.pipeline.device.streamer import InFlight, Streamer
 
 
 class NoWaitEvent(Streamer):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from async_loader.replay import compiled, kernel_cache
-from async_loader.replay.compiled import kernel
+from async_loader.replay.base import compiled, kernel_cache
+from async_loader.replay.base.compiled import kernel
 
 PROGRAM = """
 import numpy as np

@@ -20,10 +20,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from async_loader.errors import CannotSend, ConfigError, OutOfMemory, SchemaError, Unsupported
-from async_loader.replay import ReplayBuffer, storage
+from async_loader.replay import ReplayBuffer
 from async_loader.replay.arguments import bytes_of
-from async_loader.replay.rows import LAST
+from async_loader.replay.base.row_format import LAST
 from async_loader.replay.samplers import Draw, Prioritized, Uniform
+from async_loader.replay.table import storage
 from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
 

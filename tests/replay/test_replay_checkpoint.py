@@ -26,9 +26,9 @@ from async_loader import (
     Uniform,
 )
 from async_loader.errors import ConfigError, Unsupported
+from async_loader.replay.base.grant_log import GrantLog
 from async_loader.replay.checkpoint import encoding, settings
-from async_loader.replay.ledger import Ledger
-from async_loader.replay.limiter import Queue
+from async_loader.replay.rate_limiter import Queue
 
 TABLES = {
     "uniform": (PLAIN, {}, None),
@@ -331,7 +331,7 @@ def test_another_capacity_holds_what_a_table_of_that_capacity_would(name, capaci
     other, _ = made(name, capacity)
     runs = [Run(one, 5, view) for one in (buffer, other)]
     for run in runs:
-        run.buffer._out.recipe(view, run.buffer._owner.sampler)
+        run.buffer._out.read_plan(view, run.buffer._owner.sampler)
         for _ in range(400):
             run.add()
     buffer.save(tmp_path)
@@ -487,13 +487,13 @@ def test_rows_that_were_set_aside_and_not_filled_are_empty(tmp_path):
     buffer.save(tmp_path)
     with buffer._owner.lock:
         first, count = buffer._owner.table.grant(3)
-        ledger = Ledger(0)
-        ledger.granted(first, count)
+        grant_log = GrantLog(0)
+        grant_log.granted(first, count)
     buffer.save(tmp_path)
     loaded = ReplayBuffer.from_checkpoint(tmp_path)
     assert (first, count) == (250, 3)
     with buffer._owner.lock:
-        buffer._owner.table.abandon(ledger.address)
+        buffer._owner.table.abandon(grant_log.address)
     assert same(contents(loaded), contents(buffer))
     assert loaded.add(obs=np.zeros(3, np.float32), reward=0, done=False) == 253
 

@@ -11,7 +11,7 @@ import pytest
 from storm_rig import count_points, some_points, strike
 
 from async_loader import Field, Fifo, Lifo, Prioritized, RateLimiter, ReplayBuffer, Uniform
-from async_loader.replay.limiter import Queue
+from async_loader.replay.rate_limiter import Queue
 
 SCHEMA = {"obs": Field((), "int64", next="next_obs"), "reward": "float32"}
 MOST = 120

@@ -13,7 +13,7 @@ from async_loader import AsyncDataLoader, Field, Fifo, Lifo, MinHeap, Prioritize
 from async_loader.errors import Closed, ConfigError, CorruptCheckpoint, Timeout, Unsupported
 from async_loader.lifecycle import Patience
 from async_loader.replay.checkpoint import loading
-from async_loader.replay.reader import ReplayReader
+from async_loader.replay.table.reader import ReplayReader
 from async_loader.source import Rows
 
 WORDS = 64
@@ -288,7 +288,7 @@ def test_a_closed_table_and_a_fork_load_nothing(tmp_path: Path) -> None:
 def test_readers_of_before_deliver_what_was_loaded_or_another_step(tmp_path: Path) -> None:
     buffer = filled()
     filled(10_000, 40).save(tmp_path)
-    reader = ReplayReader(buffer._owner.table.storage, buffer._out.recipe(None))
+    reader = ReplayReader(buffer._owner.table.storage, buffer._out.read_plan(None))
     buffer.load(tmp_path)
     samples = reader.fetch(np.arange(30, 60), (1,))
     assert all((sample["words"] == sample["x"]).all() for sample in samples)

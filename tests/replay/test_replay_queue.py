@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.replay.test_replay_waiting import Doing, until
 
 from async_loader import (
     AsyncDataLoader,
@@ -29,9 +30,8 @@ from async_loader import (
 )
 from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
 from async_loader.feeder.settings import ServerSettings
-from async_loader.replay.limiter import Queue
 from async_loader.replay.queues import OPEN_EPISODES
-from tests.replay.test_replay_waiting import Doing, until
+from async_loader.replay.rate_limiter import Queue
 
 OBS = Field((), "int64", next="next_obs")
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from async_loader import Field, ReplayBuffer
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken
-from async_loader.layout import BatchLayout
-from async_loader.replay import reader
+from async_loader.replay.base.row_format import ID
 from async_loader.replay.checkpoint import loading
-from async_loader.replay.reader import ReplayReader, join_index
-from async_loader.replay.rows import ID
-from async_loader.replay.storage import Storage
+from async_loader.replay.table import reader
+from async_loader.replay.table.reader import ReplayReader, join_index
+from async_loader.replay.table.storage import Storage
 from async_loader.source import Window
 
 CHECKED = {"check": ((400,), np.int64), "number": np.int64, "byte": np.uint8}
@@ -92,8 +92,8 @@ def test_stacks_and_what_follows_fill_windows_too(kind: str, rows: int) -> None:
 
 def test_weights_travel_beside_the_ids() -> None:
     buffer = full(100, SMALL)
-    recipe = buffer._out.recipe(None, SimpleNamespace(weighted=True))
-    made = ReplayReader(buffer._owner.table.storage, recipe)
+    read_plan = buffer._out.read_plan(None, SimpleNamespace(weighted=True))
+    made = ReplayReader(buffer._owner.table.storage, read_plan)
     into = window(made.schema, 4)
     weight = np.array([0.25, 1.0, 1e-30, 0.1], np.float32)
     made.read(join_index(np.arange(4), weight), into, (0,))

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from async_loader import Field, ReplayBuffer, Transitions
-from async_loader.replay.reader import ReplayReader
-from async_loader.replay.rows import DELETED, FINAL
+from async_loader.replay.base.row_format import DELETED, FINAL
+from async_loader.replay.table.reader import ReplayReader
 
 
 @dataclass
@@ -213,7 +213,7 @@ class Both:
         self.check_waiting(table)
         if not len(ids):
             return
-        reader = ReplayReader(table.storage, self.buffer._out.recipe(self.view, self.buffer._owner.sampler))
+        reader = ReplayReader(table.storage, self.buffer._out.read_plan(self.view, self.buffer._owner.sampler))
         into = reader.fresh(len(ids))
         assert not len(reader.fill(ids, into))
         self.compare(reader.schema.rebuild(into.fields), expected)
@@ -254,12 +254,12 @@ class Both:
 def test_every_draw_equals_a_list_of_episodes(more, stack, padding, linked, n, operations, view_first):
     capacity = stack + (n if linked else n - 1) + more  # with less there is no item in the middle of an episode
     both = Both(capacity, stack, padding, linked, n)
-    recipe = (both.view, both.buffer._owner.sampler)
+    read_plan = (both.view, both.buffer._owner.sampler)
     if view_first:
-        both.buffer._out.recipe(*recipe)
+        both.buffer._out.read_plan(*read_plan)
     for name, *arguments in operations:
         getattr(both, name)(*arguments)
         if view_first:
             both.check()
-    both.buffer._out.recipe(*recipe)
+    both.buffer._out.read_plan(*read_plan)
     both.check()

@@ -69,7 +69,7 @@ def act(obs: Any) -> Any:
 
 def everything(buffer: ReplayBuffer, view: Transitions | None = None) -> dict[str, Any]:
     """All that can be drawn, once each."""
-    buffer._out.recipe(view, buffer._owner.sampler)
+    buffer._out.read_plan(view, buffer._owner.sampler)
     table = buffer._owner.table
     source = buffer.source(view=view)
     reader = source.reader()

@@ -15,8 +15,8 @@ import pytest
 from async_loader import Field, Prioritized, RateLimiter, ReplayBuffer, Transitions
 from async_loader.errors import Broken, CannotSend, Closed, ConfigError, SchemaError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline
-from async_loader.replay import words
-from async_loader.replay.remote import WriterHandle, supply
+from async_loader.replay.base import ring_format
+from async_loader.replay.multiprocess import WriterHandle, row_grants
 from async_loader.replay.samplers import Lifo
 
 PATIENCE_S = 60.0
@@ -92,7 +92,7 @@ def test_episodes_of_another_process_are_those_of_this_one(start_method: str, vi
 
 def write_interrupted(handle: WriterHandle) -> None:
     with handle.open() as into:
-        lanes = into._supply._kernels
+        lanes = into._row_grants._kernels
         publish = lanes.publish
 
         def interrupted(*args: Any) -> None:
@@ -305,15 +305,15 @@ def test_names_of_streams_may_be_many_and_long_but_have_to_pickle() -> None:
 def test_more_episodes_may_end_than_the_lane_has_records() -> None:
     buffer = ReplayBuffer(20_000, PLAIN)
     with buffer, buffer.writer_handle().open() as into:
-        count = words.SIZE + 100
+        count = ring_format.SIZE + 100
         into.extend(x=np.arange(count), y=np.zeros((count, 4), np.float32), stream=list(range(count)))
         into.flush(PATIENCE_S)
         with buffer._owner.lock:  # nobody looks
             helper = threading.Timer(0.05, buffer.stats)
             helper.start()
-            for stream in range(words.SIZE - 10):
+            for stream in range(ring_format.SIZE - 10):
                 into.end_episode(stream=stream)
-        for stream in range(words.SIZE - 10, count):
+        for stream in range(ring_format.SIZE - 10, count):
             into.end_episode(stream=stream)
         into.flush(PATIENCE_S)
         helper.join(PATIENCE_S)
@@ -363,7 +363,7 @@ def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_t
 
 
 def test_a_limiter_holds_a_writer_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supply, "_ANSWER_S", PATIENCE_S)  # a second may pass before the owner's thread is run
+    monkeypatch.setattr(row_grants, "_ANSWER_S", PATIENCE_S)  # a second may pass before the owner's thread is run
     limiter = RateLimiter(min_size_to_sample=5, samples_per_insert=1.0, error_buffer=5)
     with ReplayBuffer(1000, PLAIN, limiter=limiter) as buffer, buffer.writer_handle().open() as into:
         for i in range(10):

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from async_loader import ReplayBuffer
 from async_loader.feeder import connect
-from async_loader.feeder.keys import make_keys
-from async_loader.feeder.serving import Serving
+from async_loader.feeder.curve_keys import make_keys
+from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import CheckpointSettings, SecuritySettings, ServerSettings
 from async_loader.lifecycle import Deadline
 from async_loader.table import Table, Writer
@@ -49,7 +49,7 @@ def served(capacity: Any = None, schema: Any = None, **settings: Any) -> Iterato
             made, bind="tcp://127.0.0.1:*", drain_s=0.1, checkpoint=CheckpointSettings(path=_saves()),
             security=SecuritySettings(keys=str(folder / "keys")),
         )  # fmt: skip
-        serving = Serving(made)
+        serving = FeederProcess(made)
         thread = threading.Thread(target=serving.run)
         thread.start()
         stack.callback(thread.join)

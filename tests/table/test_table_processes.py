@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from async_loader import MinSize, Prioritized
 from async_loader.feeder import connect
-from async_loader.feeder.serving import Serving
+from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 
 PATIENCE_S = 60.0
@@ -145,7 +145,7 @@ def feeder(kind: str, settings: dict[str, Any]) -> Iterator[Any]:
         if kind == "embedded":
             yield stack.enter_context(connect("embedded", tables=tables))
             return
-        serving = Serving(replace(ServerSettings.from_plain(tables), bind="tcp://127.0.0.1:*", drain_s=0.1))
+        serving = FeederProcess(replace(ServerSettings.from_plain(tables), bind="tcp://127.0.0.1:*", drain_s=0.1))
         thread = threading.Thread(target=serving.run)
         thread.start()
         stack.callback(thread.join)

@@ -10,8 +10,8 @@ import pytest
 from async_loader import ReplayBuffer
 from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.writer import RemoteWriter
-from async_loader.replay.remote.handle import WriterHandle
-from async_loader.replay.remote.writer import ProcessWriter
+from async_loader.replay.multiprocess.writer import ProcessWriter
+from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.writer import LocalWriter
 from async_loader.table import Table, Writer

@@ -5,8 +5,8 @@ Only the import line of a program changes: ``from async_loader.compat.ding impor
 
 from __future__ import annotations
 
-from async_loader.compat.ding.collating import default_collate, ttorch_collate
-from async_loader.compat.ding.decollating import default_decollate
+from async_loader.compat.ding.collate import default_collate, ttorch_collate
+from async_loader.compat.ding.decollate import default_decollate
 from async_loader.compat.ding.loader import AsyncDataLoader
 from async_loader.compat.ding.ragged import diff_shape_collate
 from async_loader.compat.ding.timesteps import timestep_collate

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from async_loader import loader
-from async_loader.compat.ding.collating import default_collate
+from async_loader.compat.ding.collate import default_collate
 from async_loader.compat.ding.entries import EntriesSource
 from async_loader.compat.ding.results import KeepingCollate, Kept, arrived
 from async_loader.source import Source

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_loader.compat.ding.collating import as_tensor, numbers, positions, rebuilt
+from async_loader.compat.ding.collate import as_tensor, numbers, positions, rebuilt
 
 
 def diff_shape_collate(batch: Sequence[Any]) -> Any:

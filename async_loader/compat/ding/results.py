@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_loader.compat.ding.collating import is_tree_tensor
+from async_loader.compat.ding.collate import is_tree_tensor
 
 _ON_HOST = "index"
 """The field that the pipeline leaves on the CPU, for replay tables; DI-engine moves every field."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from async_loader.compat.ding.collating import default_collate, positions
+from async_loader.compat.ding.collate import default_collate, positions
 
 STATE = "prev_state"
 

@@ -5,8 +5,8 @@ Only the import line of a program changes: ``from async_loader.compat.fastai imp
 
 from __future__ import annotations
 
-from async_loader.compat.fastai.collating import fa_collate, fa_convert
-from async_loader.compat.fastai.explaining import collate_error
+from async_loader.compat.fastai.collate import fa_collate, fa_convert
+from async_loader.compat.fastai.collate_errors import collate_error
 from async_loader.compat.fastai.fake_loader import FakeLoader
 from async_loader.compat.fastai.items import SkipItemException, stop
 from async_loader.compat.fastai.loader import DataLoader

@@ -13,15 +13,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.utils.data import IterableDataset
 
-from async_loader.compat.fastai import callbacks, moving
+from async_loader.compat.fastai import callbacks, to_device
+from async_loader.compat.fastai.batch_maker import BatchMaker, chunks
 from async_loader.compat.fastai.fake_loader import FakeLoader
 from async_loader.compat.fastai.items import Endless, Permutation
-from async_loader.compat.fastai.making import Making, chunks
 from async_loader.compat.fastai.workers import Epoch, Workers
-from async_loader.pipeline.heap import keep_freed_memory
+from async_loader.shm.malloc import keep_freed_memory
 
 
-class DataLoader(Making):
+class DataLoader(BatchMaker):
     """Batches of a dataset, with a callback at every step of their making.
 
     In the learner's process, for each epoch: randomize, before_iter, get_idxs (shuffle_fn). Then in each worker, or here
@@ -155,10 +155,10 @@ class DataLoader(Making):
         try:
             for batch in batches:
                 if self.pin_memory:
-                    batch = moving.pinned(batch)
+                    batch = to_device.pinned(batch)
                     batch = tuple(batch) if type(batch) is list else batch
                 if self.device is not None:
-                    batch = moving.moved(batch, self.device)
+                    batch = to_device.moved(batch, self.device)
                 yield self.after_batch(batch)
         finally:
             getattr(batches, "close", _nothing)()
@@ -320,8 +320,8 @@ class DataLoader(Making):
 
     @device.setter
     def device(self, device: Any) -> None:
-        self._device = moving.parse(device)
-        moving.move_transforms(getattr(self.after_batch, "fs", ()), device)
+        self._device = to_device.parse(device)
+        to_device.move_transforms(getattr(self.after_batch, "fs", ()), device)
 
 
 def _nothing() -> None:

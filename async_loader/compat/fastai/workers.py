@@ -14,7 +14,7 @@ import torch
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.pool import Pool
-from async_loader.pipeline.work import Here
+from async_loader.pipeline.workers.work import WorkContext
 
 _OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
 """Attributes that every epoch sends along, or that are nothing to a worker."""
@@ -36,7 +36,7 @@ class Epoch:
     rng: Any
 
 
-class Streams:
+class WorkerStreams:
     """The batches of one worker: those that the loader's own methods make of its share of the indices.
 
     Parameters
@@ -56,7 +56,7 @@ class Streams:
         """What torch's get_worker_info shows."""
         return self.loader.fake_l
 
-    def begin(self, here: Here) -> Iterator[Any] | Callable[[list[Any]], Any]:
+    def begin(self, here: WorkContext) -> Iterator[Any] | Callable[[list[Any]], Any]:
         """In fastai's order: number and share, seeds, wif, and then the samples."""
         loader, epoch = self.loader, self._only or here.state
         self.loader = loader.copy_for_workers()
@@ -106,7 +106,7 @@ class Workers:
     def __init__(self, loader: Any, number: int, only: Epoch | None = None) -> None:
         self._known = _look(loader)
         self._only = only
-        self._pool = Pool(Streams(loader.copy_for_workers(), only), number, seeding=None)
+        self._pool = Pool(WorkerStreams(loader.copy_for_workers(), only), number, seeding=None)
 
     def fit(self, loader: Any, number: int) -> bool:
         """Whether they would do the same as new ones: the loader has the attributes that it had. What is within the

@@ -17,13 +17,13 @@ from torch.utils import data as torch_data
 from torch.utils.data import _utils
 
 from async_loader.compat.torch.order import Drawn
-from async_loader.epochs import collation
-from async_loader.epochs.columns import Columns, NoColumns, columns_of
-from async_loader.epochs.course import Course
-from async_loader.epochs.epoch import Epoch, can_pin, pinned
-from async_loader.epochs.ferry import Ferry
-from async_loader.epochs.order import Batches, Streams
-from async_loader.epochs.works import BEGIN, GatherWork, MapWork, StreamWork, Told, epoch_of
+from async_loader.dataset import torch_collate
+from async_loader.dataset.array_dataset import Columns, NoColumns, columns_of
+from async_loader.dataset.batch_order import Batches, StreamBatches
+from async_loader.dataset.dataset_work import BEGIN, EpochInfo, GatherWork, MapWork, StreamWork, epoch_of
+from async_loader.dataset.epoch import Epoch, can_pin, pinned
+from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.ferry import Ferry
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import describe
 from async_loader.pipeline.iteration import NOTHING
@@ -88,7 +88,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def _batches(self) -> Batches:
         if self._iterable:
-            return Streams(self.dataset, self.batch_size, drop=self.drop_last)
+            return StreamBatches(self.dataset, self.batch_size, drop=self.drop_last)
         return Drawn(self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation)
 
     _tracks = False
@@ -129,7 +129,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _work(self, columns: Columns | None, batches: Batches) -> Any:
         collate: Callable[[Any], Any] = self.collate_fn
         if collate is _utils.collate.default_collate:
-            collate = collation.default_collate
+            collate = torch_collate.default_collate
         if self._iterable:
             drop, track = self.drop_last, self._tracks
             return StreamWork(self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track)
@@ -162,10 +162,10 @@ class Pass(Iterator[Any]):
         self._dataset = loader.dataset if loader._iterable else None
         self._len_called: int | None = loader._IterableDataset_len_called
         anew = bool(start.get("finished"))
-        course = Course(start)
-        state = Told(epoch_of(loader.dataset), dict(course.marks), anew)
+        epoch_progress = EpochProgress(start)
+        state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.marks), anew)
         if anew:
-            course = Course({})
+            epoch_progress = EpochProgress({})
         pin = loader.pin_memory and can_pin()
         ahead = pin and self._num_workers > 0  # as in torch, with workers there is a thread that pins
         timeout_s = float(loader.timeout) if loader.timeout else None
@@ -174,13 +174,13 @@ class Pass(Iterator[Any]):
         if loader._tracks and not isinstance(pool.work, GatherWork):
             how["opening"] = BEGIN
         if loader._iterable:
-            iteration = pool.streams(turn=course.turn, **how)
+            iteration = pool.streams(turn=epoch_progress.turn, **how)
         else:
-            tasks, first = course.left(batches.epoch(0, course.upto)), course.upto
+            tasks, first = epoch_progress.left(batches.epoch(0, epoch_progress.upto)), epoch_progress.upto
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
         given = Ferry(iteration, pinned, timeout_s) if ahead else iteration
-        self.epoch: Epoch[Any] = Epoch(given, batches, 0, course, pinned if pin and not ahead else None)
+        self.epoch: Epoch[Any] = Epoch(given, batches, 0, epoch_progress, pinned if pin and not ahead else None)
         if loader._tracks:
             self._asked(self._open)
 

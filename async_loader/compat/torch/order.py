@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from async_loader.epochs.order import Sampled, generator_state
+from async_loader.dataset.batch_order import SamplerBatches, generator_state
 
 
-class Drawn(Sampled):
+class Drawn(SamplerBatches):
     """What an index sampler of torch gives, batch by batch.
 
     Attributes

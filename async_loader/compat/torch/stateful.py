@@ -17,11 +17,11 @@ from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler
 
 from async_loader.compat.torch.loader import DataLoader, Pass, T_co
 from async_loader.compat.torch.order import Drawn
-from async_loader.epochs.bookmarks import stated
-from async_loader.epochs.columns import Columns
-from async_loader.epochs.course import Course
-from async_loader.epochs.order import Batches, generator_state, set_generator
-from async_loader.epochs.works import TrackedMapWork
+from async_loader.dataset.array_dataset import Columns
+from async_loader.dataset.batch_order import Batches, generator_state, set_generator
+from async_loader.dataset.bookmarks import stated
+from async_loader.dataset.dataset_work import TrackedMapWork
+from async_loader.dataset.epoch_progress import EpochProgress
 
 log = logging.getLogger("async_loader")
 
@@ -92,7 +92,7 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     def _warn_of_passing_over(self, start: dict[str, Any]) -> None:
         given = 0 if start.get("finished") else start["yielded"]
-        if self._iterable and given and not stated(Course(start).marks.values()):
+        if self._iterable and given and not stated(EpochProgress(start).marks.values()):
             log.warning(
                 "neither the dataset nor its iterator has state_dict and load_state_dict: %d batches are made and passed over "
                 "to go on behind them. Give one of the two a state to spare this",

@@ -3,8 +3,8 @@
 ::
 
     RemoteWriter ──rows──▶ Part ──sealed──▶ Outbox (go-back-N) ─┐                    ┌─▶ control
-                                                 WriterLine     ├─▶ Connection ◀─────┼─▶ insert
-    AsyncDataLoader ◀── RemoteSource ◀── inbox ◀─ ReaderLine ◀──┤   one IO thread    └─▶ pull
+                                                 WriterChannel     ├─▶ Connection ◀─────┼─▶ insert
+    AsyncDataLoader ◀── RemoteSource ◀── inbox ◀─ ReaderChannel ◀──┤   one IO thread    └─▶ pull
     Client.status, publish, latest, ────────── Call ────────────┘   Session, Planes
     TableClient.update_priorities
 

@@ -18,19 +18,19 @@ from async_loader.feeder import addresses
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.outbox import Counts
-from async_loader.feeder.client.reader_line import Phase as ReaderPhase
-from async_loader.feeder.client.reader_line import ReaderLine
-from async_loader.feeder.client.sample_line import SampleLine
+from async_loader.feeder.client.reader_channel import ReaderChannel
+from async_loader.feeder.client.reader_channel import ReaderPhase as ReaderPhase
+from async_loader.feeder.client.sample_channel import SampleChannel
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer import RemoteWriter
-from async_loader.feeder.client.writer_line import Phase, WriterLine
-from async_loader.feeder.keys import load_client_keys
+from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
+from async_loader.feeder.curve_keys import load_client_keys
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply
-from async_loader.interrupts import HeldBack
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
 
@@ -100,7 +100,7 @@ def connect(
     own = None if keys is None else load_client_keys(os.fspath(keys))
     connection: Connection | None = None
     try:
-        with HeldBack():  # a thread whose start was cut is not known
+        with SignalsDeferred():  # a thread whose start was cut is not known
             connection = Connection(where, wait_s, keys=own, name=name)
         connection.wait_open(Deadline(limit))
         return Client(connection, limit)
@@ -158,8 +158,8 @@ class Client:
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._runs: dict[str, str] = {}  # by name: of the weights that came last
         self._ended_runs: set[str] = set()  # names under which another client has begun a run since
-        self._written: list[tuple[WriterLine, Counts]] = []
-        self._read: list[ReaderLine | SampleLine] = []
+        self._written: list[tuple[WriterChannel, Counts]] = []
+        self._read: list[ReaderChannel | SampleChannel] = []
         self._past: Counter[str] = Counter()  # what lines did that are over
         self._end = weakref.finalize(self, connection.stop, 2.0)  # also at exit; the IO thread does not know the client
 
@@ -298,17 +298,17 @@ class Client:
             connected=connection.is_open,
         )
 
-    def _has_written(self, line: WriterLine) -> None:
+    def _has_written(self, line: WriterChannel) -> None:
         """Count what it does, and no more than that of those that are over."""
         with self._lock:
             self._written.append((line, line.outbox.counts))
             if len(self._written) > _LINES:
-                over = [one for one in self._written if one[0].phase is Phase.CLOSED]
+                over = [one for one in self._written if one[0].phase is WriterPhase.CLOSED]
                 self._written = [one for one in self._written if one not in over]
                 for one in over:
                     self._past.update(_written_by(*one))
 
-    def _has_read(self, line: ReaderLine | SampleLine) -> None:
+    def _has_read(self, line: ReaderChannel | SampleChannel) -> None:
         """As `_has_written`."""
         with self._lock:
             self._read.append(line)
@@ -349,7 +349,7 @@ class Client:
 
     def _dropped(self) -> list[RemoteWriter]:
         """Writers that nobody has any more, and nobody closed: what they hold is to arrive all the same."""
-        kept, over = {writer._line for writer in self._writers}, (Phase.CLOSED, Phase.FAILED)
+        kept, over = {writer._line for writer in self._writers}, (WriterPhase.CLOSED, WriterPhase.FAILED)
         lines = [line for line, _ in self._written if line not in kept and line.phase not in over]
         return [RemoteWriter(self._connection, line, None, self._timeout_s, self) for line in lines]
 
@@ -373,7 +373,7 @@ class Client:
             (self._writers if isinstance(one, RemoteWriter) else self._sources).add(one)  # type: ignore[arg-type]
 
 
-def _written_by(line: WriterLine, counts: Counts) -> dict[str, int]:
+def _written_by(line: WriterChannel, counts: Counts) -> dict[str, int]:
     """What a writer did so far."""
     part = line.part
     begun = part.count - part.finals if part is not None else 0

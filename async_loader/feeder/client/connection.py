@@ -4,8 +4,8 @@
 
     user threads                       IO thread                                    server
     call() ──▶ calls ──────────┐
-    append() ──▶ WriterLine ───┼──▶ _round: session.step, lines.step, calls ──▶ Planes ◀──▶ control, insert, pull
-    plan() ──▶ ReaderLine ─────┘           │
+    append() ──▶ WriterChannel ───┼──▶ _round: session.step, lines.step, calls ──▶ Planes ◀──▶ control, insert, pull
+    plan() ──▶ ReaderChannel ─────┘           │
          ▲                                 │ answers by sequence, everything else by number of the line
          └──── News, Bell ◀────────────────┘
 
@@ -28,12 +28,12 @@ from typing import Any, Protocol
 
 import async_loader
 from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Malformed, Unsupported
+from async_loader.feeder.client.errors import error_as, error_of
 from async_loader.feeder.client.forks import forks
-from async_loader.feeder.client.planes import Plane, Planes
-from async_loader.feeder.client.refusals import error_as, error_of
-from async_loader.feeder.client.session import Act, Phase, Session
-from async_loader.feeder.client.waiting import News
-from async_loader.feeder.keys import ClientKeys
+from async_loader.feeder.client.notifier import Notifier
+from async_loader.feeder.client.session import Action, Session, SessionPhase
+from async_loader.feeder.client.sockets import Plane, Sockets
+from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (
     NEWEST,
     OLDEST,
@@ -52,7 +52,7 @@ from async_loader.feeder.wire import (
     decode,
     encode,
 )  # fmt: skip
-from async_loader.lifecycle import Bell, Deadline, Gate, join
+from async_loader.lifecycle import AutoResetEvent, Deadline, EventFd, join
 
 Failure = Callable[[], AsyncLoaderError]
 """Makes what to raise; a new one for each thread."""
@@ -67,7 +67,7 @@ _AT_ONCE = 256
 """Messages of one plane that are read before the others have their turn."""
 
 
-class Line(Protocol):
+class Channel(Protocol):
     """A writer or a reader, as the IO thread sees it. Called by that thread only."""
 
     number: int
@@ -126,7 +126,7 @@ class Connection:
     ) -> None:
         self.address, self.clock, self._keys, self._name = address, clock, keys, name
         self.lock = threading.Lock()
-        self.news = News(self.lock)
+        self.news = Notifier(self.lock)
         self.session = Session(clock(), wait_s, random.random)
         self.limits = Limits()
         self.incarnation = b""
@@ -134,12 +134,12 @@ class Connection:
         """How many servers there were before this one: ids of rows are those of one server."""
         self._pid, self._generation = os.getpid(), forks.generation
         self.client = secrets.token_bytes(16)
-        self._bell, self._rung = Bell(), False
+        self._bell, self._rung = EventFd(), False
         self._bell_lock = threading.RLock()  # finalizers ring too
-        self._turned = Gate()
+        self._turned = AutoResetEvent()
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, Channel] = {}
         self._numbers = self._sequences = 0
         self._failure: Failure | None = None
         self._parting: float | None = None
@@ -147,7 +147,7 @@ class Connection:
         self._stop = False
         self._refusal = ""
         self._followed: tuple[int, Failure] | None = None
-        self._planes: Planes
+        self._planes: Sockets
         self._thread = threading.Thread(target=self._run, name="async-loader-feeder-client", daemon=True)
         self._thread.start()
 
@@ -185,7 +185,7 @@ class Connection:
                     return True
         return False
 
-    def hand_over(self) -> None:
+    def yield_to_io(self) -> None:
         """As `wake`, and let the IO thread have its turn now. See NOTE [turns]."""
         self._turned.pass_through(0.0)
         if self._wake():
@@ -205,7 +205,7 @@ class Connection:
         """Let a line step when this is readable, too, until its ``fileno()`` is -1. IO thread."""
         self._planes.watch(what)
 
-    def forget(self, line: Line) -> None:
+    def forget(self, line: Channel) -> None:
         """Nothing is to be done for it any more. Also from finalizers, so it takes no lock."""
         self._lines.pop(line.number, None)
 
@@ -315,7 +315,7 @@ class Connection:
 
     def _run(self) -> None:
         try:
-            self._planes = Planes(self.address, self._bell.fileno(), self._keys)
+            self._planes = Sockets(self.address, self._bell.fileno(), self._keys)
             while not self._stop and self._failure is None:
                 self._round()
         except AsyncLoaderError as error:
@@ -374,7 +374,7 @@ class Connection:
                 if frames is None:
                     break
                 self._read(plane, frames)
-        if cut and self.session.phase in (Phase.OPEN, Phase.CONNECTING):  # see NOTE [cut] in planes
+        if cut and self.session.phase in (SessionPhase.OPEN, SessionPhase.CONNECTING):  # see NOTE [cut] in planes
             if self._parting is None or Plane.PULL in cut:
                 self._leave()
         elif self._parting is not None and self.clock() >= self._parting:
@@ -392,17 +392,17 @@ class Connection:
         due = self.session.due()
         self._session_due = math.inf if due is None else due
 
-    def _act(self, act: Act) -> None:
-        if act is Act.CONNECT:
+    def _act(self, act: Action) -> None:
+        if act is Action.CONNECT:
             self._planes.open_control()
             hello = Hello(
                 client=self.client, pid=self._pid, host=hosts.gethostname()[:256] or "?", oldest=OLDEST, newest=NEWEST,
                 user_agent=f"{self._name} async_loader/{async_loader.__version__}".lstrip(),
             )  # fmt: skip
             self._planes.send(Plane.CONTROL, encode(Message(hello, version=OLDEST)))
-        elif act is Act.LEAVE:
+        elif act is Action.LEAVE:
             self._planes.leave()
-        elif act is Act.PING:
+        elif act is Action.PING:
             self.send(Plane.CONTROL, Ping(), 0, self.sequence())
         else:
             self._fail(lambda: Broken(f"the feeder at {self.address} was lost: {self.state()}"))
@@ -430,7 +430,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        return self.session.phase is Phase.OPEN
+        return self.session.phase is SessionPhase.OPEN
 
     def send(self, plane: Plane, body: Control | Data, number: int, sequence: int, data: Any = None) -> None:
         """In order, as soon as it can be. IO thread, while there is a session."""
@@ -467,14 +467,14 @@ class Connection:
         try:
             message = decode(frames, self.limits)
         except Malformed as error:
-            if plane is Plane.CONTROL and self.session.phase is Phase.CONNECTING:
+            if plane is Plane.CONTROL and self.session.phase is SessionPhase.CONNECTING:
                 raise Unsupported(f"what answers at {self.address} is no feeder of this version: {error}") from None
             return  # a peer that sends what cannot be read says nothing: its silence ends the session
         if message.type is Type.WELCOME:
             self._welcomed(message)
-        elif self.session.phase is Phase.CONNECTING and isinstance(message.body, Error):
+        elif self.session.phase is SessionPhase.CONNECTING and isinstance(message.body, Error):
             self._refused(message.body)
-        elif self.session.phase is Phase.OPEN and message.session == self.session.number:
+        elif self.session.phase is SessionPhase.OPEN and message.session == self.session.number:
             self.session.heard(self.clock())
             self._dispatch(plane, message)
 

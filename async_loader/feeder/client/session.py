@@ -20,14 +20,14 @@ SILENCE_S = 10.0
 """Until a WELCOME says otherwise."""
 
 
-class Phase(enum.Enum):
+class SessionPhase(enum.Enum):
     WAITING = "waiting"
     CONNECTING = "connecting"
     OPEN = "open"
     ENDED = "ended"
 
 
-class Act(enum.Enum):
+class Action(enum.Enum):
     """What is to be done now."""
 
     CONNECT = "connect"
@@ -53,7 +53,7 @@ class Session:
 
     def __init__(self, now: float, wait_s: float | None, jitter: Callable[[], float]) -> None:
         self._wait_s, self._jitter = wait_s, jitter
-        self.phase = Phase.WAITING
+        self.phase = SessionPhase.WAITING
         self.number = 0
         self.welcome: Welcome | None = None
         self.opened = 0
@@ -74,38 +74,38 @@ class Session:
 
     def due(self) -> float | None:
         """When `step` has something to say."""
-        if self.phase is Phase.ENDED:
+        if self.phase is SessionPhase.ENDED:
             return None
-        if self.phase is not Phase.OPEN:
+        if self.phase is not SessionPhase.OPEN:
             gives_up_at = self._gives_up_at()
             return self._until if gives_up_at is None else min(self._until, gives_up_at)
         assert self.heard_at is not None
         return min(self._ping_at(), self.heard_at + self.silence_s)
 
-    def step(self, now: float) -> Act | None:
+    def step(self, now: float) -> Action | None:
         """What is to be done by now; ask until it is nothing."""
-        if self.phase is Phase.OPEN:
+        if self.phase is SessionPhase.OPEN:
             assert self.heard_at is not None
             if now >= self.heard_at + self.silence_s:
                 self.lost(now)
-                return Act.LEAVE
+                return Action.LEAVE
             if now >= self._ping_at():
                 self._sent_at = self._asked_at = now
-                return Act.PING
+                return Action.PING
             return None
-        if self.phase is Phase.ENDED:
+        if self.phase is SessionPhase.ENDED:
             return None
         gives_up_at = self._gives_up_at()
         if gives_up_at is not None and now >= gives_up_at:
-            self.phase = Phase.ENDED
-            return Act.GIVE_UP
+            self.phase = SessionPhase.ENDED
+            return Action.GIVE_UP
         if now < self._until:
             return None
-        if self.phase is Phase.CONNECTING:
+        if self.phase is SessionPhase.CONNECTING:
             self._wait(now)
-            return Act.LEAVE
-        self.phase, self._until = Phase.CONNECTING, now + self.silence_s
-        return Act.CONNECT
+            return Action.LEAVE
+        self.phase, self._until = SessionPhase.CONNECTING, now + self.silence_s
+        return Action.CONNECT
 
     def sent(self, now: float) -> None:
         """Something was sent, on any plane."""
@@ -113,14 +113,14 @@ class Session:
 
     def heard(self, now: float) -> None:
         """Something came, on any plane: a sign of life."""
-        if self.phase is Phase.OPEN:
+        if self.phase is SessionPhase.OPEN:
             self.heard_at = now
 
     def welcomed(self, now: float, number: int, welcome: Welcome) -> bool:
         """Whether that is the WELCOME that was waited for."""
-        if self.phase is not Phase.CONNECTING:
+        if self.phase is not SessionPhase.CONNECTING:
             return False
-        self.phase, self.number, self.welcome = Phase.OPEN, number, welcome
+        self.phase, self.number, self.welcome = SessionPhase.OPEN, number, welcome
         self.heard_at = self._sent_at = self._asked_at = now
         self._lost_at = None
         self._attempts = 0
@@ -129,14 +129,14 @@ class Session:
 
     def lost(self, now: float) -> None:
         """The server is silent, has forgotten the session, or refuses one for now. The next attempt is made soon."""
-        if self.phase is Phase.OPEN:
+        if self.phase is SessionPhase.OPEN:
             self._lost_at = now
         self._wait(now)
 
     def _wait(self, now: float) -> None:
         most = min(BACKOFF_MOST_S, BACKOFF_S * 2**self._attempts)
         self._attempts = min(self._attempts + 1, 16)
-        self.phase, self._until = Phase.WAITING, now + most * (0.5 + 0.5 * self._jitter())
+        self.phase, self._until = SessionPhase.WAITING, now + most * (0.5 + 0.5 * self._jitter())
 
     def _gives_up_at(self) -> float | None:
         return None if self._wait_s is None or self._lost_at is None else self._lost_at + self._wait_s

@@ -12,16 +12,16 @@ import os
 import weakref
 from collections import deque
 
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
-from async_loader.feeder.client.copying import COPY_BELOW, Arrays, Copier
+from async_loader.feeder.client.batch_copies import COPY_BELOW, Arrays, Copier
 from async_loader.feeder.shared import Offer
 from async_loader.feeder.wire import InSlot
-from async_loader.layout import BatchLayout
 from async_loader.schema import Schema
-from async_loader.shm.slots import Lease, SlotRing
+from async_loader.shm.slot_ring import Lease, SlotRing
 
 
-class Slots:
+class ReaderSlots:
     """Memory for the batches of one opening of a reader.
 
     Thread rule: `give`, `take` and `close` belong to the IO thread, `arrays` to the learner's.
@@ -103,16 +103,16 @@ class Slots:
                 given.append(leased[0])
         return given
 
-    def take(self, place: InSlot) -> Filled:
+    def take(self, place: InSlot) -> FilledSlot:
         """The feeder has filled one. Raises Malformed for one that it does not have."""
         if not 1 <= place.rows <= self._rows:
             raise Malformed(f"a batch of {place.rows} rows came in shared memory, {self._rows} were asked for")
         root = self._theirs.pop(place.slot, None)
         if root is None:
             raise Malformed(f"a batch came in slot {place.slot}, which the feeder was not given")
-        return Filled(self, place.slot, place.rows, root)
+        return FilledSlot(self, place.slot, place.rows, root)
 
-    def arrays(self, filled: Filled) -> Arrays:
+    def arrays(self, filled: FilledSlot) -> Arrays:
         """The batch of a slot, as views while slots may be lent; once. Cost: 6 us and a copy of it when it is small."""
         root, rows = filled.root, filled.rows
         assert root is not None
@@ -136,17 +136,17 @@ class Slots:
         self._roots.clear()
         self._ring.segment.close()
 
-    def retire_lent(self) -> None:
-        """See NOTE [what a fork does to leases] in shm/slots.py."""
-        self._ring.retire_lent()
+    def retire_leased(self) -> None:
+        """See NOTE [what a fork does to leases] in shm/slot_ring.py."""
+        self._ring.retire_leased()
 
 
-class Filled:
-    """A batch in its slot, until `Slots.arrays` has made something of it."""
+class FilledSlot:
+    """A batch in its slot, until `ReaderSlots.arrays` has made something of it."""
 
     __slots__ = ("root", "rows", "slot", "slots")
 
-    def __init__(self, slots: Slots, slot: int, rows: int, root: Lease) -> None:
+    def __init__(self, slots: ReaderSlots, slot: int, rows: int, root: Lease) -> None:
         self.slots, self.slot, self.rows = slots, slot, rows
         self.root: Lease | None = root
 
@@ -155,12 +155,12 @@ class Filled:
         return self.slots.arrays(self)
 
 
-_all: weakref.WeakSet[Slots] = weakref.WeakSet()
+_all: weakref.WeakSet[ReaderSlots] = weakref.WeakSet()
 
 
 def _around_fork() -> None:
     for one in list(_all):
-        one.retire_lent()
+        one.retire_leased()
 
 
 os.register_at_fork(before=_around_fork, after_in_parent=_around_fork)

@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
+from async_loader.feeder.client.batch_structure import BatchStructure, local_ids, remote_ids
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.planes import Plane
-from async_loader.feeder.client.reader_line import AHEAD_LEAST, Came, Lease, Phase, ReaderLine, Transport
-from async_loader.feeder.client.shown import Shown, ids_here, ids_there
+from async_loader.feeder.client.reader_channel import AHEAD_LEAST, Lease, ReaderChannel, ReaderPhase, ReceivedBatch, Transport
+from async_loader.feeder.client.sockets import Plane
 from async_loader.feeder.wire import MOST_ROWS, NAME_CHARACTERS, OpenReader, Priorities, View
 from async_loader.feeder.wire import Applied as WireApplied
-from async_loader.interrupts import HeldBack
-from async_loader.lifecycle import Bell, Deadline, Patience
+from async_loader.interrupts import SignalsDeferred
+from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import floats_of, positive
-from async_loader.replay.samplers import policy
+from async_loader.replay.samplers import priority_rules
 from async_loader.replay.views import Transitions
 from async_loader.source import END, Applied, Plan, Ready
 
@@ -33,7 +33,7 @@ IN_A_HURRY_S = 0.01
 """Who asks for more batches twice in that time has its connection take its turn at once; see NOTE [turns] in connection.py."""
 
 
-class Elsewhere(AsyncLoaderError):
+class ServerReplaced(AsyncLoaderError):
     """The rows were those of a server that is no more."""
 
 
@@ -66,15 +66,15 @@ class RemoteSource:
     ) -> None:  # fmt: skip
         self._connection, self._wanted, self._timeout_s, self._owner = connection, wanted, timeout_s, owner
         self._prefetch, self._transport, self._planned = prefetch, transport, 0
-        self._line: ReaderLine | None = None
+        self._line: ReaderChannel | None = None
         self._lock = threading.Lock()
         self._planned_leases: dict[Lease, None] = {}
         self._handed_out: dict[Lease, None] = {}
         self._over = False
         self._asked_at = -math.inf
-        self._shown: Shown | None = None
+        self._shown: BatchStructure | None = None
         self._closed = False
-        self._on_open: Callable[[ReaderLine], None] = lambda line: None
+        self._on_open: Callable[[ReaderChannel], None] = lambda line: None
         self._update: Callable[..., Applied] | None = None  # that of the table
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
@@ -98,23 +98,23 @@ class RemoteSource:
         Closed, Broken, ...
             Whatever ended the reader.
         """
-        line = self._reader_line(batch_size)
+        line = self._reader_channel(batch_size)
         found = self._attempt(line)
         if found is None:
-            bell = Bell()
+            bell = EventFd()
             try:
                 with line.lock:
-                    line.on_news(bell)
+                    line.on_change(bell)
                 while (found := self._attempt(line)) is None:
                     patience.wait(bell, f"batches of table {line.wanted.table!r} ({self._connection.state()})")
                     bell.clear()  # before looking again: what comes from here on rings it again
             finally:
                 with line.lock:
-                    line.on_news(None)
+                    line.on_change(None)
                 bell.close()
         return found
 
-    def _attempt(self, line: ReaderLine) -> Plan | None:
+    def _attempt(self, line: ReaderChannel) -> Plan | None:
         """The next batch, or the end, or what went wrong; ``None``: not yet."""
         with line.lock:
             first = line.inbox[0].lease if line.inbox else None
@@ -133,7 +133,7 @@ class RemoteSource:
         if line.due or line.owes:
             now = time.monotonic()
             if came is not None and line.due and now - self._asked_at < IN_A_HURRY_S:
-                self._connection.hand_over()
+                self._connection.yield_to_io()
             else:
                 self._connection.wake()
             self._asked_at = now
@@ -184,16 +184,16 @@ class RemoteSource:
         patience_s = min(timeout_s, _GOODBYE_S) if self._connection.is_open else 0.0  # without a session it is the feeder's
         try:
             self._connection.check()  # before the lock: in a fork nothing would ever release it
-            with HeldBack():
+            with SignalsDeferred():
                 self._let_go_of(line, used=False)
                 self._line, self._over = None, False
             self._until_closed(line, patience_s)
         except AsyncLoaderError:
             self._line, self._over = None, False
 
-    def _let_go_of(self, line: ReaderLine, used: bool) -> None:
+    def _let_go_of(self, line: ReaderChannel, used: bool) -> None:
         """Close a reader. What was planned goes back; what was handed out too, if not ``used``."""
-        with line.lock, HeldBack():
+        with line.lock, SignalsDeferred():
             if used:
                 for lease in self._handed_out.keys() - self._planned_leases.keys():
                     del self._handed_out[lease]
@@ -201,11 +201,11 @@ class RemoteSource:
             if line.bell is not None:
                 line.bell.ring()
 
-    def _until_closed(self, line: ReaderLine, timeout_s: float) -> None:
+    def _until_closed(self, line: ReaderChannel, timeout_s: float) -> None:
         """Wait for the answer to CLOSE_READER."""
         self._connection.check()
         self._connection.wake()
-        over = (Phase.CLOSED, Phase.FAILED)
+        over = (ReaderPhase.CLOSED, ReaderPhase.FAILED)
         line.news.until(lambda: line.phase in over, Deadline(timeout_s), lambda: self._connection.no_answer("CLOSE_READER"))
         self._connection.forget(line)
 
@@ -260,19 +260,19 @@ class RemoteSource:
         line = self._line
         if line is None:
             return
-        if line.phase is Phase.CLOSED or line.failure is not None:
+        if line.phase is ReaderPhase.CLOSED or line.failure is not None:
             line.inbox.clear()
             return
         self._connection.check_fork()
         self._let_go_of(line, used=True)
         self._until_closed(line, self._timeout_s if timeout_s is None else timeout_s)
 
-    def _reader_line(self, batch_size: int) -> ReaderLine:
+    def _reader_channel(self, batch_size: int) -> ReaderChannel:
         self._connection.check()
         line = self._line
         if line is not None and line.wanted.batch_size == batch_size and not self._closed:
             return line
-        with self._lock, HeldBack():  # a line that no source has is never closed
+        with self._lock, SignalsDeferred():  # a line that no source has is never closed
             if self._closed:
                 raise Closed("this source is closed")
             if self._line is None:
@@ -280,7 +280,7 @@ class RemoteSource:
                 ahead = self._prefetch if self._prefetch is not None else max(AHEAD_LEAST, self._planned)
                 wanted = self._wanted(batch_size, max(1, ahead))
                 line = self._connection.add(
-                    lambda number: ReaderLine(number, wanted, self._prefetch, self._transport, self._planned)
+                    lambda number: ReaderChannel(number, wanted, self._prefetch, self._transport, self._planned)
                 )
                 leases = (self._planned_leases, self._handed_out)
                 weakref.finalize(self, _let_go, self._connection, line, leases).atexit = False
@@ -291,14 +291,14 @@ class RemoteSource:
             raise ConfigError(f"batch_size={batch_size}, and this source was opened for {line.wanted.batch_size}: make another")
         return line
 
-    def _ready(self, line: ReaderLine, came: Came) -> Ready:
+    def _ready(self, line: ReaderChannel, came: ReceivedBatch) -> Ready:
         assert line.schema is not None
         if self._shown is None or line.schema is not self._shown.schema:
-            self._shown = Shown(line.schema)
+            self._shown = BatchStructure(line.schema)
         return Ready(self._shown.batch(came.body.arrays(), came.server), lent=True, lease=came.lease)
 
 
-def _let_go(connection: Connection, line: ReaderLine, leases: tuple[dict[Lease, None], dict[Lease, None]]) -> None:
+def _let_go(connection: Connection, line: ReaderChannel, leases: tuple[dict[Lease, None], dict[Lease, None]]) -> None:
     """A source was dropped. May run anywhere, so it takes no lock: the IO thread closes it in its next round."""
     line.dropped = _taken(*leases)
     connection.wake()
@@ -336,31 +336,31 @@ def view_of(view: Transitions | View | None) -> View | None:
     return View(n=view.n_steps, gamma=float(view.gamma), reward=view.reward)
 
 
-def update(connection: Connection, line: ReaderLine, index: Any, priority: Any, deadline: Deadline) -> Applied:
+def update(connection: Connection, line: ReaderChannel, index: Any, priority: Any, deadline: Deadline) -> Applied:
     """PRIORITIES, and what became of them. Rows of a server that is no more are stale: another one has others of these ids."""
     ids = np.ascontiguousarray(index, np.int64).reshape(-1)
     values = floats_of(priority, "priority").reshape(-1)
     if ids.shape != values.shape:
         raise ConfigError(f"{len(ids)} ids and {len(values)} priorities: one for each")
-    policy.check_sent(values)
+    priority_rules.check_sent(values)
     if not len(ids):
         return Applied(0, 0)
 
     server = connection.servers
-    here = ids_here(ids, server)
-    total, ids, values = len(ids), ids_there(ids[here], server), values[here]
+    here = local_ids(ids, server)
+    total, ids, values = len(ids), remote_ids(ids[here], server), values[here]
 
     def ready() -> bool:
         if connection.servers != server:
-            raise Elsewhere("these rows died with their server")
+            raise ServerReplaced("these rows died with their server")
         if line.failure is not None:
             raise line.failure()
-        if line.phase is Phase.CLOSED:
+        if line.phase is ReaderPhase.CLOSED:
             raise Closed("this source was closed meanwhile")
         return line.is_open
 
     applied, most = 0, connection.limits.message_bytes // (ids.itemsize + values.itemsize)
-    with contextlib.suppress(Elsewhere):
+    with contextlib.suppress(ServerReplaced):
         for at in range(0, len(ids), most):
             some = Priorities(ids[at : at + most].copy(), values[at : at + most])
             reply = connection.call(some, deadline, plane=Plane.PULL, number=line.number, ready=ready).body

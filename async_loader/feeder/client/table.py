@@ -13,15 +13,15 @@ import numpy.typing as npt
 
 from async_loader import batch_format as formats
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
+from async_loader.feeder.client.batch_structure import BatchStructure, local_ids, remote_ids
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.planes import Plane
-from async_loader.feeder.client.reader_line import ReaderLine, Transport
-from async_loader.feeder.client.sample_line import SampleLine
-from async_loader.feeder.client.shown import Shown, ids_here, ids_there
-from async_loader.feeder.client.source import Elsewhere, RemoteSource, batch_size_of, update, view_of
+from async_loader.feeder.client.reader_channel import ReaderChannel, Transport
+from async_loader.feeder.client.sample_channel import SampleChannel
+from async_loader.feeder.client.sockets import Plane
+from async_loader.feeder.client.source import RemoteSource, ServerReplaced, batch_size_of, update, view_of
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
-from async_loader.feeder.client.writer_line import WriterLine
-from async_loader.feeder.plain import limiter_from, plain_of
+from async_loader.feeder.client.writer_channel import WriterChannel
+from async_loader.feeder.plain_values import limiter_from, plain_of
 from async_loader.feeder.wire import (
     MOST_AHEAD,
     About,
@@ -49,21 +49,21 @@ from async_loader.feeder.wire import (
 from async_loader.feeder.wire import (
     Batch as WireBatch,
 )
-from async_loader.interrupts import HeldBack
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay import by_id
 from async_loader.replay.arguments import floats_of, ids_of, positive, whole_seed
 from async_loader.replay.checkpoint.writing import SaveReport
-from async_loader.replay.limiter import RateLimiter
-from async_loader.replay.samplers import Sampler, policy
-from async_loader.replay.staging import Stage
+from async_loader.replay.rate_limiter import RateLimiter
+from async_loader.replay.samplers import Sampler, priority_rules
 from async_loader.replay.stats import TableStats
-from async_loader.replay.storage import StorageLayout
 from async_loader.replay.stream_names import stream_name
+from async_loader.replay.table.step_packer import StepPacker
+from async_loader.replay.table.storage import StorageLayout
+from async_loader.replay.table.waiters import Waiting
 from async_loader.replay.vector_writer import VectorWriter as StreamsWriter
 from async_loader.replay.views import Transitions
-from async_loader.replay.waiting import Waiting
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.table import AutoReset, Batch, BatchFormat, VectorEnv, VectorWriter
@@ -109,9 +109,9 @@ class TableClient:
         self._client, self._connection, self.name = client, connection, name
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._lines: OrderedDict[tuple[int, View | None], SampleLine] = OrderedDict()
+        self._lines: OrderedDict[tuple[int, View | None], SampleChannel] = OrderedDict()
         self._about: AboutReply | None = None  # of a table with a schema
-        self._updating: ReaderLine | None = None
+        self._updating: ReaderChannel | None = None
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -249,8 +249,10 @@ class TableClient:
         known = None if schema is None else Schema.of(schema)
         drops = overflow == "drop_oldest"
         name = None if stream is None else stream_name(stream)
-        with HeldBack():  # a line that is not counted among the client's is never closed
-            line = self._connection.add(lambda number: WriterLine(number, self.name, known, rows, linger_ms / 1000, size, drops))
+        with SignalsDeferred():  # a line that is not counted among the client's is never closed
+            line = self._connection.add(
+                lambda number: WriterChannel(number, self.name, known, rows, linger_ms / 1000, size, drops)
+            )
             line.limit(self._connection.limits.message_bytes)
             self._client._has_written(line)
             writer = kind(self._connection, line, name, self._timeout_s, self._client)
@@ -307,16 +309,16 @@ class TableClient:
         if view is not None and view.reward != "reward":
             self._connection.check_version("a view of another reward")
 
-    def _line(self, batch_size: int, view: View | None) -> SampleLine:
+    def _line(self, batch_size: int, view: View | None) -> SampleChannel:
         key = batch_size, view
         self._connection.check()
         with self._lock:
-            line: SampleLine | None = self._lines.get(key)
+            line: SampleChannel | None = self._lines.get(key)
             if line is not None and not line.closed:
                 self._lines.move_to_end(key)
                 return line
-            with HeldBack():  # a line that no table has is never closed
-                made: SampleLine = self._connection.add(lambda number: SampleLine(number, self.name, batch_size, view))
+            with SignalsDeferred():  # a line that no table has is never closed
+                made: SampleChannel = self._connection.add(lambda number: SampleChannel(number, self.name, batch_size, view))
                 self._lines[key] = made
                 self._client._has_read(made)
             if len(self._lines) > _KINDS_OF_SAMPLES:
@@ -406,7 +408,7 @@ class TableClient:
         ConfigError, Timeout, Closed, Broken, Unsupported
         """
         ids, seen, server = ids_of(index), view_of(view), self._connection.servers
-        ids = ids_there(ids[ids_here(ids, server)], server)
+        ids = remote_ids(ids[local_ids(ids, server)], server)
         most = self._rows_of_a_message() if len(ids) > 1 else 1
         parts: list[list[npt.NDArray[Any]]] = []
         schema: Schema | None = None
@@ -421,7 +423,7 @@ class TableClient:
         columns = parts[0]
         if len(parts) > 1:
             columns = [np.concatenate(one) for one in zip(*parts, strict=True)]
-        return Shown(schema).batch(columns, server)
+        return BatchStructure(schema).batch(columns, server)
 
     def _rows_of_a_message(self) -> int:
         """That surely fit into an answer, whatever the view."""
@@ -451,7 +453,7 @@ class TableClient:
             return Prioritize(table=self.name, count=count)
 
         try:
-            policy.check_sent(values)
+            priority_rules.check_sent(values)
         except ConfigError:
             self._check_priorities(timeout_s)
             raise
@@ -464,12 +466,12 @@ class TableClient:
         data = b"".join((_GONE.tobytes(), np.zeros(1).tobytes()))
         self._call(Prioritize(table=self.name, count=1), timeout_s, Plane.PULL, data)
 
-    def _updates(self) -> ReaderLine:
+    def _updates(self) -> ReaderChannel:
         """A reader that never asks for a batch: what PRIORITIES of version 2 go through."""
-        with self._lock, HeldBack():
+        with self._lock, SignalsDeferred():
             if self._updating is None:
                 wanted = OpenReader(table=self.name, batch_size=1)
-                self._updating = self._connection.add(lambda number: ReaderLine(number, wanted, 0))
+                self._updating = self._connection.add(lambda number: ReaderChannel(number, wanted, 0))
             return self._updating
 
     def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
@@ -509,10 +511,10 @@ class TableClient:
         limit = seconds_or_none("timeout_s", timeout_s)
         deadline = Deadline(self._timeout_s if limit is None else limit)
         server, total = self._connection.servers, len(ids)
-        here = ids_here(ids, server)
+        here = local_ids(ids, server)
         if not here.all():
             ids, more = ids[here], [one[here] for one in more]
-        ids, applied = ids_there(ids, server), 0
+        ids, applied = remote_ids(ids, server), 0
         row = 8 + sum(one.nbytes // max(1, len(one)) for one in more)
         most = max(1, min(_IDS, self._connection.limits.message_bytes // (row + 1) - 1024))
         for at in range(0, len(ids), most):
@@ -521,7 +523,7 @@ class TableClient:
             made = body(len(some[0]))
             try:
                 reply = self._call(made, deadline, Plane.PULL, data, server).body
-            except Elsewhere:
+            except ServerReplaced:
                 break
             assert isinstance(reply, WireApplied)
             applied += reply.applied
@@ -607,7 +609,7 @@ class TableClient:
 
         def ready() -> bool:
             if server is not None and connection.servers != server:
-                raise Elsewhere("these rows died with their server")
+                raise ServerReplaced("these rows died with their server")
             return connection.is_open
 
         where = f"table {self.name!r}"
@@ -626,8 +628,8 @@ def _columns(reply: Message, schema: Schema) -> list[npt.NDArray[Any]]:
 
 def _columns_for(schema: Schema, fields: Mapping[str, Any], rows: int) -> dict[str, Any]:
     """Values of fields as the table stores them, by dotted name. Raises SchemaError, as `ReplayBuffer.update`."""
-    stage = Stage(StorageLayout.of(schema, 1), 0)
-    found = by_id.columns_of(stage, fields, rows)
+    step_packer = StepPacker(StorageLayout.of(schema, 1), 0)
+    found = by_id.columns_of(step_packer, fields, rows)
     known = schema.fields
     return {known[i].name: np.ascontiguousarray(one, known[i].dtype) for i, one in found.items()}  # dtypes that travel
 

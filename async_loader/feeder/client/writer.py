@@ -11,16 +11,16 @@ import numpy as np
 from async_loader.errors import AsyncLoaderError, CannotSend, Timeout, Unsupported
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.forks import forks
-from async_loader.feeder.client.steps import Packer, Part, Rows, checked_priority, given_priorities
+from async_loader.feeder.client.row_packer import CheckedRows, RowBuffer, RowPacker, checked_priority, given_priorities
 from async_loader.feeder.client.stream_numbers import OWN, StreamNumbers
-from async_loader.feeder.client.writer_line import MESSAGE_BYTES_MOST, Phase, WriterLine
+from async_loader.feeder.client.writer_channel import MESSAGE_BYTES_MOST, WriterChannel, WriterPhase
 from async_loader.feeder.wire import FINAL, SHOWN, About, AboutReply
-from async_loader.interrupts import HeldBack
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
 from async_loader.replay.arguments import one_float, one_of, schema_of_columns
-from async_loader.replay.staging import Ends, count_of
 from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
+from async_loader.replay.table.step_packer import Ends, count_of
 from async_loader.replay.writer import how_ended
 from async_loader.schema import Schema
 from async_loader.table import Streams
@@ -37,7 +37,7 @@ class RemoteWriter:
 
     Parameters
     ----------
-    connection, line : Connection, WriterLine
+    connection, line : Connection, WriterChannel
     stream : hashable
         Of steps that name none; by default one of its own.
     timeout_s : float
@@ -47,7 +47,7 @@ class RemoteWriter:
     """
 
     def __init__(
-        self, connection: Connection, line: WriterLine, stream: Hashable | None, timeout_s: float, owner: object
+        self, connection: Connection, line: WriterChannel, stream: Hashable | None, timeout_s: float, owner: object
     ) -> None:
         self._connection, self._line, self._timeout_s = connection, line, timeout_s
         self._streams = StreamNumbers(fresh_stream() if stream is None else stream_name(stream))
@@ -74,7 +74,7 @@ class RemoteWriter:
 
         def attempt() -> bool:
             line.check()
-            return line.packer is not None or line.phase is Phase.NAMELESS
+            return line.packer is not None or line.phase is WriterPhase.NAMELESS
 
         deadline = self._deadline(None) if deadline is None else deadline
         line.news.until(attempt, deadline, lambda: self._connection.no_answer("OPEN_WRITER"))
@@ -249,11 +249,11 @@ class RemoteWriter:
     def _rows(
         self, batch: dict[str, Any], names: Any, terminated: Any, truncated: Any, priority: Any, final_obs: Any,
         deadline: Deadline,
-    ) -> tuple[Packer, Rows]:  # fmt: skip
+    ) -> tuple[RowPacker, CheckedRows]:  # fmt: skip
         """A batch, checked. Nothing was added when this raises."""
         streams = self._streams.of_rows(names, count_of(batch))
 
-        def made(packer: Packer) -> Rows:
+        def made(packer: RowPacker) -> CheckedRows:
             return packer.rows(dict(batch), streams, priority, final_obs, terminated, truncated)
 
         def proposed() -> Schema:
@@ -292,7 +292,7 @@ class RemoteWriter:
 
         line.warn()
         line.news.until(attempt, deadline, lambda: self._full("no step was added"))
-        with line.lock, HeldBack():  # Ctrl-C comes before all of it or after
+        with line.lock, SignalsDeferred():  # Ctrl-C comes before all of it or after
             line.check()
             if not line.fits(nbytes):
                 line.give_up(count - rows.finals(0, count), np.unique(rows.streams).tolist())
@@ -305,7 +305,7 @@ class RemoteWriter:
                 while at < count:
                     some = packer.whole(rows, at)
                     if some < packer.part_rows:
-                        line.begin_part(self._connection.clock()).put_rows(rows, at, some)
+                        line.begin_buffer(self._connection.clock()).put_rows(rows, at, some)
                     else:
                         line.put_rows(rows, at, some)
                     at += some
@@ -395,7 +395,7 @@ class RemoteWriter:
             What was added is still on its way, and close may be called again.
         """
         line, deadline = self._line, self._deadline(timeout_s)
-        if line.phase is Phase.CLOSED:
+        if line.phase is WriterPhase.CLOSED:
             return
         self._connection.check()
         open_ = [] if line.closing else self._streams.open()
@@ -407,8 +407,8 @@ class RemoteWriter:
                 line.end_streams(open_)
             line.closing = True
             put = line.hurry()
-            if line.phase is Phase.NAMELESS:
-                line.phase = Phase.CLOSED
+            if line.phase is WriterPhase.NAMELESS:
+                line.phase = WriterPhase.CLOSED
         self._connection.wake()
         if not put:
             return  # the IO thread sees to the rest
@@ -429,7 +429,7 @@ class RemoteWriter:
     # -- rows into messages ------------------------------------------------------------------------------------------------
 
     def _append(
-        self, packer: Packer, values: list[Any], stream: int, flags: int, priority: float | None, final: list[Any] | None,
+        self, packer: RowPacker, values: list[Any], stream: int, flags: int, priority: float | None, final: list[Any] | None,
         timeout_s: float | None,
     ) -> None:  # fmt: skip
         """One row that begins or fills a message."""
@@ -470,14 +470,14 @@ class RemoteWriter:
         line.news.until(attempt, deadline, lambda: self._full(refused))
         return found
 
-    def _part(self, rows: int) -> Part:
+    def _part(self, rows: int) -> RowBuffer:
         """One with room for so many. Under the lock."""
         line = self._line
         if line.part is not None and line.part.count + rows > line.part.most:
             line.seal()
-        return line.part or line.begin_part(self._connection.clock(), rows)
+        return line.part or line.begin_buffer(self._connection.clock(), rows)
 
-    def _some(self, packer: Packer, rows: Rows, at: int, deadline: Deadline) -> int:
+    def _some(self, packer: RowPacker, rows: CheckedRows, at: int, deadline: Deadline) -> int:
         """Add the next of many, as a part of a message or a whole one; how many."""
         line, left = self._line, len(rows) - at
         room = self._make_room(deadline)
@@ -489,7 +489,7 @@ class RemoteWriter:
             elif left > packer.part_rows or line.part is None or line.part.count + left > line.part.most:
                 line.seal()
                 if left < packer.part_rows:
-                    line.begin_part(self._connection.clock()).put_rows(rows, at, count)
+                    line.begin_buffer(self._connection.clock()).put_rows(rows, at, count)
                 else:
                     line.put_rows(rows, at, count)
             else:
@@ -500,16 +500,16 @@ class RemoteWriter:
 
     # -- waiting -----------------------------------------------------------------------------------------------------------
 
-    def _agree(self, schema: Callable[[], Schema], check: Callable[[Packer], object], deadline: Deadline) -> Packer:
+    def _agree(self, schema: Callable[[], Schema], check: Callable[[RowPacker], object], deadline: Deadline) -> RowPacker:
         """The table's schema, which is the first step's if it has none yet, and if ``check`` does not refuse that step."""
         line = self._line
         self._connection.check()
 
         def attempt() -> bool:
             line.check()
-            if line.phase is Phase.NAMELESS:  # a table that has a schema says what is wrong with the step
+            if line.phase is WriterPhase.NAMELESS:  # a table that has a schema says what is wrong with the step
                 proposed = schema()
-                check(Packer(proposed, 1, MESSAGE_BYTES_MOST))
+                check(RowPacker(proposed, 1, MESSAGE_BYTES_MOST))
                 line.propose(proposed)
                 self._connection.wake()
             return line.packer is not None
@@ -538,7 +538,7 @@ class RemoteWriter:
     def _is_closed(self) -> bool:
         if self._line.failure is not None:
             raise self._line.failure()
-        return self._line.phase is Phase.CLOSED
+        return self._line.phase is WriterPhase.CLOSED
 
     def _why_not(self) -> str:
         box = self._line.outbox

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.wire import ErrorCode
 
 RATE_S = 2.0
@@ -54,7 +54,7 @@ class Counters:
         self._refused: Counter[int] = Counter()
         self.silent = self.faults = 0
 
-    def came_in(self, plane: Plane, frames: Sequence[Any]) -> int:
+    def count_received(self, plane: Plane, frames: Sequence[Any]) -> int:
         """Their bytes."""
         nbytes = sum(map(len, frames))
         self._in[plane] += 1

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
-from async_loader.feeder.server.intake import WriterState
-from async_loader.feeder.server.links import Link
-from async_loader.feeder.server.outlet import ReaderState
-from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.batch_scheduler import ReaderState
+from async_loader.feeder.server.insert_queue import WriterState
+from async_loader.feeder.server.peer_connection import PeerConnection
+from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.wire import ErrorCode, Hello
 
 _MOST_LINES = 256  # writers of a session, and readers
@@ -50,7 +50,7 @@ class Session:
     since: float
     heard: float
     user: str | None = None
-    routes: dict[Plane, Link] = field(default_factory=dict, repr=False)
+    routes: dict[Plane, PeerConnection] = field(default_factory=dict, repr=False)
     writers: dict[int, WriterState] = field(default_factory=dict, repr=False)
     readers: dict[int, ReaderState] = field(default_factory=dict, repr=False)
 
@@ -118,7 +118,7 @@ class Sessions:
             self._due = now + self._silence_s
         return session
 
-    def heard(self, number: int, plane: Plane, route: Link, user: str | None) -> Session:
+    def heard(self, number: int, plane: Plane, route: PeerConnection, user: str | None) -> Session:
         """The session that a message came from, over a connection of ``user``.
 
         Raises
@@ -140,7 +140,7 @@ class Sessions:
         if self._by_client.get(client) is session:
             del self._by_client[client]
 
-    def routes(self) -> set[Link]:
+    def routes(self) -> set[PeerConnection]:
         """The connections of all of them."""
         return {route for session in self._by_number.values() for route in session.routes.values()}
 

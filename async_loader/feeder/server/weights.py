@@ -14,7 +14,7 @@ from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Wei
 _RUNS = 256  # of a name, that are remembered to be over
 
 
-class Taken(Enum):
+class WeightsReceipt(Enum):
     """What became of a part."""
 
     PART = "part"
@@ -73,7 +73,7 @@ class WeightStore:
             return False
         return part.version <= newest.version if newest.run == run else run in self._over.get(part.name, ())
 
-    def publish(self, who: Hashable, run: bytes, part: Publish, data: Any) -> Taken:
+    def publish(self, who: Hashable, run: bytes, part: Publish, data: Any) -> WeightsReceipt:
         """Take a part.
 
         Parameters
@@ -92,7 +92,7 @@ class WeightStore:
         if self._is_stale(run, part):
             self.stale += not part.offset
             self._making.pop(key, None)
-            return Taken.STALE
+            return WeightsReceipt.STALE
         if part.offset == 0:
             self._begin(key, run, part)
         making = self._making.get(key)
@@ -104,12 +104,12 @@ class WeightStore:
         making.blob[part.offset : part.offset + len(view)] = view
         making.filled += len(view)
         if not making.whole:
-            return Taken.PART
+            return WeightsReceipt.PART
         del self._making[key]
         self._end_run(part.name, run)
         self._newest[part.name] = making
         self.published += 1
-        return Taken.NEWEST
+        return WeightsReceipt.NEWEST
 
     def _end_run(self, name: str, run: bytes) -> None:
         """That of the newest weights, if the next are of another."""

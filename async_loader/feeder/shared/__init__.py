@@ -18,8 +18,8 @@ before it is sent: what the learner could cut short under the server's hands wou
 
 from __future__ import annotations
 
+from async_loader.feeder.shared.batch_ring import BatchSlot, SharedBatchRing
 from async_loader.feeder.shared.listener import Listener
 from async_loader.feeder.shared.offer import Offer, Offering, offer_to
-from async_loader.feeder.shared.shelf import Shelf, Spot
 
-__all__ = ["Listener", "Offer", "Offering", "Shelf", "Spot", "offer_to"]
+__all__ = ["BatchSlot", "Listener", "Offer", "Offering", "SharedBatchRing", "offer_to"]

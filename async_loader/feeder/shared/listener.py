@@ -27,7 +27,7 @@ class Listener:
     Parameters
     ----------
     path : str
-        In a folder that only this user can reach; see addresses.py.
+        In a folder that only this user can reach; see array_address.py.
     take : callable
         Given an `Offer` and a descriptor, which is its own from then on. Raises Malformed to refuse.
     """

@@ -6,7 +6,7 @@
                           │
          control.py       │ HELLO WELCOME OPEN_WRITER ... ERROR END    one msgpack map
          data.py          │ ACK GAP PULL PRIORITIES RETURN ...         fixed structs, arrays of numbers
-         rows.py          │ INSERT                                     packed rows, large fields: read_insert(body, layout)
+         row_format.py          │ INSERT                                     packed rows, large fields: read_insert(body, layout)
          batches.py       │ BATCH                                      blocks of arrays: BatchForm
                           ▼
     [ header 64 B | body frame 0 | body frame 1 ... ]    header.py says how many and how long; docs/wire.md says all of it
@@ -26,7 +26,7 @@ gap or of a fenced writer stands in the header. Only then are the rows worth rea
 from __future__ import annotations
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire.batches import Batch, BatchForm, Lying
+from async_loader.feeder.wire.batches import Batch, BatchBlock, BatchForm
 from async_loader.feeder.wire.bounds import MOST_AHEAD, MOST_ROWS, NAME_CHARACTERS, Limits
 from async_loader.feeder.wire.codes import (
     ACK_NOW,
@@ -122,6 +122,7 @@ __all__ = [
     "Ack",
     "Applied",
     "Batch",
+    "BatchBlock",
     "BatchForm",
     "ById",
     "Clear",
@@ -144,7 +145,6 @@ __all__ = [
     "Latest",
     "Limits",
     "Load",
-    "Lying",
     "Malformed",
     "Message",
     "OfTable",

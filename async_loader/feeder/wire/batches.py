@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from async_loader.batch_layout import BatchLayout, Region
 from async_loader.errors import Malformed, SchemaError
 from async_loader.feeder.wire.codes import Type
 from async_loader.feeder.wire.rows import Column, Framed
 from async_loader.feeder.wire.schema_codec import schema_id
-from async_loader.layout import BatchLayout, Region
 from async_loader.schema import Schema
 
 Block = NDArray[np.uint8]
@@ -26,7 +26,7 @@ class Batch(Framed, frozen=True):
     TYPE = Type.BATCH
 
 
-class Lying(NamedTuple):
+class BatchBlock(NamedTuple):
     """A batch where it came: its block, how many rows of it are there, and whether it has a frame to itself."""
 
     block: Block
@@ -80,7 +80,7 @@ class BatchForm:
             into[:rows] = column
         return Batch(rows, [block])
 
-    def blocks(self, body: Batch) -> list[Lying]:
+    def blocks(self, body: Batch) -> list[BatchBlock]:
         """The batches of a message, where they lie. Reads nothing but bools.
 
         Raises
@@ -101,7 +101,7 @@ class BatchForm:
             blocks = np.frombuffer(frame, np.uint8).reshape(-1, self.nbytes)
             for i in self.bools:
                 self._check(self.layout.regions[i], blocks, min(rows, size))
-            found += [Lying(block, min(rows, size), len(blocks) == 1) for block in blocks]
+            found += [BatchBlock(block, min(rows, size), len(blocks) == 1) for block in blocks]
         return found
 
     def _check(self, region: Region, blocks: NDArray[np.uint8], rows: int) -> None:

@@ -3,7 +3,7 @@
 ::
 
     Owner, Table ──snapshot.py──▶ blocks ──writing.py──▶ tmp-.../data.bin, manifest.json ──rename──▶ save-00000007/
-    new Table ◀──loading.py── blocks ◀──reading.py── folder.py: which saves there are, and which rests on which
+    new Table ◀──loading.py── blocks ◀──settings_errors.py── folder.py: which saves there are, and which rests on which
 
 Nothing is pickled: manifests are JSON, everything else are arrays of numbers. Where the file system is changed is disk.py.
 """

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from async_loader.interrupts import HeldBack
+from async_loader.interrupts import SignalsDeferred
 
 
 class Descriptor:
@@ -24,12 +24,12 @@ class Descriptor:
 
     def __init__(self, open_: Callable[[], int], close: Callable[[int], None] = os.close) -> None:
         self._close, self.fd = close, -1
-        with HeldBack():  # an interrupted call would leave a descriptor that no object owns
+        with SignalsDeferred():  # an interrupted call would leave a descriptor that no object owns
             self.fd = open_()
 
     def close(self) -> None:
         """May be called again."""
-        with HeldBack():  # closed twice, a number may be another thread's descriptor by then
+        with SignalsDeferred():  # closed twice, a number may be another thread's descriptor by then
             fd, self.fd = self.fd, -1
             if fd < 0:
                 return

@@ -9,22 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError
-from async_loader.interrupts import HeldBack
+from async_loader.interrupts import SignalsDeferred
+from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import encoding, resizing, settings
 from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
 from async_loader.replay.checkpoint.snapshot import STATE_TYPES, as_bytes, index_type, row_parts, state_parts
-from async_loader.replay.checkpoint.writing import Last, Saver
-from async_loader.replay.drawing import Drawer
-from async_loader.replay.owner import Owner
-from async_loader.replay.rows import FLAGS, ID, LOOKAHEAD, VERSION_ONE
-from async_loader.replay.storage import StorageLayout
+from async_loader.replay.checkpoint.writing import PreviousSave, Saver
 from async_loader.replay.stream_names import pass_over
-from async_loader.replay.table import Table
+from async_loader.replay.table.sample import TableSampler
+from async_loader.replay.table.storage import StorageLayout
+from async_loader.replay.table.table import Table
+from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
 
 Array = npt.NDArray[Any]
 _NUMBERS = ("generator", "ahead")
-"""What samplers call the state of their random numbers. See samplers/numbers.py."""
+"""What samplers call the state of their random numbers. See samplers/random_numbers.py."""
 
 
 def load(make: Callable[..., Any], path: Any, number: int | None, overrides: dict[str, Any]) -> Any:
@@ -36,14 +36,16 @@ def load(make: Callable[..., Any], path: Any, number: int | None, overrides: dic
             raise with_remedy(error, checkpoint.root, checkpoint.newest.number) from None
 
 
-def load_into(owner: Owner, drawer: Drawer, saver: Saver, path: Any, number: int | None, timeout_s: float | None) -> None:
+def load_into(
+    owner: TableState, table_sampler: TableSampler, saver: Saver, path: Any, number: int | None, timeout_s: float | None
+) -> None:
     """See `ReplayBuffer.load`."""
     try:
         with saver.alone(path, timeout_s), open_chain(path, number) as checkpoint:
             owner.check_open()
             try:
                 checkpoint.verify()
-                _Loading(checkpoint, {"sampler": owner.sampler, "remover": owner.remover}).replace(owner, drawer, saver)
+                _Loading(checkpoint, {"sampler": owner.sampler, "remover": owner.remover}).replace(owner, table_sampler, saver)
             except CorruptCheckpoint as error:
                 found = with_remedy(error, checkpoint.root, checkpoint.newest.number)
                 for note in getattr(error, "__notes__", ()):
@@ -73,7 +75,7 @@ class _Loading:
             seed=given.get("seed"),
             max_bytes=None if capacity is None else max_bytes,
         )
-        owner: Owner = buffer._owner
+        owner: TableState = buffer._owner
         if "seed" not in given:
             # The samplers get the seeds that they had, and whoever comes next gets a new one.
             owner.seeds = settings.seeds_of(saved["seeds"], 0)
@@ -92,7 +94,7 @@ class _Loading:
         self._kept[role] = settings.renamed(passed) == settings.renamed(saved)
         return self._given[role]
 
-    def _fill(self, owner: Owner, saved: dict[str, Any], saver: Saver) -> None:
+    def _fill(self, owner: TableState, saved: dict[str, Any], saver: Saver) -> None:
         schema, was = self._schema_and_layout(saved)
         layout = was if not {"capacity", "max_bytes"} & set(self._given) else owner.layout_of(schema)
         same = layout.capacity == was.capacity
@@ -102,7 +104,7 @@ class _Loading:
             self._put(owner, saved, saver, was, same)
             owner.go_on(0)
 
-    def replace(self, owner: Owner, drawer: Drawer, saver: Saver) -> None:
+    def replace(self, owner: TableState, table_sampler: TableSampler, saver: Saver) -> None:
         """Put everything in place of what the table holds. What can be refused is refused before anything is changed.
 
         The files have been verified. One that changes in between leaves the table empty.
@@ -111,7 +113,7 @@ class _Loading:
             self._sampler(role)
         owner.end_writers()
         saved = self._from.newest.table
-        with HeldBack(), owner.lock:
+        with SignalsDeferred(), owner.lock:
             owner.own_alone()
             if saved is None:
                 self._fill_with_nothing(owner, saver)
@@ -126,13 +128,13 @@ class _Loading:
                 self._put(owner, saved, saver, was, same)
                 owner.go_on(0)
             owner.seeds = settings.seeds_of(self._saved["seeds"])
-            drawer.forget()
+            table_sampler.forget()
 
     def _schema_and_layout(self, saved: dict[str, Any]) -> tuple[Schema, StorageLayout]:
         schema = encoding.schema_of(saved["schema"])
         return schema, StorageLayout.of(schema, self._saved["capacity"], saved["rows"] - self._saved["capacity"])
 
-    def _fill_with_nothing(self, owner: Owner, saver: Saver) -> None:
+    def _fill_with_nothing(self, owner: TableState, saver: Saver) -> None:
         """That was saved before the first step."""
         if owner.ready:
             lookahead = int(owner.table.g[LOOKAHEAD])
@@ -140,7 +142,7 @@ class _Loading:
             owner.go_on(lookahead)
         saver.last = None
 
-    def _replace(self, owner: Owner, saved: dict[str, Any], saver: Saver) -> None:
+    def _replace(self, owner: TableState, saved: dict[str, Any], saver: Saver) -> None:
         before = owner.table
         schema, was = self._schema_and_layout(saved)
         if schema != owner.schema:
@@ -167,7 +169,7 @@ class _Loading:
             owner.go_on(lookahead)
 
     def _put(
-        self, owner: Owner, saved: dict[str, Any], saver: Saver, was: StorageLayout, same: bool, in_place: bool = False
+        self, owner: TableState, saved: dict[str, Any], saver: Saver, was: StorageLayout, same: bool, in_place: bool = False
     ) -> None:
         """Everything that was saved into a table that holds nothing. Under the lock."""
         table = owner.table
@@ -182,10 +184,10 @@ class _Loading:
         table.deleted = table.inserted - len(table)
         self._restore_free(table, saved, arrays)
         self._restore_samplers(owner, arrays, same)
-        table.retire_old()
-        saver.last = Last(self._from.root, self._from.newest, arrays) if same and self._kept["remover"] else None
+        table.expire_old()
+        saver.last = PreviousSave(self._from.root, self._from.newest, arrays) if same and self._kept["remover"] else None
 
-    def _check(self, owner: Owner, table: Table, saved: dict[str, Any], same: bool) -> None:
+    def _check(self, owner: TableState, table: Table, saved: dict[str, Any], same: bool) -> None:
         ordered = "unused" not in saved
         if not ordered and table.free is None:
             raise ConfigError(
@@ -253,7 +255,7 @@ class _Loading:
         ordered = empty[np.argsort(table.ids[empty], kind="stable")]
         table.free.restore({"unused": table.storage.layout.rows, "free": ordered})
 
-    def _restore_samplers(self, owner: Owner, arrays: Mapping[str, Array], same: bool) -> None:
+    def _restore_samplers(self, owner: TableState, arrays: Mapping[str, Array], same: bool) -> None:
         """Those that are as they were saved go on where they were; others are told of every item."""
         table = owner.table
         for role, one in (("sampler", owner.sampler), ("remover", owner.remover)):
@@ -272,7 +274,7 @@ class _Loading:
                 one.restore({**one.state(), **{name: state[name] for name in _NUMBERS}})
         self._end_worn(table, owner)
 
-    def _end_worn(self, table: Table, owner: Owner) -> None:
+    def _end_worn(self, table: Table, owner: TableState) -> None:
         """Items that were drawn as often as is allowed now."""
         if owner.max_times_sampled:
             table.remove(np.flatnonzero((table.items.alive != 0) & (table.times >= owner.max_times_sampled)))

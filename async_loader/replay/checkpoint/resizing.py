@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.replay.rows import DELETED, FLAGS, ID, PREV
-from async_loader.replay.table import Table
+from async_loader.replay.base.row_format import DELETED, FLAGS, ID, PREV
+from async_loader.replay.table.table import Table
 
 Ids = npt.NDArray[np.int64]
 

@@ -10,18 +10,18 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.replay import samplers
-from async_loader.replay.limiter import Queue, RateLimiter
+from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.views import Transitions
 
 if TYPE_CHECKING:
-    from async_loader.replay.owner import Owner
+    from async_loader.replay.table.table_state import TableState
 
 _CLASS = "$class"
 _RENAMED = {"Prioritized": {"new": "new_priority"}}
 """Settings under the names that they had in older checkpoints."""
 
 
-def lasting_json(owner: Owner) -> dict[str, Any]:
+def lasting_json(owner: TableState) -> dict[str, Any]:
     """The settings of a table that stay as they are."""
     return {
         "capacity": owner.capacity,

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from async_loader.replay.base.row_format import ROW_CHANGED, STATE_CHANGED
 from async_loader.replay.checkpoint import encoding
 from async_loader.replay.checkpoint.settings import limiter_json, seeds_json
-from async_loader.replay.owner import Owner
-from async_loader.replay.rows import ROW_CHANGED, STATE_CHANGED
-from async_loader.replay.storage import Storage, StorageLayout
-from async_loader.replay.table import Table
+from async_loader.replay.table.storage import Storage, StorageLayout
+from async_loader.replay.table.table import Table
+from async_loader.replay.table.table_state import TableState
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -34,7 +34,7 @@ _STATE_BYTES = 32  # of what the table alone knows about a row, roughly
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BlockData:
     """What becomes a block of the file. See manifest.Block.
 
     Attributes
@@ -84,7 +84,7 @@ def index_type(layout: StorageLayout) -> np.dtype[Any]:
     return np.dtype(np.uint32 if layout.rows <= 1 << 32 else np.int64)
 
 
-class Copier:
+class RowCopier:
     """Copies rows, a chunk at a time.
 
     Parameters
@@ -115,7 +115,7 @@ class Copier:
         taken, self._room = self._room[:nbytes], self._room[nbytes:]
         return taken
 
-    def pieces(self, rows: Ids | range, *, keep: bool = False) -> Iterator[Piece]:
+    def pieces(self, rows: Ids | range, *, keep: bool = False) -> Iterator[BlockData]:
         """Copies of these rows. Without ``keep`` each is good until the next is made."""
         if self._buffer is None and not keep and len(rows):
             self._buffer = np.empty(self._each * self.width, np.uint8)
@@ -125,7 +125,7 @@ class Copier:
             about: dict[str, Any] = {"count": len(some), "start": some.start if isinstance(some, range) else None}
             if self._fields is not None:
                 about["fields"] = self._fields
-            yield Piece(self._kind, about, self._fill(buffer, some))
+            yield BlockData(self._kind, about, self._fill(buffer, some))
 
     def _fill(self, buffer: Bytes, rows: Ids | range) -> Bytes:
         end = 0
@@ -151,7 +151,7 @@ def _marked(dirty: Bytes) -> tuple[Ids, Bytes]:
     return rows, dirty[rows]
 
 
-class Taking:
+class SnapshotCursor:
     """The marks of one save: takes them off the table, and puts them back if the save fails.
 
     Parameters
@@ -159,14 +159,14 @@ class Taking:
     owner : Owner
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: TableState) -> None:
         self._owner, self._table = owner, owner.table
         self._taken = np.zeros(len(self._table.dirty), np.uint8)
         storage = self._table.storage
         self._index = index_type(storage.layout)
-        self._rows = Copier("rows", row_parts(storage), self._index)
+        self._rows = RowCopier("rows", row_parts(storage), self._index)
 
-    def whole(self) -> Iterator[Piece]:
+    def whole(self) -> Iterator[BlockData]:
         """All rows that were ever used."""
         with self._owner.lock:
             self._take()
@@ -175,7 +175,7 @@ class Taking:
         yield from self._rows.pieces(range(top))
         yield from state.pieces(range(top))
 
-    def changed(self) -> Iterator[Piece]:
+    def changed(self) -> Iterator[BlockData]:
         """The rows that have changed since they were taken last."""
         with self._owner.lock:
             rows, states = self._take()
@@ -183,7 +183,7 @@ class Taking:
         yield from self._rows.pieces(rows)
         yield from state.pieces(states)
 
-    def rest(self, *, keep: bool) -> Iterator[Piece]:
+    def rest(self, *, keep: bool) -> Iterator[BlockData]:
         """As `changed`, under the lock."""
         rows, states = self._take()
         yield from self._rows.pieces(rows, keep=keep)
@@ -210,13 +210,13 @@ class Taking:
         self._taken[changed] |= marks
         return changed[marks & ROW_CHANGED != 0], changed[marks & STATE_CHANGED != 0]
 
-    def _state(self) -> Copier:
+    def _state(self) -> RowCopier:
         parts = state_parts(self._table)
-        return Copier("state", [as_bytes(array) for array in parts.values()], self._index, list(parts))
+        return RowCopier("state", [as_bytes(array) for array in parts.values()], self._index, list(parts))
 
 
 @dataclass(frozen=True, slots=True)
-class Private:
+class TableMetadata:
     """Everything that is not in rows, at one moment.
 
     Attributes
@@ -236,7 +236,7 @@ class Private:
     arrays: encoding.Copies
 
     @classmethod
-    def of(cls, owner: Owner, table: Table | None, arrays: encoding.Copies) -> Private:
+    def of(cls, owner: TableState, table: Table | None, arrays: encoding.Copies) -> TableMetadata:
         """Copies of it. Under the lock."""
         settings = {"limiter": limiter_json(owner.limiter), "seeds": seeds_json(owner.seeds)}
         if table is None:

@@ -26,8 +26,8 @@ from async_loader.replay.checkpoint import arrays, encoding, folder
 from async_loader.replay.checkpoint.disk import Descriptor, Disk
 from async_loader.replay.checkpoint.manifest import Block, Manifest
 from async_loader.replay.checkpoint.settings import lasting_json
-from async_loader.replay.checkpoint.snapshot import Piece, Private, Taking
-from async_loader.replay.owner import Owner
+from async_loader.replay.checkpoint.snapshot import BlockData, SnapshotCursor, TableMetadata
+from async_loader.replay.table.table_state import TableState
 
 _SMALL_BYTES = 1 << 20  # copied within a millisecond, also into new memory
 _KEEP_BYTES = 64 << 20
@@ -76,7 +76,7 @@ class DataFile:
         self.nbytes = self.rows = 0
         self._file = Descriptor(lambda: disk.create(path), disk.close)
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: BlockData) -> None:
         """Write a block."""
         self.append(piece.data.data)
         self.blocks.append(Block(piece.kind, piece.data.nbytes, zlib.crc32(piece.data.data), piece.about))
@@ -113,7 +113,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
+class PreviousSave:
     """The save that the marks of the table count from.
 
     Attributes
@@ -142,10 +142,10 @@ class Saver:
     last : Last | None
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: TableState) -> None:
         self._owner = owner
         self.disk = Disk()
-        self.last: Last | None = None
+        self.last: PreviousSave | None = None
         self._one, self._turn = threading.Lock(), threading.Condition()
 
     def alone(self, path: Any, timeout_s: float | None) -> threading.Lock:
@@ -229,17 +229,19 @@ class Saver:
 class _Save:
     """One save."""
 
-    def __init__(self, owner: Owner, disk: Disk, root: Path, number: int, last: Last | None, chain: list[Manifest]) -> None:
+    def __init__(
+        self, owner: TableState, disk: Disk, root: Path, number: int, last: PreviousSave | None, chain: list[Manifest]
+    ) -> None:
         self._owner, self._disk, self._root, self._number = owner, disk, root, number
         self._last, self._chain = last, chain
         self._pause_s = 0.0
 
-    def run(self) -> tuple[SaveReport, Last]:
+    def run(self) -> tuple[SaveReport, PreviousSave]:
         started = time.monotonic()
         token = secrets.token_hex(8)
         final = self._root / folder.name_of(self._number)
         temporary = self._root / f"{folder.TEMPORARY}{final.name}-{token}"
-        taking = Taking(self._owner) if self._owner.ready else None
+        taking = SnapshotCursor(self._owner) if self._owner.ready else None
         data: DataFile | None = None
         try:
             self._check()
@@ -273,7 +275,7 @@ class _Save:
             pause_s=self._pause_s,
             rows=data.rows,
         )
-        return report, Last(self._root, manifest, private.arrays)
+        return report, PreviousSave(self._root, manifest, private.arrays)
 
     def _check(self) -> None:
         """What can be told before anything is written."""
@@ -290,7 +292,7 @@ class _Save:
                 self._disk.remove_file(file)
             self._disk.remove_folder(temporary)
 
-    def _write(self, data: DataFile, taking: Taking | None) -> Private:
+    def _write(self, data: DataFile, taking: SnapshotCursor | None) -> TableMetadata:
         """Write the data file. See snapshot.py, NOTE [pre-copy]."""
         if taking is not None:
             if self._last is None:
@@ -308,17 +310,17 @@ class _Save:
             how, pieces = arrays.encode(array, before_arrays.get(name))
             about = {"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "how": how}
             raw = np.concatenate([piece.view(np.uint8) for piece in pieces]) if len(pieces) > 1 else pieces[0].view(np.uint8)
-            data.put(Piece("array", about, raw))
+            data.put(BlockData("array", about, raw))
         data.finish()
         return private
 
-    def _put(self, data: DataFile, pieces: Iterable[Piece]) -> None:
+    def _put(self, data: DataFile, pieces: Iterable[BlockData]) -> None:
         for piece in pieces:
             data.put(piece)
 
-    def _cut(self, data: DataFile, taking: Taking | None) -> tuple[list[Piece], Private]:
+    def _cut(self, data: DataFile, taking: SnapshotCursor | None) -> tuple[list[BlockData], TableMetadata]:
         """The moment that the save shows: the rest of the rows, and everything else."""
-        kept: list[Piece] = []
+        kept: list[BlockData] = []
         table = None if taking is None else self._owner.table
         copies = encoding.Copies({} if self._last is None else self._last.arrays)
         left = 0 if taking is None else taking.left()
@@ -336,11 +338,11 @@ class _Save:
                         kept.append(piece)
                     else:  # writers outrun the disk: they have to wait for it once, as memory for all of it may not be there
                         data.put(piece)
-            private = Private.of(self._owner, table, copies)
+            private = TableMetadata.of(self._owner, table, copies)
             self._pause_s = time.monotonic() - since
         return kept, private
 
-    def _manifest(self, data: DataFile, private: Private, token: str) -> Manifest:
+    def _manifest(self, data: DataFile, private: TableMetadata, token: str) -> Manifest:
         table = private.table
         if table is not None:
             storage = self._owner.table.storage

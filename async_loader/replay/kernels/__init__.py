@@ -1,7 +1,7 @@
 """Compiled work on rows: writing, linking, reading, checking. Sees addresses and numbers only; checks no argument.
 
 Import late: see compiled.py. What kernels share with Python by number (the words of a row's head, flags, the places of the
-geometry) is in rows.py.
+geometry) is in row_format.py.
 
 # NOTE [row lock]
 A row is guarded by its own id, as a sequence lock. A writer takes the id away, writes the row, and stores the new id; a
@@ -11,7 +11,6 @@ The stores and loads of ids are atomic, with the fences that a sequence lock nee
 programming language memory models?", MSPC 2012, figure 6), so this also holds where the machine reorders accesses.
 """
 
-from async_loader.replay.kernels.granting import abandon, adopt, grant, news, room_ahead
 from async_loader.replay.kernels.reading import (
     copy_items,
     copy_many_items,
@@ -25,16 +24,17 @@ from async_loader.replay.kernels.reading import (
     returns,
     walk,
 )
+from async_loader.replay.kernels.row_grants import abandon, adopt, grant, news, room_ahead
 from async_loader.replay.kernels.writing import (
+    drop_pending,
     end_stream,
+    expire_old,
     forget,
     note_priorities,
     overwrite,
     remove,
-    retire_old,
     room,
     turn_version,
-    unripen,
     use_up,
     write,
 )
@@ -44,7 +44,9 @@ __all__ = [
     "adopt",
     "copy_items",
     "copy_many_items",
+    "drop_pending",
     "end_stream",
+    "expire_old",
     "find",
     "find_steps",
     "forget",
@@ -58,12 +60,10 @@ __all__ = [
     "read_many",
     "read_rows",
     "remove",
-    "retire_old",
     "returns",
     "room",
     "room_ahead",
     "turn_version",
-    "unripen",
     "use_up",
     "walk",
     "write",

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
 
-from async_loader.replay.compiled import kernel
+from async_loader.replay.base.compiled import kernel
 
 intrinsic: Any = extending.intrinsic  # its type says that what it makes is called with the typing context
 _WORD = ir.IntType(64)

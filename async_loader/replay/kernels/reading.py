@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_loader.replay.compiled import kernel
-from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, peek8, prefetch
-from async_loader.replay.kernels.places import at, holds
-from async_loader.replay.rows import (
+from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.row_format import (
     ALIVE,
     BASE,
     CAPACITY,
@@ -26,6 +24,8 @@ from async_loader.replay.rows import (
     TRUNCATED,
     VERSION_ONE,
 )
+from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, peek8, prefetch
+from async_loader.replay.kernels.row_address import at, holds
 
 _AHEAD = 12  # rows
 

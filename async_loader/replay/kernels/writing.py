@@ -6,22 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.compiled import kernel
-from async_loader.replay.kernels.machine import (
-    STACK_WORDS,
-    before_stores,
-    copy,
-    load,
-    peek8,
-    peek64,
-    poke8,
-    poke64,
-    poke_float,
-    stack_words,
-    store,
-)
-from async_loader.replay.kernels.places import at, there
-from async_loader.replay.rows import (
+from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.row_format import (
     ALIVE,
     AWAITS,
     BASE,
@@ -59,6 +45,20 @@ from async_loader.replay.rows import (
     VERSION_ONE,
     WAITING,
 )
+from async_loader.replay.kernels.machine import (
+    STACK_WORDS,
+    before_stores,
+    copy,
+    load,
+    peek8,
+    peek64,
+    poke8,
+    poke64,
+    poke_float,
+    stack_words,
+    store,
+)
+from async_loader.replay.kernels.row_address import at, there
 
 
 @kernel(inline=True)
@@ -95,7 +95,7 @@ def _note(g: Any, row: int, change: int) -> None:
 
 
 @kernel(inline=True)
-def _die(g: Any, name: int, changes: Any) -> None:
+def _deactivate(g: Any, name: int, changes: Any) -> None:
     """The item of that id, if there is one, is no more."""
     row = name % g[ROWS]
     if peek8(g[ALIVE] + row):
@@ -116,15 +116,15 @@ def _waits(g: Any, name: int) -> bool:
 
 @kernel(inline=True)
 def _end(g: Any, name: int, changes: Any) -> None:
-    """As `_die`, and there will not be one again."""
+    """As `_deactivate`, and there will not be one again."""
     if _waits(g, name):
         g[WAITING] -= 1
     _flag(g, name, DELETED)
-    _die(g, name, changes)
+    _deactivate(g, name, changes)
 
 
 @kernel(inline=True)
-def _be_born(g: Any, name: int, changes: Any) -> None:
+def _activate(g: Any, name: int, changes: Any) -> None:
     """Make a step an item, unless something that it needs is gone or going."""
     row = name % g[ROWS]
     if not there(g, name) or load(at(g, name) + FLAGS) & (FINAL | DELETED) or peek8(g[ALIVE] + row):
@@ -180,7 +180,7 @@ def next_id(g: Any, changes: Any) -> int:
 
 
 @kernel(inline=True)
-def _ripen(g: Any, last: int, changes: Any) -> None:
+def _mature(g: Any, last: int, changes: Any) -> None:
     """An episode has ended with ``last``: its last steps wait for no successor any more."""
     names = stack_words()
     for start in range(0, g[LOOKAHEAD], STACK_WORDS):  # oldest first, in pieces: a kernel cannot allocate
@@ -195,7 +195,7 @@ def _ripen(g: Any, last: int, changes: Any) -> None:
                 count += 1
             name = load(at(g, name) + PREV)
         for k in range(count - 1, -1, -1):
-            _be_born(g, peek64(names + 8 * k), changes)
+            _activate(g, peek64(names + 8 * k), changes)
 
 
 @kernel(inline=True)
@@ -209,16 +209,16 @@ def _give_up(g: Any, last: int, changes: Any) -> None:
     if not there(g, last):
         return
     if g[FOLLOWED] == 0 or load(at(g, last) + FLAGS) & TERMINATED:
-        _ripen(g, last, changes)
+        _mature(g, last, changes)
         return
     if _waits(g, last):
         g[WAITING] -= 1
-    _die(g, last, changes)
+    _deactivate(g, last, changes)
     before = load(at(g, last) + PREV)
     _flag(g, last, FINAL)
     if before >= 0 and there(g, before):
         _flag(g, before, TRUNCATED)
-        _ripen(g, before, changes)
+        _mature(g, before, changes)
 
 
 @kernel(inline=True)
@@ -246,7 +246,7 @@ def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
     if flags & FINAL:
         if last >= 0:
             _flag(g, last, flags & (TERMINATED | TRUNCATED))
-            _ripen(g, last, changes)
+            _mature(g, last, changes)
         poke64(mark, -1)
         return
     ripe = name
@@ -254,10 +254,10 @@ def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
         if ripe >= 0:
             ripe = load(at(g, ripe) + PREV) if there(g, ripe) else -1
     if ripe >= 0:
-        _be_born(g, ripe, changes)
+        _activate(g, ripe, changes)
     poke64(mark, name)
     if flags & (TERMINATED | TRUNCATED) and flags & AWAITS == 0:
-        _ripen(g, name, changes)
+        _mature(g, name, changes)
         poke64(mark, -1)
 
 
@@ -331,7 +331,7 @@ def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> Non
 
 
 @kernel(keeps_gil=True)
-def unripen(g: Any, steps: int, streams: int, changes: Any) -> None:
+def drop_pending(g: Any, steps: int, streams: int, changes: Any) -> None:
     """Raise LOOKAHEAD to ``steps``: items at the open end of a stream that have fewer successors wait for them.
 
     They will be items again: ``changes[3]`` says how many of those in DIED do not count as deleted.
@@ -343,7 +343,7 @@ def unripen(g: Any, steps: int, streams: int, changes: Any) -> None:
             if not there(g, name):
                 break
             if peek8(g[ALIVE] + name % g[ROWS]):
-                _die(g, name, changes)
+                _deactivate(g, name, changes)
                 g[WAITING] += 1
                 changes[3] += 1
             name = load(at(g, name) + PREV)
@@ -389,7 +389,7 @@ def room(g: Any, streams: int) -> int:
 
 
 @kernel(keeps_gil=True)
-def retire_old(g: Any, changes: Any) -> None:
+def expire_old(g: Any, changes: Any) -> None:
     """End what lies before the newest CAPACITY rows: a loaded table may have kept more of them."""
     for name in range(max(0, g[CURSOR] - g[ROWS]), g[CURSOR] - g[CAPACITY]):
         retire(g, name, changes)
@@ -423,7 +423,7 @@ def remove(g: Any, rows: Any, changes: Any) -> None:
 def forget(g: Any, rows: Any, changes: Any) -> None:
     """The items of these rows are no more, and the rows stay as they are."""
     for i in range(len(rows)):
-        _die(g, rows[i], changes)  # a row is the name of its first step, and only the row matters
+        _deactivate(g, rows[i], changes)  # a row is the name of its first step, and only the row matters
 
 
 @kernel(inline=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_loader.replay.compiled import kernel
+from async_loader.replay.base.compiled import kernel
 
 
 @kernel(inline=True)

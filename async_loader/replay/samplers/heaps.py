@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from async_loader.replay.samplers import policy
+from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.heap import Heap
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
@@ -24,10 +24,10 @@ class _ByPriority(Binding):
     _sign: ClassVar[float]
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        self._heap, self._ever = Heap(items.rows), policy.MaxEver()
+        self._heap, self._ever = Heap(items.rows), priority_rules.MaxEver()
 
     def check(self, priority: Priorities) -> None:
-        policy.check(priority)
+        priority_rules.check(priority)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         self._heap.put(rows, self._sign * self._ever.fill(priority))

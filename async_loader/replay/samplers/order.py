@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.compiled import kernel
+from async_loader.replay.base.compiled import kernel
 
 END = -1
 FREE = -2  # not in the list

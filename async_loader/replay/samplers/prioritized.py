@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.replay.samplers import policy
+from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.numbers import Numbers
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
 from async_loader.replay.samplers.schedule import Linear, number, schedule
 from async_loader.replay.samplers.tree import MinTree, SumTree
@@ -70,7 +70,7 @@ class Prioritized(Binding):
         new_priority: NewPriority = "max_ever",
     ) -> None:
         super().__init__()
-        self.alpha, self.eps = number("alpha", alpha, most=2.0), number("eps", eps, most=policy.LARGEST)
+        self.alpha, self.eps = number("alpha", alpha, most=2.0), number("eps", eps, most=priority_rules.LARGEST)
         self._schedule = schedule("beta", beta, most=1.0)
         self.beta = beta if isinstance(beta, Linear) else self._schedule.start
         if not isinstance(stratified, bool):
@@ -85,20 +85,20 @@ class Prioritized(Binding):
         self._draws = 0
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        from async_loader.replay.samplers import chance, prioritized_kernels, tree_kernels  # late: see compiled.py
+        from async_loader.replay.samplers import prioritized_kernels, random_rows, tree_kernels  # late: see compiled.py
 
-        self._k, self._trees, self._at_once = chance, tree_kernels, prioritized_kernels
-        self._items, self._numbers = items, Numbers(seed)
+        self._k, self._trees, self._at_once = random_rows, tree_kernels, prioritized_kernels
+        self._items, self._numbers = items, RandomNumbers(seed)
         self._masses = SumTree(items.rows)
         self._least = MinTree(items.rows) if self.normalize == "buffer" else None
         self._most = MinTree(items.rows) if self.new_priority == "max_now" else None  # of negative masses
         self._bounded = self._least is not None or self._most is not None
         self._scratch = np.empty(0)
-        self._ever = policy.MaxEver()
+        self._ever = priority_rules.MaxEver()
         self._known: tuple[float | None, npt.NDArray[np.float64] | None] = None, None
 
     def check(self, priority: Priorities) -> None:
-        policy.check(priority, given=self.new_priority == "given")
+        priority_rules.check(priority, given=self.new_priority == "given")
 
     def _mass(self, priority: Priorities) -> npt.NDArray[np.float64]:
         mass = np.empty(len(priority))

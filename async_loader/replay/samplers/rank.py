@@ -9,11 +9,11 @@ import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.replay.samplers import policy
+from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.heap import Heap
-from async_loader.replay.samplers.numbers import Numbers
 from async_loader.replay.samplers.prioritized import Normalize
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
 from async_loader.replay.samplers.schedule import Linear, number, schedule
 
@@ -60,12 +60,12 @@ class RankPrioritized(Binding):
         self._draws = self._changes = 0
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        self._numbers, self._heap, self._ever = Numbers(seed), Heap(items.rows), policy.MaxEver()
+        self._numbers, self._heap, self._ever = RandomNumbers(seed), Heap(items.rows), priority_rules.MaxEver()
         self._mass = np.arange(1, items.rows + 1, dtype=np.float64) ** -self.alpha
         self._sums = np.cumsum(self._mass)
 
     def check(self, priority: Priorities) -> None:
-        policy.check(priority)
+        priority_rules.check(priority)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         self._put(rows, self._ever.fill(priority))

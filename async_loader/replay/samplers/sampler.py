@@ -84,7 +84,7 @@ class Reading(NamedTuple):
     Attributes
     ----------
     geometry : int64 array
-        Of the table. See rows.py.
+        Of the table. See row_format.py.
     fields : int64 array [fields, 8]
         What is copied where. See `kernels.copy_items`.
     rows : int64 array [count]

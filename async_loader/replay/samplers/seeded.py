@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.samplers.numbers import Numbers
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Reading, Sampler, shortcut
 
 
@@ -28,7 +28,7 @@ class Seeded:
 
     def __init__(self, sampler: Sampler, words: list[int]) -> None:
         self._sampler: Any = sampler
-        self._numbers = Numbers(np.random.SeedSequence(words))
+        self._numbers = RandomNumbers(np.random.SeedSequence(words))
         self.prioritized, self.weighted, self.repeats = sampler.prioritized, sampler.weighted, sampler.repeats
 
     def draw(self, count: int) -> Draw:
@@ -49,7 +49,7 @@ class Seeded:
     def _with_numbers(self, draw: Any, argument: Any) -> Any:
         sampler = self._sampler
         theirs = getattr(sampler, "_numbers", None)
-        if not isinstance(theirs, Numbers):
+        if not isinstance(theirs, RandomNumbers):
             return draw(argument)
         try:
             sampler._numbers = self._numbers

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.compiled import kernel
+from async_loader.replay.base.compiled import kernel
 from async_loader.replay.kernels.machine import prefetch
 
 _ONE = np.uint64(1)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.numbers import Numbers
+from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
 
 _SPARSE = 4  # below one item in so many rows, drawing rows and looking takes longer than a list of rows
@@ -43,10 +43,10 @@ class Uniform(Binding):
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
         from async_loader.replay import kernels  # late: see compiled.py
-        from async_loader.replay.samplers import chance
+        from async_loader.replay.samplers import random_rows
 
-        self._k, self._rows = chance, kernels
-        self._items, self._numbers = items, Numbers(seed)
+        self._k, self._rows = random_rows, kernels
+        self._items, self._numbers = items, RandomNumbers(seed)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         if self._list is None:

@@ -29,18 +29,18 @@ from history import MEMBERS
 from async_loader import AsyncDataLoader, Field, ReplayBuffer, tree
 from async_loader.errors import Timeout
 from async_loader.feeder import connect
-from async_loader.feeder.auth import Gatekeeper
-from async_loader.feeder.client import planes, reader_line, writer_line
-from async_loader.feeder.keys import load_server_keys
+from async_loader.feeder.client import reader_channel, sockets, writer_channel
+from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.curve_keys import load_server_keys
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.outlet import Outlet
-from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.batch_scheduler import BatchScheduler
+from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.wire import Limits
 from async_loader.lifecycle import Deadline
-from async_loader.replay.limiter import Queue
-from async_loader.replay.rows import CURSOR, FINAL
+from async_loader.replay.base.row_format import CURSOR, FINAL
+from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
-from async_loader.replay.served import warm
+from async_loader.replay.table.nonblocking_table import warm
 
 TABLE = "chaos"
 WIDE = 300
@@ -97,9 +97,9 @@ class Ending:
 
 def sooner() -> None:
     """What heals by itself does so within seconds; here, within tenths."""
-    writer_line.ASK_AGAIN_S = writer_line.PROBE_S = reader_line.ASK_AGAIN_S = reader_line.REMIND_S = 0.2
-    writer_line.PROBE_MOST_S = 1.0
-    planes.SILENCES = 1
+    writer_channel.ASK_AGAIN_S = writer_channel.PROBE_S = reader_channel.ASK_AGAIN_S = reader_channel.REMIND_S = 0.2
+    writer_channel.PROBE_MOST_S = 1.0
+    sockets.SILENCES = 1
 
 
 def observed(value: int) -> dict:
@@ -259,36 +259,36 @@ class Announced(Server):
 
     def at(self, proxy: dict[str, int], dump: str):
         self._proxy, self._dump, self._came_back = proxy, dump, 0
-        leave = self._desk.leave
+        leave = self._control_handler.leave
 
         def counted(session):
             self._came_back += sum(len(reader.leases) for reader in session.readers.values())
             leave(session)
 
-        self._desk.leave = counted
+        self._control_handler.leave = counted
         return self
 
     def _welcome(self, version):
         here = {f"{plane}_endpoint": f"tcp://127.0.0.1:{self._proxy[plane]}" for plane in ("insert", "pull")}
-        return msgspec.structs.replace(super()._welcome(version), **(here if self._hall.memory is None else {}))
+        return msgspec.structs.replace(super()._welcome(version), **(here if self._server_state.memory is None else {}))
 
     def close(self):
         if not self._closed:
-            for table in self._hall.tables.values():
-                held = batches_of(table.outlet, table.buffer)
+            for table in self._server_state.tables.values():
+                held = batches_of(table.scheduler, table.buffer)
                 np.savez(self._dump, came_back=self._came_back, held=held, **contents(table.buffer))
         super().close()
 
 
-def batches_of(outlet: Outlet, buffer: ReplayBuffer) -> np.ndarray:
+def batches_of(scheduler: BatchScheduler, buffer: ReplayBuffer) -> np.ndarray:
     """(actor, value) of rows that were drawn for a learner and not used by one: the server delivers them before new ones."""
     if buffer.schema is None:
         return np.empty((0, 2), np.int64)
     places = [[field.name for field in buffer.schema.fields].index(name) for name in ("actor", "value")]
-    parcels = [one for parcels in outlet._returned._parcels.values() for one in parcels]
-    for reader in outlet.readers:
-        parcels += [*reader.leases.values(), *reader.kept]
-    columns = [one.columns for one in parcels if one.columns is not None]
+    outgoing_batches = [one for outgoing_batches in scheduler._returned._outgoing_batches.values() for one in outgoing_batches]
+    for reader in scheduler.readers:
+        outgoing_batches += [*reader.leases.values(), *reader.kept]
+    columns = [one.columns for one in outgoing_batches if one.columns is not None]
     return np.concatenate([np.empty((0, 2), np.int64), *(np.stack([one[i] for i in places], 1) for one in columns)])
 
 
@@ -329,7 +329,7 @@ def server(options: dict) -> None:
         ends = {plane: options["address"] + ("" if plane is Plane.CONTROL else f".{plane.value}") for plane in Plane}
         locks = {"memory": options["address"].removeprefix("ipc://") + ".memory"}
     if options["keys"]:
-        locks = {"gatekeeper": Gatekeeper(load_server_keys(options["keys"]))}
+        locks = {"authenticator": CurveAuthenticator(load_server_keys(options["keys"]))}
     one = Announced(
         {TABLE: buffer},
         ends,

@@ -20,7 +20,7 @@ from history import History
 from plan import Act, Plan
 from proxy import Proxy
 
-from async_loader.feeder.keys import make_keys
+from async_loader.feeder.curve_keys import make_keys
 
 HERE = Path(__file__).parent
 KILL = signal.SIGKILL

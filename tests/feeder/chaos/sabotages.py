@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from async_loader.feeder.server.intake import Intake, Producer, Queued
+from async_loader.feeder.server.insert_queue import InsertQueue, Producer, Queued
 
 
 def applies_again() -> None:
     """What has come before is inserted once more."""
-    receive = Intake.receive
+    receive = InsertQueue.receive
 
     def careless(self, writer, sequence, body, *more):
         producer = writer.producer
@@ -22,12 +22,12 @@ def applies_again() -> None:
         producer.applied = min(producer.applied, kept)
         return told
 
-    Intake.receive = careless
+    InsertQueue.receive = careless
 
 
 def sees_no_gaps() -> None:
     """Whatever comes is the next, though others are missing before it."""
-    receive = Intake.receive
+    receive = InsertQueue.receive
 
     def careless(self, writer, sequence, body, *more):
         producer = writer.producer
@@ -35,12 +35,12 @@ def sees_no_gaps() -> None:
             producer.received = producer.applied = sequence
         return receive(self, writer, sequence, body, *more)
 
-    Intake.receive = careless
+    InsertQueue.receive = careless
 
 
 def applies_nothing_sometimes() -> None:
     """Every fifth insert of a producer is acknowledged, and is in no table."""
-    advance, seen = Intake._advance_one, Counter()
+    advance, seen = InsertQueue._advance_one, Counter()
 
     def forgetful(self, producer: Producer):
         first: Queued = producer.queue[0]
@@ -54,38 +54,38 @@ def applies_nothing_sometimes() -> None:
                     self.table.insert = insert
         return advance(self, producer)
 
-    Intake._advance_one = forgetful
+    InsertQueue._advance_one = forgetful
 
 
 def forgets_leases() -> None:
     """What a dead learner had is nobody's."""
-    from async_loader.feeder.server.outlet import Outlet
+    from async_loader.feeder.server.batch_scheduler import BatchScheduler
 
-    close = Outlet.close
+    close = BatchScheduler.close
 
     def careless(self, reader):
         reader.leases.clear()
         close(self, reader)
 
-    Outlet.close = careless
+    BatchScheduler.close = careless
 
 
 def says_nothing_of_what_comes_again() -> None:
     """Rows that come back are delivered as if they were new."""
-    from async_loader.feeder.server.parcels import Parcel
+    from async_loader.feeder.server.outgoing_batches import OutgoingBatch
 
-    Parcel.mark_redelivered = lambda self: None
+    OutgoingBatch.mark_redelivered = lambda self: None
 
 
 def takes_a_batch_for_used_when_it_was_sent() -> None:
     """As if a learner gave each batch back when it arrives: what it has not come to is nobody's."""
-    from async_loader.feeder.server.outlet import Outlet
+    from async_loader.feeder.server.batch_scheduler import BatchScheduler
 
-    hand_over = Outlet._hand_over
+    yield_to_io = BatchScheduler._yield_to_io
 
     def careless(self, reader, *more):
-        done = hand_over(self, reader, *more)
+        done = yield_to_io(self, reader, *more)
         reader.leases.clear()
         return done
 
-    Outlet._hand_over = careless
+    BatchScheduler._yield_to_io = careless

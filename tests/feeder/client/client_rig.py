@@ -12,9 +12,9 @@ import numpy as np
 import zmq
 
 from async_loader.feeder import wire
-from async_loader.feeder.client.planes import Plane
+from async_loader.feeder.client.sockets import Plane
 from async_loader.feeder.wire import Message, Type
-from async_loader.lifecycle import Bell
+from async_loader.lifecycle import EventFd
 from async_loader.schema import Schema
 
 OBS = Schema.of({"obs": ((2,), np.float32), "reward": np.float32})
@@ -41,7 +41,7 @@ class FakeFeeder:
         self.readers, self.weights, self.parts, self.leases = {}, {}, {}, []
         self.granted, self.routes = Counter(), {}
         self.hold_acks = False
-        self._asks, self._bell, self._stop = deque(), Bell(), False
+        self._asks, self._bell, self._stop = deque(), EventFd(), False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="fake-feeder")
         self._ready = threading.Event()

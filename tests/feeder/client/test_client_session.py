@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader.feeder import wire
-from async_loader.feeder.client.session import BACKOFF_MOST_S, SILENCE_S, Act, Phase, Session
+from async_loader.feeder.client.session import BACKOFF_MOST_S, SILENCE_S, Action, Session, SessionPhase
 
 WELCOME = wire.Welcome(
     version=2, incarnation=secrets.token_bytes(16), heartbeat_s=1.0, silence_s=10.0, insert_endpoint="tcp://a:1",
@@ -19,7 +19,7 @@ WELCOME = wire.Welcome(
 
 def opened(wait_s=None):
     session = Session(0.0, wait_s, lambda: 1.0)
-    assert session.step(0.0) is Act.CONNECT
+    assert session.step(0.0) is Action.CONNECT
     assert session.welcomed(0.0, 5, WELCOME)
     return session
 
@@ -31,7 +31,7 @@ def test_it_pings_when_it_said_nothing_for_a_heartbeat():
     session.sent(0.9)
     session.heard(0.9)
     assert session.step(1.1) is None
-    assert session.step(1.9) is Act.PING
+    assert session.step(1.9) is Action.PING
     assert session.step(1.9) is None
 
 
@@ -40,21 +40,21 @@ def test_it_pings_when_it_says_much_and_hears_nothing():
     for tenth in range(1, 10):
         session.sent(tenth / 10)
     session.sent(1.0)
-    assert session.step(1.0) is Act.PING
+    assert session.step(1.0) is Action.PING
 
 
 def test_silence_ends_it_and_backoff_grows_to_a_bound():
     session = opened()
-    assert session.step(9.99) is Act.PING
-    assert session.step(10.0) is Act.LEAVE
+    assert session.step(9.99) is Action.PING
+    assert session.step(10.0) is Action.LEAVE
     now, gaps = 10.0, []
     for _ in range(12):
         at = session.due()
-        assert session.step(at) is Act.CONNECT
+        assert session.step(at) is Action.CONNECT
         gaps.append(at - now)
         now = session.due()
         assert now == pytest.approx(at + SILENCE_S)
-        assert session.step(now) is Act.LEAVE
+        assert session.step(now) is Action.LEAVE
     assert gaps[0] == pytest.approx(0.1)
     assert gaps == sorted(gaps)
     assert gaps[-1] == pytest.approx(BACKOFF_MOST_S)
@@ -65,9 +65,9 @@ def test_it_gives_up_when_it_was_told_to():
         session = opened(wait_s)
         session.lost(5.0)
         assert session.due() <= 5.0 + max(wait_s, 0.1)
-        while session.step(5.0 + wait_s) is not Act.GIVE_UP:
-            assert session.phase is not Phase.ENDED
-        assert session.phase is Phase.ENDED
+        while session.step(5.0 + wait_s) is not Action.GIVE_UP:
+            assert session.phase is not SessionPhase.ENDED
+        assert session.phase is SessionPhase.ENDED
         assert session.due() is None
 
 
@@ -93,4 +93,4 @@ def test_it_always_has_something_due_and_time_alone_never_stops_it(events):
             session.welcomed(now, 1, WELCOME)
         else:
             getattr(session, event)(now)
-        assert session.phase is not Phase.ENDED
+        assert session.phase is not SessionPhase.ENDED

@@ -18,12 +18,12 @@ from client_rig import FakeFeeder
 from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
 from async_loader.feeder import connect, wire
-from async_loader.feeder.client import reader_line
-from async_loader.feeder.client.reader_line import Phase
+from async_loader.feeder.client import reader_channel
+from async_loader.feeder.client.reader_channel import ReaderPhase
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.sockets import Plane
 from async_loader.lifecycle import Deadline, Patience
-from async_loader.replay.limiter import Queue
+from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized
 from async_loader.source import END
 from tests.waiting_rig import until
@@ -251,7 +251,7 @@ def test_a_source_that_is_dropped_or_closed_gives_its_memory_back(tmp_path):
                 source.close()
             del source
             gc.collect()
-            line.news.until(lambda line=line: line.phase is Phase.CLOSED, Deadline(30), lambda: "it is not closed")
+            line.news.until(lambda line=line: line.phase is ReaderPhase.CLOSED, Deadline(30), lambda: "it is not closed")
             until(lambda: mapped() == before)
 
 
@@ -284,8 +284,8 @@ def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_t
         client._connection.wake()
         line.news.until(lambda: line.inbox, Deadline(30), lambda: "no batch has come")
         opening = line._opening
-        for session in feeder.server._hall.sessions:
-            feeder.server._hall.sessions.drop(session)
+        for session in feeder.server._server_state.sessions:
+            feeder.server._server_state.sessions.drop(session)
         line.news.until(lambda: line._opening > opening, Deadline(30), lambda: "it was not opened again")
         for _ in range(3):
             check(source.plan(4, patience()).batch, 4)
@@ -294,7 +294,7 @@ def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_t
 
 @pytest.mark.parametrize(("transport", "in_flight"), [("shm", 1 << 28), ("tcp", 1 << 28), ("tcp", 1 << 14)])
 def test_a_reader_that_may_run_further_ahead_than_a_feeder_sends_waits_for_nothing(tmp_path, monkeypatch, transport, in_flight):
-    monkeypatch.setattr(reader_line, "REMIND_S", 1e6)
+    monkeypatch.setattr(reader_channel, "REMIND_S", 1e6)
     limits = wire.Limits(message_bytes=1 << 14, in_flight_bytes=in_flight)
     with serving(tmp_path, replay(), limits=limits) as (_, client):
         source = client.table("t").source(prefetch=200, transport=transport)
@@ -385,7 +385,7 @@ import sys
 import numpy as np
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.sockets import Plane
 address = "ipc://" + sys.argv[1]
 endpoints = {Plane.CONTROL: address, Plane.INSERT: address + ".insert", Plane.PULL: address + ".pull"}
 tables = {"t": ReplayBuffer(1000, {"x": np.int64, "obs": ((5000,), np.float32)}, seed=3)}

@@ -211,7 +211,7 @@ def test_batches_that_were_here_before_a_session_was_lost_are_asked_for_anew_whe
 
 
 def test_a_reader_that_failed_is_nothing_to_wake_up_for(feeder, client, monkeypatch):
-    monkeypatch.setattr("async_loader.feeder.client.reader_line.REMIND_S", 0.01)
+    monkeypatch.setattr("async_loader.feeder.client.reader_channel.REMIND_S", 0.01)
     source = client.table("replay").source(prefetch=2)
     with pytest.raises(Timeout):
         source.plan(4, patience(0.02))

@@ -11,7 +11,7 @@ from client_rig import OBS, PATIENCE_S, FakeFeeder, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
 from async_loader.feeder import connect, wire
-from async_loader.feeder.client.writer_line import Phase, WriterLine
+from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Type
 from async_loader.schema import Field, Schema
 
@@ -203,7 +203,7 @@ def test_a_gap_is_sent_again(feeder, client):
 
 
 def test_a_lost_tail_is_found_by_a_probe(feeder, client, monkeypatch):
-    monkeypatch.setattr("async_loader.feeder.client.writer_line.PROBE_S", 0.02)
+    monkeypatch.setattr("async_loader.feeder.client.writer_channel.PROBE_S", 0.02)
     left = [3]
 
     def lose(feeder, plane, route, message):
@@ -453,7 +453,7 @@ def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
         def send(self, *_):
             pass
 
-    line = WriterLine(1, "replay", None, 4, LATE, 1 << 20, False)
+    line = WriterChannel(1, "replay", None, 4, LATE, 1 << 20, False)
     nameless = wire.Error.of(wire.ErrorCode.SCHEMA, "table 'replay' has no schema yet: send one")
     line.step(0.0, Port())
     line.step(100.0, Port())
@@ -464,12 +464,12 @@ def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
         line.propose(Schema.of({"x": np.float32}))
     line.step(101.0, Port())
     line.take(wire.Message(nameless, sequence=2, number=1), 101.0)
-    assert (line.failure, line.phase) == (None, Phase.OPENING)
+    assert (line.failure, line.phase) == (None, WriterPhase.OPENING)
 
 
 def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(feeder, client, monkeypatch):
     for name in ("PROBE_S", "PROBE_MOST_S"):  # nothing is sent twice but where it is said
-        monkeypatch.setattr(f"async_loader.feeder.client.writer_line.{name}", 1e6)
+        monkeypatch.setattr(f"async_loader.feeder.client.writer_channel.{name}", 1e6)
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
     line, parts = writer._line, []
     for i in range(40):

@@ -40,9 +40,9 @@ CAPACITY = 1 << 17
 CONTROL, INSERT, PULL, MEMORY = "control", "insert", "pull", "memory"
 CHILD = """
 import os, sys
-from async_loader.feeder.serving import Serving
+from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings, TableSettings
-one = Serving(ServerSettings(bind=sys.argv[1], tables={"replay": TableSettings(capacity=int(sys.argv[2]))}))
+one = FeederProcess(ServerSettings(bind=sys.argv[1], tables={"replay": TableSettings(capacity=int(sys.argv[2]))}))
 print(one.address, flush=True)
 one.run()
 """

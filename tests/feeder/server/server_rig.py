@@ -13,7 +13,7 @@ from zmtp_rig import Splitter, framed, opening
 
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.ports import Plane
+from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.wire import (
     BatchForm,
     CloseReader,
@@ -33,7 +33,7 @@ from async_loader.feeder.wire import (
     schema_of,
     spec_of,
 )
-from async_loader.replay.served import warm
+from async_loader.replay.table.nonblocking_table import warm
 from async_loader.schema import Schema
 
 SCHEMA = Schema.of({"x": np.int64, "done": np.bool_})
@@ -220,18 +220,18 @@ class Rig:
         self.endpoints = {plane: f"ipc://{self._folder.name}/{plane.value}" for plane in Plane}
         tables = tables or {"t": ReplayBuffer(1000, SCHEMA, seed=0)}
         self.server = Server(tables, self.endpoints, clock=self.clock, **settings)
-        self.tables, self.hall = tables, self.server._hall
+        self.tables, self.server_state = tables, self.server._server_state
         self._peers: list[Peer] = []
 
     def turn(self) -> None:
         """What has been sent by now is received, and a round made; ACKs that it puts off are sent."""
         self.half_turn()
-        self.server._inbound.tell(at_once=True)
+        self.server._insert_handler.tell(at_once=True)
 
     def half_turn(self) -> None:
         """As `turn`, and what is put off stays so."""
         for _ in range(3):  # connections are taken, read, and read on
-            self.server._ports.wait(0.0)
+            self.server._sockets.wait(0.0)
         self.server._round()
 
     def pass_time(self, seconds: float) -> None:

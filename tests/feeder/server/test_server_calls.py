@@ -16,13 +16,13 @@ from server_rig import SCHEMA, Rig
 from async_loader import ReplayBuffer
 from async_loader.errors import ConfigError, CorruptCheckpoint, Malformed, Timeout, Unsupported
 from async_loader.feeder import connect, wire
+from async_loader.feeder.server.background_jobs import MOST, BackgroundJobs
 from async_loader.feeder.server.folders import Folders
-from async_loader.feeder.server.jobs import MOST, Jobs
-from async_loader.feeder.server.ports import Plane
-from async_loader.feeder.serving import Serving
+from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import CheckpointSettings, ServerSettings
 from async_loader.feeder.wire import Hello, Ping
-from async_loader.lifecycle import Bell, readable
+from async_loader.lifecycle import EventFd, readable
 
 PATIENCE_S = 30.0
 
@@ -39,7 +39,7 @@ def serve(tmp_path):
             made["checkpoint"] = CheckpointSettings(path=str(checkpoint))
         from msgspec.structs import replace
 
-        serving = Serving(replace(settings, **made))
+        serving = FeederProcess(replace(settings, **made))
         thread = threading.Thread(target=serving.run)
         thread.start()
         started.append((serving, thread))
@@ -193,8 +193,8 @@ def test_a_table_rests_while_it_is_loaded_and_nothing_is_lost(serve, monkeypatch
 
 
 def test_jobs_are_bounded_done_in_order_and_ended():
-    bell, told, going = Bell(), [], threading.Event()
-    jobs = Jobs(bell.ring)
+    bell, told, going = EventFd(), [], threading.Event()
+    jobs = BackgroundJobs(bell.ring)
     try:
         jobs.add(lambda: going.wait(PATIENCE_S), told.append)
         for i in range(1, MOST):
@@ -339,8 +339,8 @@ def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
                 pass
         assert rig.server.counters.faults == 0
         assert sum(len(waiting) for waiting in rig.server._calls._asked.values()) <= 300
-        rig.hall.sessions.drop(peer_session := rig.hall.sessions.get(peer.session))
-        rig.server._desk.leave(peer_session)
+        rig.server_state.sessions.drop(peer_session := rig.server_state.sessions.get(peer.session))
+        rig.server._control_handler.leave(peer_session)
         assert not any(rig.server._calls._asked.values())
         honest.insert(1, range(20, 24), 1)
         answer = honest.ask(Plane.PULL, wire.Sample(table="t", batch_size=4), 9)

@@ -10,11 +10,11 @@ from server_rig import NO_SLOTS, SCHEMA, Peer, Rig, rows_of
 
 from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
-from async_loader.feeder.auth import Gatekeeper, apply_client_keys
-from async_loader.feeder.keys import load_server_keys
+from async_loader.feeder.curve_auth import CurveAuthenticator, apply_client_keys
+from async_loader.feeder.curve_keys import load_server_keys
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.ports import Plane
 from async_loader.feeder.server.sessions import Sessions
+from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.wire import (
     CloseWriter,
     Drain,
@@ -60,9 +60,9 @@ class Keyed:
 @pytest.fixture
 def locked(folder):
     """A server with keys, in a thread."""
-    gatekeeper = Gatekeeper(load_server_keys(folder))
+    authenticator = CurveAuthenticator(load_server_keys(folder))
     where = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
-    server = Server({"t": ReplayBuffer(1000, SCHEMA, seed=0)}, where, gatekeeper=gatekeeper, drain_s=1.0)
+    server = Server({"t": ReplayBuffer(1000, SCHEMA, seed=0)}, where, authenticator=authenticator, drain_s=1.0)
     thread = threading.Thread(target=server.run)
     thread.start()
     yield server
@@ -156,7 +156,7 @@ def test_the_number_of_a_session_stands_in_no_status_no_error_and_no_log(caplog)
         one, other = rig.peer(), rig.peer()
         one.open_writer()
         one.open_reader()
-        (session, _) = rig.hall.sessions
+        (session, _) = rig.server_state.sessions
         said = other.ask(Plane.CONTROL, Status()).body.status
         assert session.number == one.session
         assert session.number not in numbers(said)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
-from async_loader.feeder.shared import Listener, Offer, Shelf, offer_to
+from async_loader.feeder.shared import Listener, Offer, SharedBatchRing, offer_to
 from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
 
@@ -238,25 +238,25 @@ def test_many_that_connect_and_say_nothing_keep_nobody_else_out(tmp_path, segmen
 
 
 def test_a_shelf_hands_out_what_was_given_back_and_nothing_else(segment):
-    shelf = Shelf(Segment.attach(os.dup(segment.fileno()), OFFER.nbytes), OFFER, SCHEMA, 4)
-    assert not shelf.free
-    shelf.give_back([2, 0])
-    spot = shelf.take()
-    assert (spot.slot, spot.generation) == (2, 1)
-    x, index = spot.arrays
+    batch_ring = SharedBatchRing(Segment.attach(os.dup(segment.fileno()), OFFER.nbytes), OFFER, SCHEMA, 4)
+    assert not batch_ring.free
+    batch_ring.give_back([2, 0])
+    batch_slot = batch_ring.take()
+    assert (batch_slot.slot, batch_slot.generation) == (2, 1)
+    x, index = batch_slot.arrays
     x[:], index[:] = 1.5, 9
     assert x.shape == (4, 3)
-    del x, index, spot
+    del x, index, batch_slot
     with pytest.raises(Malformed, match="slot 0 was given back and is not lent"):
-        shelf.give_back([0])
+        batch_ring.give_back([0])
     with pytest.raises(Malformed, match="slot 3"):
-        shelf.give_back([3])
-    shelf.give_back([2])
-    assert [(spot.slot, spot.generation) for spot in (shelf.take(), shelf.take())] == [(0, 1), (2, 2)]
-    assert not shelf.free
-    shelf.close()
+        batch_ring.give_back([3])
+    batch_ring.give_back([2])
+    assert [(batch_slot.slot, batch_slot.generation) for batch_slot in (batch_ring.take(), batch_ring.take())] == [(0, 1), (2, 2)]
+    assert not batch_ring.free
+    batch_ring.close()
 
 
 def test_slots_that_are_too_small_are_refused(segment):
     with pytest.raises(Malformed, match="a slot has 4096"):
-        Shelf(segment, OFFER, SCHEMA, 1000)
+        SharedBatchRing(segment, OFFER, SCHEMA, 1000)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay import rows as rows_
+from async_loader.replay.base import row_format as rows_
 from async_loader.replay.samplers import Items, Reading, Sampler
 
 BARELY = 3.72  # a fair sampler goes beyond it with a chance of 1 in 10,000; seeds are fixed

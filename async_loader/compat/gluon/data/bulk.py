@@ -11,7 +11,7 @@ from typing import Any
 
 from async_loader.compat.gluon.data import batchify
 from async_loader.compat.gluon.data.dataset import ArrayDataset, SimpleDataset, _SampledDataset
-from async_loader.epochs.columns import Columns, NoColumns, as_index, columns_of
+from async_loader.dataset.array_dataset import Columns, NoColumns, as_index, columns_of
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from async_loader.compat.gluon.data.batchify import (
 from async_loader.compat.gluon.data.checks import require
 from async_loader.compat.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from async_loader.errors import ConfigError, Timeout
-from async_loader.pipeline import arena
+from async_loader.pipeline.batches import arena
 from async_loader.pipeline.iteration import NOTHING
 from async_loader.pipeline.pool import Pool
-from async_loader.pipeline.work import Kind
+from async_loader.pipeline.workers.work import Kind
 
 __all__ = ["DataLoader", "DataLoaderV1", "LoaderTimeout", "default_batchify_fn", "default_mp_batchify_fn"]
 

@@ -1,0 +1,130 @@
+"""Lists of samples as batches, by DI-engine's rules. Works on tensors of any device and keeps their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from async_loader import tree
+from async_loader.pipeline.batches.collate import IGNORE_PREFIX
+
+
+def default_collate(batch: Sequence[Any], cat_1dim: bool = True, ignore_prefix: Sequence[str] = (IGNORE_PREFIX,)) -> Any:
+    """Collate samples.
+
+    =========================  ==========================================================================
+    samples                    batch
+    =========================  ==========================================================================
+    tensors, arrays            stacked ``[B, ...]``, dtypes kept; those of shape ``(1,)`` become ``(B,)``
+    float, int, bool           float32, int64, bool ``[B]``; the widest of them where they are mixed
+    numpy scalars              ``[B]``, dtypes kept
+    str, bytes                 as they are
+    mappings, namedtuples      the same, field by field; keys are those of the first sample
+    other sequences            a list, position by position
+    =========================  ==========================================================================
+
+    Parameters
+    ----------
+    batch : sequence
+        At least one sample.
+    cat_1dim : bool
+        Whether shape ``(1,)`` becomes ``(B,)``; ``(B, 1)`` otherwise.
+    ignore_prefix : sequence of str
+        Values under keys that begin with one of these stay lists. As in the original this holds for the outermost
+        mapping; further in it is always "collate_ignore".
+
+    Raises
+    ------
+    TypeError
+        For what no rule covers, such as None and arrays of strings or objects.
+    ValueError
+        For sequences of different lengths (the original cuts them to the shortest).
+    RuntimeError
+        For tensors of different shapes.
+    """
+    if not len(batch):
+        raise IndexError("the batch has 0 samples: collate at least one")
+    first = batch[0]
+    if isinstance(first, torch.Tensor):
+        return stacked(batch, cat_1dim)
+    if is_tree_tensor(first):
+        return default_collate([sample.json() for sample in batch], cat_1dim, ignore_prefix)
+    if isinstance(first, np.ndarray | np.generic):
+        return stacked([as_tensor(value) for value in batch], cat_1dim)
+    if isinstance(first, bool | int | float):
+        return numbers(batch)
+    if isinstance(first, str | bytes):
+        return batch
+    if isinstance(first, Mapping):
+        return {key: _field(key, [sample[key] for sample in batch], cat_1dim, ignore_prefix) for key in first}
+    if isinstance(first, Sequence):
+        return rebuilt(first, [default_collate(column, cat_1dim) for column in positions(batch)])
+    raise TypeError(
+        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers, strings, mappings or "
+        f"sequences of these, or name the field {IGNORE_PREFIX}_..."
+    )
+
+
+def _field(key: Any, column: list[Any], cat_1dim: bool, ignore_prefix: Sequence[str]) -> Any:
+    if isinstance(key, str) and key.startswith(tuple(ignore_prefix)):
+        return column
+    return default_collate(column, cat_1dim)
+
+
+def ttorch_collate(x: Sequence[Any], json: bool = False, cat_1dim: bool = True) -> Any:
+    """Collate tree tensors (DI-treetensor) into one, or with ``json`` into a dict of tensors.
+
+    Parameters
+    ----------
+    x : sequence of treetensor.torch.Tensor
+    cat_1dim : bool
+        Whether leaves of shape ``(1,)`` become ``(B,)``.
+    """
+    wrong = next((sample for sample in x if not is_tree_tensor(sample)), None)
+    if wrong is not None:
+        raise TypeError(f"ttorch_collate takes tree tensors, got {type(wrong).__qualname__}: use default_collate for others")
+    collated = default_collate(x, cat_1dim)
+    return collated if json else type(x[0])(collated)
+
+
+def is_tree_tensor(value: object) -> bool:
+    """Whether it comes from DI-treetensor, which is not imported for that."""
+    return type(value).__module__.partition(".")[0] == "treetensor" and hasattr(value, "json")
+
+
+def stacked(batch: Sequence[torch.Tensor], cat_1dim: bool) -> torch.Tensor:
+    """``[B, ...]``; shape ``(1,)`` as ``(B,)`` with ``cat_1dim``."""
+    if cat_1dim and batch[0].shape == (1,):
+        return torch.cat(list(batch))
+    return torch.stack(list(batch))
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """An array or numpy scalar as a tensor of its dtype; raises TypeError for strings and objects."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"arrays of dtype {array.dtype} cannot be collated: give numbers, or lists of strings")
+    return torch.as_tensor(array if array.flags.writeable else array.copy())
+
+
+def numbers(batch: Sequence[Any]) -> torch.Tensor:
+    """Python's numbers, as the widest kind among them. The first one alone would cut fractions off."""
+    kinds = set(map(type, batch))
+    whole = torch.bool if kinds == {bool} else torch.int64
+    return torch.tensor(list(batch), dtype=torch.float32 if any(issubclass(kind, float) for kind in kinds) else whole)
+
+
+def positions(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """One list per position of the samples."""
+    lengths = sorted(set(map(len, batch)))
+    if len(lengths) > 1:
+        raise ValueError(f"the samples of one batch have lengths {lengths}: pad them, or name the field {IGNORE_PREFIX}_...")
+    return [list(column) for column in zip(*batch, strict=True)]
+
+
+def rebuilt(first: Sequence[Any], columns: list[Any]) -> Any:
+    """Columns in the container that ``first`` is: a namedtuple stays one, everything else becomes a list."""
+    return type(first)(*columns) if tree.is_namedtuple(first) else columns

@@ -1,0 +1,165 @@
+"""How a DataLoader's batches are made, wherever that is: the share, the items, the batch, and a callback at every step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from async_loader.compat.fastai.collate import collate_in_slot, fa_collate, fa_convert
+from async_loader.compat.fastai.collate_errors import collate_error
+from async_loader.compat.fastai.getattr_proxy import GetAttrProxy
+from async_loader.compat.fastai.items import SkipItemException
+from async_loader.compat.fastai.keep_types import retain_types
+
+
+class BatchMaker(GetAttrProxy):
+    """The half of a DataLoader that runs in the workers, or in the learner's process where there are none."""
+
+    dataset: Any
+    bs: int | None
+    drop_last: bool
+    indexed: bool
+    num_workers: int
+    offs: int
+    _idxs: Any = ()
+
+    def sample(self) -> Iterator[Any]:
+        """This worker's share of the indices: whole chunks, in turn with the other workers."""
+        idxs, size = self._idxs, self.bs or 1
+        if self.num_workers == 1:
+            return iter(idxs)
+        if isinstance(idxs, list):
+            starts = range(self.offs * size, len(idxs), self.num_workers * size)
+            return itertools.chain.from_iterable(idxs[start : start + size] for start in starts)
+        return (idx for i, idx in enumerate(idxs) if i // size % self.num_workers == self.offs)
+
+    def create_batches(self, samps: Iterable[Any]) -> Iterator[Any]:
+        """Batches of the items of ``samps``. StopIteration in any callback is the end of them."""
+        alone = self._is_untouched("create_batches", "do_batch", "create_batch", "retain")
+        do_batch = self._do_batch_in_slot if alone else self.do_batch
+        chunks = iter(self.chunkify(self._items(samps)))
+        while True:
+            try:
+                yield do_batch(next(chunks))
+            except StopIteration:
+                return
+
+    def _items(self, samps: Iterable[Any]) -> Iterator[Any]:
+        """The items of ``samps`` that are not left out."""
+        if self.indexed and self._is_untouched("do_item", "create_item", "after_item"):
+            get = _by_number(self.dataset)
+        else:
+            get = self._prepared(self.do_item)
+        for sample in samps:
+            try:
+                item = get(sample)
+            except StopIteration:
+                return
+            except SkipItemException:
+                continue
+            if item is not None:
+                yield item
+
+    def _prepared(self, do_item: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """``do_item`` with an iterator over the dataset in ``it``, which is what create_item may take items from."""
+        source = self._source()
+        if source is None:
+            return do_item
+
+        def get(sample: Any) -> Any:
+            self.it = source  # a loop within this one has put its own there
+            return do_item(sample)
+
+        return get
+
+    def _is_untouched(self, *names: str) -> bool:
+        """Whether these methods are those of this class."""
+        return all(name not in vars(self) and getattr(type(self), name) is getattr(BatchMaker, name) for name in names)
+
+    def _source(self) -> Iterator[Any] | None:
+        if self.dataset is None:
+            return None
+        try:
+            source: Iterator[Any] = iter(self.dataset)
+        except TypeError:
+            if self.indexed:
+                return None
+            raise
+        return source
+
+    def do_item(self, s: Any) -> Any:
+        """One item, or None where it is to be left out."""
+        try:
+            return self.after_item(self.create_item(s))
+        except SkipItemException:
+            return None
+
+    def create_item(self, s: Any) -> Any:
+        if self.indexed:
+            return self.dataset[s or 0]
+        if s is not None:
+            raise IndexError(f"item {s} of an iterable dataset was asked for, which gives items in turn only: ask for None")
+        return next(self.it)
+
+    @property
+    def prebatched(self) -> bool:
+        """Whether items are batches already."""
+        return self.bs is None
+
+    def chunkify(self, b: Iterable[Any]) -> Iterable[Any]:
+        return b if self.bs is None else chunks(iter(b), self.bs, self.drop_last)
+
+    def do_batch(self, b: Any) -> Any:
+        return self.retain(self.create_batch(self.before_batch(b)), b)
+
+    def _do_batch_in_slot(self, b: Any) -> Any:
+        """The same, where no callback sees the batch before it is handed on, and so none can keep it."""
+        return self.retain(self._collated(self.before_batch(b), collate_in_slot), b)
+
+    def create_batch(self, b: Any) -> Any:
+        return self._collated(b, fa_collate)
+
+    def _collated(self, b: Any, collate: Callable[[Any], Any]) -> Any:
+        if self.prebatched:
+            return fa_convert(b)
+        try:
+            return collate(b)
+        except Exception as error:
+            collate_error(error, b)
+
+    def retain(self, res: Any, b: Any) -> Any:
+        """``res`` as the type that the first item of ``b`` had."""
+        return retain_types(res, b[0] if isinstance(b, list | tuple) and len(b) else b)
+
+    # -- callbacks that do nothing -----------------------------------------------------------------------------------
+
+    def wif(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """In each worker, before its first sample."""
+        return x
+
+    def before_iter(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return x
+
+    def after_item(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return x
+
+    def before_batch(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return x
+
+    def after_batch(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return x
+
+    def after_iter(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return x
+
+
+def chunks(items: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
+    """Lists of ``size`` items, the last one of what is left."""
+    while chunk := list(itertools.islice(items, size)):
+        if len(chunk) == size or not drop_last:
+            yield chunk
+
+
+def _by_number(dataset: Any) -> Callable[[Any], Any]:
+    return lambda number: dataset[number or 0]

@@ -1,0 +1,146 @@
+"""Lists of samples as batches by fastai's rules: those of torch, but sequences keep their type. Holds no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from async_loader import tree
+from async_loader.pipeline.batches import arena
+
+Empty = Callable[[Sequence[int], Any], Any]
+"""``(shape, dtype)`` to an uninitialised array."""
+
+
+def fa_collate(batch: Sequence[Any]) -> Any:
+    """Collate samples.
+
+    =========================  ==========================================================================
+    samples                    batch
+    =========================  ==========================================================================
+    tensors, arrays            stacked ``[B, ...]``, dtypes kept
+    int, bool, float           int64, bool, float64 ``[B]``
+    str, bytes                 a list
+    mappings                   field by field; within them tuples become lists, as torch has it
+    tuples, namedtuples, lists the same type, position by position
+    =========================  ==========================================================================
+
+    Raises
+    ------
+    TypeError
+        For what no rule covers.
+    RuntimeError
+        For shapes, and for sequences, that differ. The original cuts sequences to the shortest.
+    """
+    return _collate(batch, np.empty)
+
+
+def collate_in_slot(batch: Sequence[Any]) -> Any:
+    """`fa_collate` into memory that is this batch's alone, and a later one's afterwards: for what is handed on at once."""
+    return _collate(batch, arena.empty)
+
+
+def _collate(batch: Sequence[Any], empty: Empty) -> Any:
+    first = batch[0]
+    if _is_sequence(first):
+        return _like(first, [_collate(column, empty) for column in _positions(batch)])
+    return _torch_collate(batch, empty)
+
+
+def _torch_collate(batch: Sequence[Any], empty: Empty) -> Any:
+    """The rules within mappings, and for what is no sequence."""
+    first = batch[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(list(batch)) if empty is np.empty else arena.stack_tensors(batch)
+    if isinstance(first, np.ndarray | np.generic) and not isinstance(first, str | bytes):
+        return _stack_arrays(batch, empty)
+    if isinstance(first, float):
+        return torch.tensor(batch, dtype=torch.float64)
+    if isinstance(first, int):
+        return torch.tensor(batch)
+    if isinstance(first, str | bytes):
+        return batch
+    if isinstance(first, Mapping):
+        return _mapping(first, {key: _torch_collate([sample[key] for sample in batch], empty) for key in first})
+    if _is_sequence(first):
+        columns = [_torch_collate(column, empty) for column in _positions(batch)]
+        return columns if type(first) is tuple else _like(first, columns)
+    raise TypeError(
+        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers, strings, mappings or "
+        "sequences of these, or a create_batch of your own"
+    )
+
+
+def fa_convert(value: Any) -> Any:
+    """One ready batch: arrays and numpy scalars become tensors, containers keep their type, everything else stays."""
+    if _is_sequence(value):
+        return _like(value, [fa_convert(item) for item in value])
+    return torch_convert(value)
+
+
+def torch_convert(value: Any) -> Any:
+    """The rules within mappings, and for what is no sequence."""
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.as_tensor(value) if value.dtype.kind in "biufc" else value
+    if isinstance(value, Mapping):
+        return _mapping(value, {key: torch_convert(item) for key, item in value.items()})
+    if _is_sequence(value):
+        items = [torch_convert(item) for item in value]
+        return items if type(value) is tuple else _like(value, items)
+    return value
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (
+        isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+    )
+
+
+def _like(first: Any, items: list[Any]) -> Any:
+    """Items in the container that ``first`` is; a list where that cannot be made of items, such as a range."""
+    kind = type(first)
+    if kind is list:
+        return items
+    if tree.is_namedtuple(first):
+        return kind(*items)
+    try:
+        return kind(items)
+    except TypeError:
+        return items
+
+
+def _mapping(first: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if type(first) is dict:
+        return items
+    try:
+        return type(first)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items
+
+
+def _positions(batch: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """One tuple per position of the samples."""
+    try:
+        return list(zip(*batch, strict=True))
+    except ValueError:
+        lengths = sorted(set(map(len, batch)))
+        raise RuntimeError(f"the samples of one batch have lengths {lengths}: give all of them the same fields") from None
+
+
+def _stack_arrays(batch: Sequence[Any], empty: Empty) -> Any:
+    first = batch[0]
+    shape, dtype = first.shape, first.dtype
+    if dtype.kind not in "biufc":
+        raise TypeError(f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings")
+    if len(set(map(type, batch))) > 1 or len({a.shape for a in batch}) > 1 or len({a.dtype for a in batch}) > 1:
+        return torch.stack([torch.as_tensor(value) for value in batch])  # promotes dtypes, or says which shapes differ
+    out = empty((len(batch), *shape), dtype)
+    if shape:
+        # By their first axes: np.stack makes a view of every item, which costs more than copying it.
+        np.concatenate(batch, out=out.reshape(len(batch) * shape[0], *shape[1:]), casting="no")
+    else:
+        out[...] = batch
+    return torch.from_numpy(out)

@@ -1,0 +1,425 @@
+"""In which order the items of a dataset come, and how they are cut into batches. Reads no item."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors
+from async_loader.dataset.bookmarks import Bookmark, has_state, upto
+from async_loader.errors import ConfigError
+from async_loader.source import END
+
+LastBatch = Literal["keep", "drop", "roll_over"]
+
+
+def shuffled(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """A permutation that depends on ``seed`` and ``epoch`` alone."""
+    return np.random.default_rng((seed, epoch)).permutation(n)
+
+
+class Batches:
+    """What makes the tasks of an epoch, one a batch.
+
+    Attributes
+    ----------
+    in_range : bool
+        The tasks are arrays of indices that need not be checked.
+    snapshots : deque
+        For each batch that was drawn and is not delivered yet, the state in which the sampler was behind it.
+    """
+
+    in_range = False
+
+    def __init__(self) -> None:
+        self.snapshots: deque[Any] = deque()
+
+    def __len__(self) -> int:
+        raise TypeError("the number of batches is not known")
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        """The tasks of epoch ``number`` from batch ``start`` on."""
+        raise NotImplementedError
+
+    def set_epoch(self, number: int) -> None:
+        """Told on to samplers that want to know."""
+
+    def delivered(self) -> None:
+        """One batch more has reached the consumer."""
+        if self.snapshots:
+            self.snapshots.popleft()
+
+    def seed(self, seed: int) -> None:
+        """The seed that orders of our own are made from."""
+
+    def state(self, *, finished: bool) -> Any:
+        """What `load` needs beside the number of batches that were delivered.
+
+        Parameters
+        ----------
+        finished : bool
+            All of them were: what is next is the next epoch.
+        """
+        raise NotImplementedError
+
+    def load(self, state: Any) -> None:
+        """Go on from there at the next `epoch`. See `state`."""
+
+
+class IndexBatches(Batches):
+    """The order is ours: all items, in their order or shuffled, cut into arrays without a step of Python for each.
+
+    Parameters
+    ----------
+    n : int
+        Items.
+    batch_size : int | None
+        ``None``: one item, not a batch of one.
+    """
+
+    in_range = True
+
+    def __init__(self, n: int, batch_size: int | None, last: LastBatch, seed: int, *, shuffle: bool) -> None:
+        super().__init__()
+        self._n, self._size, self._last, self._seed, self._shuffle = n, batch_size, last, seed, shuffle
+        self._entered = self._carried = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        if self._size is None:
+            return self._n
+        n = self._n + len(self._carried)
+        return -(-n // self._size) if self._last == "keep" else n // self._size
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        index = shuffled(self._n, self._seed, number) if self._shuffle else np.arange(self._n)
+        size = self._size
+        if size is None:
+            return iter(index[start:].tolist())
+        if self._last == "roll_over":
+            index = np.concatenate((self._carried, index))
+        stop = len(index) if self._last == "keep" else len(index) - len(index) % size
+        if self._last == "roll_over":
+            self._entered, self._carried = self._carried, index[stop:]
+        # Not a generator: a signal that comes while one is at work ends it.
+        cuts = map(slice, range(start * size, stop, size), range((start + 1) * size, stop + size, size))
+        return map(index.__getitem__, cuts)
+
+    def state(self, *, finished: bool) -> Any:
+        return (self._carried if finished else self._entered).tolist() if self._last == "roll_over" else None
+
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+
+    def load(self, state: Any) -> None:
+        if state is not None:
+            self._carried = np.asarray(state, np.int64)
+
+
+class StreamBatches(Batches):
+    """An iterable dataset orders itself; what there is to know is its length, where it has one."""
+
+    def __init__(self, dataset: Any, batch_size: int | None, *, drop: bool) -> None:
+        super().__init__()
+        self._dataset, self._size, self._drop = dataset, batch_size, drop
+
+    def __len__(self) -> int:
+        n = len(self._dataset)
+        if self._size is None:
+            return n
+        return n // self._size if self._drop else -(-n // self._size)
+
+    def state(self, *, finished: bool) -> Any:
+        return None
+
+
+class SamplerBatches(Batches):
+    """A sampler of the user's gives the items' indices, or a batch sampler whole batches.
+
+    Parameters
+    ----------
+    sampler : iterable
+    batch_size : int | None
+        ``None``: what the sampler gives is a task as it is.
+    track : bool
+        Keep the sampler's state for each batch.
+    """
+
+    def __init__(self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch, *, track: bool = True) -> None:
+        super().__init__()
+        self._track = track
+        self._sampler, self._size, self._last = sampler, batch_size, last
+        self._carried: list[Any] = []
+        self._entered: list[Any] = []
+        self._before: Any = None
+        self._loaded: Any = None
+        self._global: list[int] | None = None
+        self._left: Any = None
+        self._walk = _SamplerPass(sampler, batch_size, last)
+
+    def __len__(self) -> int:
+        n = len(self._sampler)  # type: ignore[arg-type]
+        if self._size is None:
+            return n
+        n += len(self._carried)
+        return -(-n // self._size) if self._last == "keep" else n // self._size
+
+    def set_epoch(self, number: int) -> None:
+        for one in (self._sampler, getattr(self._sampler, "sampler", None)):
+            tell = getattr(one, "set_epoch", None)
+            if tell is not None:
+                tell(number)
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        self.snapshots.clear()
+        loaded, self._loaded = self._loaded, None
+        self._global = None if loaded is None else loaded.get("global")
+        if not self._track and loaded is None:
+            return self._tasks()
+        if loaded is not None and loaded.get("left") is not None:
+            self._finish(loaded["left"])
+        mark = None
+        if loaded is not None:
+            self._restore(loaded)
+            if loaded["sampler"] is not None:
+                mark, start = _mark_of(loaded["sampler"]), 0
+        self._before, self._entered = self._generator_state(), list(self._carried)
+        tasks = self._tasks(mark)
+        if self._draws_globally:
+            tasks = self._drawn_again(tasks)
+        for _ in range(start):
+            next(tasks, None)
+        self._note()
+        return self._noting(tasks)
+
+    def _finish(self, left: Any) -> None:
+        """Bring the sampler to the end of an epoch, from the state that it had behind the last
+        batch.
+        """
+        self._walk.finish(_mark_of(left))
+
+    def _noting(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        for task in tasks:
+            if self._walk.stated:
+                self._entered = []  # its state is behind what was carried
+            self._note()
+            yield task
+
+    def _note(self) -> None:
+        mark = self._walk.mark()
+        own = None if mark is None else copy.deepcopy(mark.to_state())
+        self._left = own
+        self.snapshots.append({"sampler": own, "generator": self._before, "carried": self._entered})
+
+    def state(self, *, finished: bool) -> Any:
+        if finished or not self.snapshots:
+            state = {"sampler": None, "generator": self._generator_state(), "carried": list(self._carried)}
+            return state if self._left is None else {**state, "left": self._left}
+        if not self._draws_globally:
+            return self.snapshots[0]
+        if self._global is None:
+            self._global = _global_state()
+        return {**self.snapshots[0], "global": self._global}
+
+    @property
+    def _draws_globally(self) -> bool:
+        """Whether it is one of torch's random samplers without a generator: when it begins it draws from the global one."""
+        torch_data: Any = tensors.loaded("torch.utils.data")
+        inner: Any = getattr(self._sampler, "sampler", self._sampler)
+        return torch_data is not None and isinstance(inner, torch_data.Sampler) and getattr(inner, "generator", self) is None
+
+    def _drawn_again(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        """The tasks, of which the first is drawn from the global generator as a state has it, where there is one."""
+        import torch
+
+        if self._global is None:
+            self._global = _global_state()
+            first = next(tasks, END)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(torch.tensor(self._global, dtype=torch.uint8))
+                first = next(tasks, END)
+        if first is not END:
+            yield first
+            yield from tasks
+
+    def _tasks(self, mark: Bookmark | None = None) -> Iterator[Any]:
+        if self._track and (mark is not None or self._walk.stated):
+            self._walk.begin(mark)  # at once: its state may be asked for before the first task
+        return self._cut(mark)
+
+    def _cut(self, mark: Bookmark | None) -> Iterator[Any]:
+        carried, self._carried = self._carried, []
+        self._carried = yield from self._walk.cut(mark, carried)
+
+    def _generator(self) -> Any:
+        """The generator of one of torch's random samplers, which decides what comes."""
+        inner = getattr(self._sampler, "sampler", self._sampler)
+        return getattr(inner, "generator", None)
+
+    def _generator_state(self) -> Any:
+        return generator_state(self._generator())
+
+    def _restore(self, loaded: Any) -> None:
+        if loaded is None:
+            return
+        self._carried = list(loaded["carried"])
+        if loaded["generator"] is not None:
+            set_generator(self._generator(), loaded["generator"])
+
+    def load(self, state: Any) -> None:
+        self._loaded = state
+
+    def restore_generator(self) -> None:
+        """Do so now, where it is drawn from before the order is."""
+        if self._loaded is not None:
+            self._restore(self._loaded)
+            self._loaded = {**self._loaded, "generator": None}
+
+
+class _SamplerPass:
+    """One pass over a sampler, cut into batches, and a bookmark of where it is.
+
+    A batch sampler of torch's own kind is cut here instead of there: so the iterator of the sampler
+    within it is known, and with it a state that only the iterator has.
+
+    Attributes
+    ----------
+    items : iterator | None
+        Of the pass that is under way.
+    """
+
+    def __init__(self, sampler: Any, size: int | None, last: LastBatch) -> None:
+        self.items: Any = None
+        self._sampler, self._size, self._last = sampler, size, last
+        self._within: Any = None
+        self._given = 0
+        self._begun = False
+        self._ended = False
+        self._over: Bookmark | None = None
+
+    def begin(self, mark: Bookmark | None) -> None:
+        """A pass, from the bookmark on."""
+        self._within, _, _ = self._plan()
+        self._given, self._begun = 0 if mark is None else mark.given, True
+        self._over, self._ended = None, False
+        if mark is None:
+            self.items = iter(self._within)
+        elif not mark.ended:
+            self.items = self._resumed(mark)
+        else:
+            self.finish(mark)
+            self._over, self.items = mark, iter(())
+
+    def finish(self, mark: Bookmark) -> None:
+        """Let the sampler end the epoch of this bookmark: what it does behind its last index is
+        part of the state with which the next one begins. Some have done so in the state already,
+        and others do it when the next epoch begins: the latter give no index more, and the former
+        are set back.
+        """
+        items = self._resumed(mark)
+        first = next(items, END)
+        if first is not END and mark.ended:
+            self._resumed(mark)
+        elif first is not END:
+            deque(upto(items, None), maxlen=0)
+
+    def _resumed(self, mark: Bookmark) -> Iterator[Any]:
+        sampler, _, _ = self._plan()
+        inner: Any = getattr(sampler, "sampler", None)
+        if has_state(sampler) or not has_state(inner):
+            return mark.resume(sampler)
+        inner.load_state_dict(mark.whole if mark.items is None else mark.items)
+        return iter(sampler)
+
+    def cut(self, mark: Bookmark | None, carried: list[Any]) -> Generator[Any, None, list[Any]]:
+        """The tasks of a pass, from the bookmark on if it was not begun. Returns the indices that
+        are left for the next one.
+        """
+        if not self._begun:
+            self.begin(mark)
+        self._begun, items = False, self.items
+        _, size, last = self._plan()
+        if size is None:
+            yield from upto(items, None)
+            return []
+        batch = carried
+        for index in upto(items, None):
+            batch.append(index)
+            self._given += 1
+            if len(batch) == size:
+                yield batch
+                batch = []
+        self._ended = True
+        if batch and last == "roll_over":
+            return batch
+        if batch and last == "keep":
+            yield batch
+        return []
+
+    def _plan(self) -> tuple[Any, int | None, LastBatch]:
+        torch_data: Any = tensors.loaded("torch.utils.data")
+        one = self._sampler
+        if self._size is None and torch_data is not None and type(one) is torch_data.BatchSampler:
+            return one.sampler, one.batch_size, "drop" if one.drop_last else "keep"
+        return one, self._size, self._last
+
+    @property
+    def stated(self) -> bool:
+        """Whether the sampler, its iterator, or the sampler within a batch sampler has a state."""
+        return any(map(has_state, self._candidates()))
+
+    def _candidates(self) -> tuple[Any, ...]:
+        sampler = self._plan()[0] if self._within is None else self._within
+        return self.items, sampler, getattr(sampler, "sampler", None)
+
+    def mark(self) -> Bookmark | None:
+        """Of this moment; ``None``: there is no state to keep."""
+        if self._over is not None:
+            return self._over
+        items, sampler, inner = self._candidates()
+        if has_state(items) or has_state(sampler):
+            return Bookmark.of(sampler, items, self._given, ended=self._ended)
+        if has_state(inner):
+            return Bookmark(self._given, self._ended, whole=inner.state_dict())
+        return None
+
+
+def _mark_of(state: Any) -> Bookmark:
+    """Version 1 of the loaders' states has the state of the sampler, or of its iterator, alone."""
+    if isinstance(state, dict) and state.keys() == _MARK_KEYS:
+        return Bookmark.from_state(state)
+    return Bookmark(items=state)
+
+
+_MARK_KEYS = Bookmark().to_state().keys()
+
+
+def generator_state(generator: Any) -> list[int] | None:
+    """Of a torch generator, as JSON can hold it; ``None`` where there is no such generator."""
+    return generator.get_state().tolist() if hasattr(generator, "get_state") else None
+
+
+def set_generator(generator: Any, state: Any) -> None:
+    """The opposite of `generator_state`."""
+    import torch
+
+    if hasattr(generator, "set_state"):
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
+
+
+def _global_state() -> list[int]:
+    import torch
+
+    state: list[int] = torch.get_rng_state().tolist()
+    return state
+
+
+def check_last(last: str, batch_size: int | None) -> None:
+    """Raise ConfigError when nothing could be left over."""
+    if batch_size is None and last != "keep":
+        raise ConfigError(f"last_batch is {last!r} and batch_size is None: there are no batches, leave last_batch out")

@@ -1,0 +1,449 @@
+"""DataLoader: checks its arguments, and puts an order, a work and a pool together. Does no work of its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from multiprocessing.context import BaseContext
+from typing import TYPE_CHECKING, Any, Generic
+
+import numpy as np
+
+from async_loader import tensors
+from async_loader.dataset import torch_collate
+from async_loader.dataset.array_dataset import Columns, Items, NoColumns, columns_of, is_columns
+from async_loader.dataset.batch_order import Batches, IndexBatches, LastBatch, SamplerBatches, StreamBatches, check_last
+from async_loader.dataset.dataset_work import BEGIN, EpochInfo, GatherWork, MapWork, StreamWork, epoch_of
+from async_loader.dataset.epoch import Epoch, can_pin, pinned
+from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.ferry import Ferry, moved
+from async_loader.errors import ConfigError
+from async_loader.lifecycle import seconds, seconds_or_none
+from async_loader.names import describe, explain_wrong_names
+from async_loader.pipeline.device.backend import TorchBackend, backend_for
+from async_loader.pipeline.device.pinned_memory import PinnedMemory
+from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.workers.work import Kind, WorkerType
+from async_loader.source import Source
+from async_loader.stats import LoaderStats, Meter, StageStats, bottleneck
+from async_loader.table import Table
+from async_loader.validation import callable_or_none, one_of, whole
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import TypeVar
+
+    B = TypeVar("B", default=dict[str, Any])
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
+__all__ = ["DataLoader"]
+
+CLOSE_TIMEOUT_S = 10.0
+
+_AHEAD_FROM = 1 << 20
+"""Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
+
+_STATE_VERSION = 2
+_STATE_VERSIONS = (1, 2)
+
+
+class DataLoader(Generic[B]):
+    """Batches of a dataset, epoch by epoch, with the next ones made ahead by workers that live as long as the loader.
+
+    Threads: one consumer at a time for each iteration; `stats` and `close` may be called by any.
+
+    Parameters
+    ----------
+    dataset : object
+        With ``__getitem__`` and ``__len__`` (map-style): a list, an array, a tensor, any such object; with ``__getitems__`` it
+        is asked for a whole batch at once. A dict or a tuple of arrays, tensors or lists of one length: columns, an
+        item is a dict or a tuple with one entry of each. With ``__iter__`` alone (iterable): each worker process iterates
+        over its copy, and finds its share by ``torch.utils.data.get_worker_info()``.
+    batch_size : int | None
+        ``None``: items as they are, as tensors.
+    shuffle : bool
+        Anew in each epoch, by a generator of its own: the order depends on ``seed`` and the epoch's number alone.
+    sampler : iterable of indices | None
+    batch_sampler : iterable of lists of indices | None
+        A list of lists is a batch in shards: what comes is a list of batches.
+    last_batch : {"keep", "drop", "roll_over"}
+        What is done with fewer than ``batch_size`` items at the end: "roll_over" begins the next epoch with them.
+    num_workers : int
+        0: the work is done by `next`.
+    worker_type : {"process", "thread"}
+        What they are. Threads share the dataset.
+    prefetch : int | None
+        Batches under way at most, over all workers. Default 2 * num_workers.
+    in_order : bool
+        Deliver in the order of the batches; otherwise what is finished first.
+    timeout_s : float | None
+        Seconds after which `next` raises Timeout; it may be called again. 0: try once. None, inf: never.
+    collate_fn : callable | None
+        A list of items to a batch. Default: as ``torch.utils.data.default_collate``.
+    worker_init_fn : callable | None
+        Called with its number in each worker before its first batch.
+    multiprocessing_context : str | multiprocessing context | None
+        "fork", "spawn", "forkserver"; default as in torch, that is, of this Python.
+    seed : int | None
+        Same seed, same order; and the same values of the global random generators in worker processes, which are seeded
+        for each batch, whichever worker makes it.
+    device : str | torch.device | list of them
+        An accelerator: batches then arrive there. With a list, each shard of a batch goes to its own.
+    pin_memory : bool
+        Page-locked tensors.
+    bulk : bool | None
+        Whether batches are gathered in bulk, without Python for each item; possible for arrays with the default collation.
+        None: where it can be had. True: or ConfigError, with the reason for each part. False: never.
+
+    Raises
+    ------
+    ConfigError
+        For arguments that cannot work, before anything starts.
+
+    Notes
+    -----
+    Several iterations may be under way at once, also one inside the other; they share the workers. An error of a dataset is
+    raised by `next` with its own type and the worker's traceback, and the next call goes on with the next batch.
+    """
+
+    @explain_wrong_names
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        *,
+        shuffle: bool = False,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        last_batch: LastBatch = "keep",
+        num_workers: int = 0,
+        worker_type: WorkerType = "process",
+        prefetch: int | None = None,
+        in_order: bool = True,
+        timeout_s: float | None = None,
+        collate_fn: Callable[[Any], B] | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        seed: int | None = None,
+        device: str | torch.device | Sequence[str | torch.device] = "cpu",
+        pin_memory: bool = False,
+        bulk: bool | None = None,
+    ) -> None:
+        _check_order(batch_size, shuffle, sampler, batch_sampler, last_batch)
+        for name, value, allowed in (
+            ("worker_type", worker_type, ("process", "thread")),
+            ("in_order", in_order, (True, False)),
+            ("pin_memory", pin_memory, (True, False)),
+            ("bulk", bulk, (None, True, False)),
+        ):
+            one_of(name, value, allowed)
+        self.dataset = dataset
+        self.batch_size = None if batch_size is None or batch_sampler is not None else whole("batch_size", batch_size, 1)
+        self.num_workers = whole("num_workers", num_workers, 0)
+        self.seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
+        self.in_order = in_order
+        self.device = device
+        self._pages = PinnedMemory()
+        self._backend, self._finish = _delivery(device, pin_memory, ahead=self.num_workers > 0)
+        self.batch_sampler = batch_sampler
+        self._timeout_s = seconds_or_none("timeout_s", timeout_s)
+        self._drop = last_batch == "drop"
+        self._batched = self.batch_size is not None or batch_sampler is not None
+        self._dataset_epoch: int | None = None
+        self._epoch = 0
+        self._start: dict[str, Any] | None = None
+        self._latest: Epoch[B] | None = None
+        self._meter = Meter()
+        items = Items(dataset) if is_columns(dataset) else dataset
+        if not hasattr(items, "__getitem__") and not hasattr(items, "__iter__"):
+            given = type(dataset).__name__
+            if isinstance(dataset, Table | Source):
+                raise ConfigError(f"the dataset is a {given}, which has no epochs: say AsyncDataLoader(table, batch_size)")
+            raise ConfigError(f"the dataset is a {given}: give an object with __getitem__ or __iter__")
+        self._iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
+        self._collate = callable_or_none("collate_fn", collate_fn)
+        self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
+        self._columns = self._find_columns(bulk)
+        collate = self._collate or (torch_collate.default_collate if self._batched else _converted)
+        init = callable_or_none("worker_init_fn", worker_init_fn)
+        work: Any = MapWork(items, collate, init, batched=self._batched)
+        if self._iterable:
+            work = StreamWork(items, collate, self.batch_size, init, drop=self._drop)
+        kind: Kind = worker_type
+        count = self.num_workers
+        if self._columns is not None:
+            work = GatherWork(self._columns, work, checked=self._batches.in_range)
+            nbytes = self._columns.item_bytes * (self.batch_size or 1)
+            count, kind = (1, "thread") if self.num_workers and nbytes >= _AHEAD_FROM else (0, "inline")
+        ahead = prefetch if prefetch is None else whole("prefetch", prefetch, 1)
+        self._pool = Pool(work, count, kind=kind, context=multiprocessing_context, prefetch=ahead, seed=self.seed, seeding="task")
+
+    # -- what the arguments mean -------------------------------------------------------------------------------------
+
+    def _order(self, items: Any, shuffle: bool, sampler: Any, batch_sampler: Any, last: LastBatch) -> Batches:
+        if self._iterable:
+            _check_iterable(shuffle, sampler, batch_sampler, last)
+            return StreamBatches(items, self.batch_size, drop=self._drop)
+        if batch_sampler is not None:
+            return SamplerBatches(batch_sampler, None, last)
+        if sampler is not None:
+            return SamplerBatches(sampler, self.batch_size, last)
+        n = _length(items)
+        return IndexBatches(n, self.batch_size, last, self.seed, shuffle=shuffle)
+
+    def _find_columns(self, bulk: bool | None) -> Columns | None:
+        """What to gather in bulk; ``None``: item by item."""
+        if bulk is False:
+            return None
+        reasons, columns = [], None
+        try:
+            columns = columns_of(self.dataset)
+        except NoColumns as reason:
+            reasons.append(f"dataset: {reason}")
+        if self._collate is not None:
+            reasons.append("collate_fn: it is not the default one")
+        if not self._batched:
+            reasons.append("batch_size: it is None, there is nothing to gather")
+        if reasons and bulk:
+            raise ConfigError(f"bulk is True and cannot be had ({'; '.join(reasons)}): leave it out, or change these")
+        return None if reasons else columns
+
+    # -- epochs ------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Batches in the next epoch.
+
+        Raises
+        ------
+        TypeError
+            When the dataset or the sampler has no length.
+        """
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[B]:
+        """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
+        start = dict(self._start or {})
+        number, anew = self._epoch, bool(start.get("finished"))
+        if "batches" in start:
+            self._batches.load(start["batches"])
+        epoch_progress = EpochProgress(start)
+        told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
+        state = EpochInfo(told, dict(epoch_progress.marks), anew)
+        if anew:
+            epoch_progress = EpochProgress({})
+        # With a streamer in between it is there that the consumer waits.
+        limit = self._timeout_s if self._backend is None else None
+        seed = _mixed(self.seed, number)
+        how: Any = {"state": state, "seed": seed, "in_order": self.in_order, "timeout_s": limit}
+        if self._iterable:
+            iteration = self._pool.streams(turn=epoch_progress.turn, opening=BEGIN, **how)
+        else:
+            tasks, first = epoch_progress.left(self._batches.epoch(number, epoch_progress.upto)), epoch_progress.upto
+            iteration = self._pool.iterate(tasks, first=first, **how)
+        batches: Any = iteration
+        if self._backend is not None:
+            batches = Ferry(iteration, _own_backend(self._backend, self.device), self._timeout_s, self._pages)
+        epoch: Epoch[B] = Epoch(batches, self._batches, number, epoch_progress, self._finish, self._meter)
+        # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next call.
+        self._latest, self._start, self._epoch = epoch, None, number + 1
+        return epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The number of the next epoch: for the order, and for the sampler's and the dataset's ``set_epoch`` where they have one.
+
+        The dataset's copies in worker processes are told when that epoch begins. One whose own ``set_epoch`` was called here
+        instead is followed as well, if it keeps the number under ``epoch`` or ``_epoch``.
+        """
+        self._epoch = whole("epoch", epoch, 0)
+        self._batches.set_epoch(self._epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self._epoch)
+            self._dataset_epoch = self._epoch
+
+    @property
+    def epoch(self) -> int:
+        """The number of the next epoch."""
+        return self._epoch
+
+    # -- going on elsewhere ------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest epoch is, counted in batches that it has given; those made ahead do not count. JSON can hold it
+        when the states of the dataset and the sampler, if they have any, are such.
+        """
+        state = {"version": _STATE_VERSION, "seed": self.seed, "epoch": self._epoch, "yielded": 0, "batches": None}
+        if self._start is not None:
+            state.update(self._start)
+        elif self._latest is None:
+            state["batches"] = self._batches.state(finished=True)
+        else:
+            state.update(self._latest.state())
+            if self._latest.finished:
+                state["epoch"] = self._epoch
+        if self._iterable:
+            state["workers"] = max(1, self._pool.workers)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on where this state was taken, in this process or another.
+
+        Raises
+        ------
+        ConfigError
+            The state is of another kind of loader, or of an iterable dataset with another number of workers.
+        """
+        if not isinstance(state, dict) or state.get("version") not in _STATE_VERSIONS:
+            raise ConfigError(f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: {_brief(state)}")
+        workers = max(1, self._pool.workers)
+        if self._iterable != ("workers" in state):
+            raise ConfigError("the state is of a loader of another kind: one has an iterable dataset, the other has not")
+        if state.get("workers", workers) != workers:
+            raise ConfigError(
+                f"the state is of {state['workers']} workers, this loader has {workers}: "
+                "streams cannot be dealt out anew, use the same num_workers"
+            )
+        self.seed = state["seed"]
+        self._batches.seed(self.seed)
+        self._epoch = state["epoch"]
+        self._start = dict(state)
+
+    def stats(self) -> LoaderStats:
+        """What each stage has done since the loader was made, and which of them the others wait for.
+
+        ``source`` is all zero: the order is made within ``next``. Without workers the work is done there too: then
+        ``workers`` is what the caller waits for. ``copy`` is that of the latest epoch.
+        """
+        learner = self._meter.snapshot(0)
+        workers = self._pool.stage()
+        if workers is None:  # the consumer does it, while it waits
+            workers = StageStats(learner.batches, learner.batches, learner.wait_s, learner.busy_s, 0)
+        nothing = StageStats(0, 0, 0.0, 0.0, 0)
+        copy = nothing if self._latest is None else self._latest.copying() or nothing
+        ring = self._pool.ring
+        return LoaderStats(
+            source=nothing,
+            workers=workers,
+            copy=copy,
+            learner=learner,
+            slots=0 if ring is None else ring.count,
+            slots_lent=0 if ring is None else ring.lent,
+            copied_out=0,
+            skipped=0,
+            interrupted=int(self._latest is not None and self._latest.interrupted),
+            workers_replaced=self._pool.replaced,
+            bottleneck=bottleneck(nothing, workers, copy, learner, one_thread=False),
+        )
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._pool.closed
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """End the workers; idempotent. A loader that is dropped does so by itself."""
+        self._pool.close(seconds("timeout_s", timeout_s))
+
+    def __enter__(self) -> DataLoader[B]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        how = "gathered in bulk" if self._columns is not None else f"num_workers={self.num_workers}"
+        return f"<DataLoader of {describe(self.dataset)}, batch_size={self.batch_size}, {how}>"
+
+
+def _check_order(batch_size: Any, shuffle: Any, sampler: Any, batch_sampler: Any, last: Any) -> None:
+    one_of("shuffle", shuffle, (True, False))
+    one_of("last_batch", last, ("keep", "drop", "roll_over"))
+    if batch_sampler is not None:
+        given = [
+            name
+            for name, is_given in (
+                ("batch_size", batch_size != 1),
+                ("shuffle", shuffle),
+                ("sampler", sampler is not None),
+                ("last_batch", last != "keep"),
+            )
+            if is_given
+        ]
+        if given:
+            raise ConfigError(f"batch_sampler decides what {', '.join(given)} would: leave them out")
+    elif sampler is not None and shuffle:
+        raise ConfigError("sampler decides the order: leave shuffle out")
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if value is not None and not hasattr(value, "__iter__"):
+            raise ConfigError(f"{name} is {type(value).__name__}: give something that can be iterated over, once for each epoch")
+    check_last(last, batch_size)
+
+
+def _check_iterable(shuffle: bool, sampler: Any, batch_sampler: Any, last: str) -> None:
+    given = [
+        n for n, v in (("shuffle", shuffle), ("sampler", sampler), ("batch_sampler", batch_sampler)) if v not in (None, False)
+    ]
+    if given:
+        raise ConfigError(f"the dataset is iterable and decides its order itself: leave {given[0]} out")
+    if last == "roll_over":
+        raise ConfigError("the dataset is iterable and each worker has its own: last_batch can be 'keep' or 'drop'")
+
+
+def _delivery(device: Any, pin_memory: bool, *, ahead: bool) -> tuple[Any, Callable[[Any], Any] | None]:
+    """What a streamer does to batches ahead of time, and what is done to each in the consumer's thread."""
+    if isinstance(device, list | tuple):
+        return None, partial(_spread, devices=list(device))
+    if str(device) == "cpu":
+        if not pin_memory or not can_pin():
+            return None, None
+        return (pinned, None) if ahead else (None, pinned)
+    return backend_for(device), None
+
+
+def _own_backend(backend: Any, device: Any) -> Any:
+    """Each streamer has a stream of its own, where the device is one that we make the backend of."""
+    if device is backend or not isinstance(backend, TorchBackend):
+        return backend
+    return backend_for(device)
+
+
+def _spread(batch: Any, devices: list[Any]) -> Any:
+    """Each shard to its own device."""
+    if not isinstance(batch, list) or len(batch) != len(devices):
+        shards = len(batch) if isinstance(batch, list) else 1
+        raise ConfigError(f"a batch has {shards} shards and there are {len(devices)} devices: give one for each shard")
+    return [moved(shard, device) for shard, device in zip(batch, devices, strict=True)]
+
+
+def _length(items: Any) -> int:
+    try:
+        return len(items)
+    except TypeError:
+        text = f"the dataset ({type(items).__name__}) has no length: give a sampler or a batch_sampler"
+        raise ConfigError(text) from None
+
+
+def _is_torch_iterable(items: Any) -> bool:
+    """Torch's IterableDataset has a `__getitem__` of its own, which raises."""
+    torch_data: Any = tensors.loaded("torch.utils.data")
+    return torch_data is not None and isinstance(items, torch_data.IterableDataset)
+
+
+def _converted(item: Any) -> Any:
+    from torch.utils.data import _utils
+
+    convert: Any = _utils.collate.default_convert
+    return convert(item)
+
+
+def _mixed(seed: int, epoch: int) -> int:
+    return int(np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0] >> np.uint64(2))
+
+
+def _brief(state: Any) -> str:
+    return f"version {state.get('version')}" if isinstance(state, dict) else type(state).__name__

@@ -1,0 +1,322 @@
+"""What the workers of a DataLoader do: items of a dataset into batches. Starts nothing, decides no order."""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from async_loader.dataset.array_dataset import Columns, as_index
+from async_loader.dataset.bookmarks import Bookmark, has_state, upto
+from async_loader.errors import Broken
+from async_loader.pipeline.batches import arena
+from async_loader.pipeline.workers.work import WorkContext
+from async_loader.source import END
+
+
+@dataclass(frozen=True, slots=True)
+class EpochInfo:
+    """What the workers are told when an epoch begins.
+
+    Attributes
+    ----------
+    epoch : int | None
+        What the dataset's ``set_epoch`` was last called with, ``None``: it has none, or was never told.
+    resume : dict
+        Worker to the bookmark of its dataset.
+    anew : bool
+        The bookmarks are of the end of an epoch: what begins is the next one.
+    """
+
+    epoch: int | None = None
+    resume: dict[int, Bookmark] | None = None
+    anew: bool = False
+
+    def mark(self, worker: int) -> Bookmark | None:
+        """Where this worker is to go on; ``None``: it begins."""
+        return (self.resume or {}).get(worker)
+
+
+def epoch_of(dataset: Any) -> int | None:
+    """The epoch that a dataset was told of, by ``set_epoch``, as it keeps it under the usual names."""
+    if not hasattr(dataset, "set_epoch"):
+        return None
+    for name in ("epoch", "_epoch"):
+        value = getattr(dataset, name, None)
+        if value is not None and not callable(value):
+            try:
+                return int(value)
+            except (TypeError, ValueError):
+                continue
+    return None
+
+
+def _settle_in(dataset: Any, init: Callable[[int], Any] | None, here: WorkContext) -> EpochInfo:
+    told = here.state if isinstance(here.state, EpochInfo) else EpochInfo()
+    if init is not None and here.first and here.kind != "inline":
+        init(here.worker)
+    if told.epoch is not None and here.kind == "process" and epoch_of(dataset) != told.epoch:
+        dataset.set_epoch(told.epoch)
+    return told
+
+
+class MapWork:
+    """A task is a list of indices (or a list of such lists: shards), or one index where there are no batches.
+
+    Parameters
+    ----------
+    dataset : object with ``__getitem__``; ``__getitems__(list)`` is used where it has one
+    collate : callable
+        Makes a batch of a list of items; of an item, without batches.
+    batched : bool
+    shards : bool
+        Whether a list among the indices is a shard; else it is an index like any other.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        init: Callable[[int], Any] | None = None,
+        *,
+        batched: bool = True,
+        shards: bool = True,
+    ) -> None:
+        self.dataset, self._collate, self._init, self._batched, self.shards = dataset, collate, init, batched, shards
+
+    def begin(self, here: WorkContext) -> Callable[[Any], Any]:
+        _settle_in(self.dataset, self._init, here)
+        return self.do if self._batched else self._one
+
+    def do(self, task: Any) -> Any:
+        """The batch of these indices, or a list with one batch for each shard of them."""
+        indices: Sequence[Any] = task if isinstance(task, list) else task.tolist() if hasattr(task, "tolist") else list(task)
+        if self.shards and indices and isinstance(indices[0], list):
+            return [self._collate(self._fetch(shard)) for shard in indices]
+        return self._collate(self._fetch(indices))
+
+    def _fetch(self, indices: Sequence[Any]) -> Any:
+        dataset = self.dataset
+        bulk = getattr(dataset, "__getitems__", None)
+        with arena.within(None):
+            return bulk(indices) if bulk is not None else [dataset[i] for i in indices]
+
+    def _one(self, task: Any) -> Any:
+        with arena.within(None):
+            item = self.dataset[task]
+        return self._collate(item)
+
+
+class TrackedMapWork:
+    """As `MapWork`, but that a worker can be asked to begin, and that the state of the dataset,
+    where it has one, is sent along with each batch.
+    """
+
+    def __init__(self, work: MapWork) -> None:
+        self.dataset, self._work = work.dataset, work
+
+    def begin(self, here: WorkContext) -> Callable[[Any], Any]:
+        do = self._work.begin(here)
+        told = here.state if isinstance(here.state, EpochInfo) else EpochInfo()
+        keeps = has_state(self.dataset)
+        mark = told.mark(here.worker)
+        given = 0 if mark is None or told.anew else mark.given
+        state = None if mark is None else mark.items if mark.whole is None else mark.whole
+        if keeps and state is not None:
+            self.dataset.load_state_dict(state)
+
+        def tracked(task: Any) -> Any:
+            nonlocal given
+            batch = END
+            if task is not BEGIN:
+                batch, given = do(task), given + 1
+                if not keeps:
+                    return batch
+            found = Bookmark(given, whole=self.dataset.state_dict() if keeps else None)
+            return StreamResult(batch, StreamPosition(here.worker, _kept(found, here)))
+
+        return tracked
+
+
+class _Begin(enum.Enum):
+    BEGIN = "BEGIN"
+
+
+BEGIN = _Begin.BEGIN
+"""The task of a `TrackedMapWork` that makes no batch: see
+`async_loader.pipeline.pool.Pool.iterate`.
+"""
+
+
+class GatherWork:
+    """A task is an array or a list of indices, and its batch is gathered in bulk; what is no list of integers goes item by item.
+
+    Parameters
+    ----------
+    checked : bool
+        Tasks are arrays of indices that are known to be in range.
+    """
+
+    def __init__(self, columns: Columns, by_item: MapWork, *, checked: bool) -> None:
+        self.columns, self._by_item, self._checked = columns, by_item, checked
+
+    def begin(self, here: WorkContext) -> Callable[[Any], Any]:
+        if self._checked:
+            return self._quick
+        return self._careful
+
+    def _quick(self, task: Any) -> Any:
+        return self.columns.gather(task, checked=True)
+
+    def _careful(self, task: Any) -> Any:
+        if self._by_item.shards and isinstance(task, list) and task and isinstance(task[0], list):
+            return [self._careful(shard) for shard in task]
+        index = as_index(task)
+        if index is None or not len(index):
+            return self._by_item.do(task)
+        return self.columns.gather(index)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """Where a worker is behind a batch.
+
+    Attributes
+    ----------
+    worker : int
+    mark : Bookmark
+        Of its dataset.
+    """
+
+    worker: int
+    mark: Bookmark
+
+
+class StreamResult(NamedTuple):
+    """A batch, or END where there is none, and where its worker is behind it."""
+
+    batch: Any
+    where: StreamPosition
+
+
+def _kept(mark: Bookmark, here: WorkContext) -> Bookmark:
+    """What does not change with the dataset any more. From a process it is copied by being sent."""
+    return mark if here.kind == "process" else copy.deepcopy(mark)
+
+
+class StreamWork:
+    """Each worker iterates over its copy of the dataset, which finds its share by torch's ``get_worker_info``.
+
+    Parameters
+    ----------
+    batch_size : int | None
+        ``None``: items, not batches.
+    drop : bool
+        The incomplete last batch of each worker.
+    track : bool
+        Each stream gives `StreamResult`, beginning with one that has no batch; else it gives batches.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        batch_size: int | None,
+        init: Callable[[int], Any] | None = None,
+        *,
+        drop: bool = False,
+        track: bool = True,
+    ) -> None:
+        self.dataset, self._collate, self._size, self._init, self._drop = dataset, collate, batch_size, init, drop
+        self._track = track
+
+    def begin(self, here: WorkContext) -> Iterator[Any]:
+        told = _settle_in(self.dataset, self._init, here)
+        mark = told.mark(here.worker)
+        if mark is None:
+            items, mark = iter(self.dataset), Bookmark()
+        elif told.anew:
+            items, mark = mark.begin_anew(self.dataset), Bookmark()
+        else:
+            items = mark.resume(self.dataset, self._size or 1)
+        if self._track:
+            return _Tracked(self, items, here, mark)
+        return _Stream(self, items)
+
+    def batch(self, items: Iterator[Any], begun: list[Any]) -> tuple[Any, bool]:
+        """The next batch, END for none, and whether it was the last.
+
+        ``begun`` keeps what was taken for it, so that a call which a signal interrupts can be made again.
+        """
+        size = self._size or 1
+        with arena.within(None):
+            begun.extend(upto(items, size - len(begun)))
+        short = len(begun) < size
+        if not begun or (self._drop and short and self._size is not None):
+            return END, True
+        return self._collate(begun[0] if self._size is None else list(begun)), short
+
+
+class _Stream(Iterator[Any]):
+    """Goes on after an item that could not be made, where the dataset's iterator does."""
+
+    def __init__(self, work: StreamWork, items: Iterator[Any]) -> None:
+        self.work, self.items, self.ended = work, items, False
+        self._torn = False
+        self._begun: list[Any] = []
+
+    def __next__(self) -> Any:
+        if self.ended:
+            raise StopIteration
+        batch, self.ended = self._batch()
+        self._begun = []
+        if batch is END:
+            raise StopIteration
+        return batch
+
+    def _batch(self) -> tuple[Any, bool]:
+        torn, begun = self._torn, len(self._begun)
+        try:
+            batch, ended = self.work.batch(self.items, self._begun)
+        except Exception:
+            self._begun = []
+            raise
+        except BaseException:
+            self._torn = True
+            raise
+        if torn and ended and len(self._begun) == begun:
+            self.ended = True
+            raise Broken("a signal (Ctrl-C) ended the dataset's iterator: the rest of this pass is lost, begin another")
+        self._torn = False
+        return batch, ended
+
+
+class _Tracked(Iterator[StreamResult]):
+    """The batches of a stream, each with a bookmark. The first bookmark, and the last where the
+    dataset ended behind the last batch, come without one.
+    """
+
+    def __init__(self, work: StreamWork, items: Iterator[Any], here: WorkContext, mark: Bookmark) -> None:
+        self._stream, self._here = _Stream(work, items), here
+        self._given, self._stream.ended = mark.given, mark.ended
+        self._began = False
+
+    def __next__(self) -> StreamResult:
+        if not self._began:
+            self._began = True
+            return StreamResult(END, self._where())
+        ended = self._stream.ended
+        batch = END
+        for batch in self._stream:  # noqa: B007 - not next(): what a loop assigns was not lost before, whenever a signal comes
+            break
+        if batch is END and ended:
+            raise StopIteration
+        self._given += batch is not END
+        return StreamResult(batch, self._where())
+
+    def _where(self) -> StreamPosition:
+        stream = self._stream
+        mark = Bookmark.of(stream.work.dataset, stream.items, self._given, ended=stream.ended)
+        return StreamPosition(self._here.worker, _kept(mark, self._here))

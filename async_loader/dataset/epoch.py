@@ -1,0 +1,216 @@
+"""One epoch as the consumer sees it: counts what was given, and knows where it is. Makes no batch."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any, TypeVar
+
+from async_loader.dataset.batch_order import Batches, StreamBatches
+from async_loader.dataset.dataset_work import StreamPosition, StreamResult
+from async_loader.dataset.epoch_progress import EpochProgress
+from async_loader.dataset.ferry import Ferry
+from async_loader.errors import Closed
+from async_loader.interrupts import SignalsDeferred
+from async_loader.names import stacklevel
+from async_loader.pipeline.batch import Failure
+from async_loader.pipeline.iteration import NOTHING, Iteration
+from async_loader.source import END
+from async_loader.stats import Meter, StageStats
+
+B = TypeVar("B")
+
+
+class Epoch(Iterator[B]):
+    """Made by ``iter(DataLoader)``. One consumer at a time.
+
+    Attributes
+    ----------
+    number : int
+    yielded : int
+        Batches given, those before the state that it began with included.
+    finished : bool
+        All batches were given.
+    held : Any
+        The batch that is handed out next, or NOTHING.
+
+    Parameters
+    ----------
+    iteration : Iteration | Ferry
+        Of tasks, or of streams; with openings where the workers' datasets are to be known.
+    batches : Batches
+    epoch_progress : Course
+        What was over before.
+    finish : callable | None
+        Done to each batch in the consumer's thread.
+    meter : Meter | None
+        Of the consumer, for all epochs of a loader.
+    """
+
+    def __init__(
+        self,
+        iteration: Iteration | Ferry,
+        batches: Batches,
+        number: int,
+        epoch_progress: EpochProgress,
+        finish: Callable[[Any], Any] | None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.number = number
+        self.yielded = epoch_progress.over
+        self.finished = False
+        self.held: Any = NOTHING
+        self._where: StreamPosition | None = None  # behind the batch that was handed out last
+        self._iteration = iteration
+        self._batches = batches
+        self._epoch_progress = epoch_progress
+        self._finish = finish
+        self._meter = meter
+        self._opened = False
+        self._unfit: deque[BaseException] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Epoch {self.number} of a DataLoader, {self.yielded} batches given{', finished' if self.finished else ''}>"
+
+    def __iter__(self) -> Epoch[B]:
+        return self
+
+    def hold(self) -> None:
+        """See to it that ``held`` is the next batch. See NOTE [held] in `async_loader.pipeline.iteration`."""
+        if self.held is NOTHING:
+            meter = self._meter
+            if meter is None:
+                self._find()
+            else:
+                begun = perf_counter()
+                try:
+                    self._find()
+                    meter.batches += 1
+                finally:
+                    meter.waited(begun)
+        self._iteration.release()
+
+    def _find(self) -> None:
+        if not self._opened:
+            self.open()
+        self.raise_unfit()
+        self._catch_up()
+        self._hold()
+
+    def _hold(self) -> None:
+        iteration = self._iteration
+        while True:
+            try:
+                iteration.hold()
+            except StopIteration:
+                self.finished = iteration.exhausted
+                raise
+            batch, where = iteration.held, None
+            if type(batch) is StreamResult:
+                batch, where = batch
+                if batch is END:  # the dataset of this worker has ended
+                    self._epoch_progress.note(where)
+                    iteration.release()
+                    continue
+            if self._finish is not None:
+                try:
+                    batch = self._finish(batch)
+                except Exception:
+                    iteration.release()  # the next call goes on with the next batch
+                    raise
+            self.held, self._where = batch, where
+            return
+
+    def __next__(self) -> B:
+        """The next batch. See `async_loader.pipeline.iteration.Iteration.__next__` for what is raised."""
+        self.hold()
+        try:
+            batch: B = self.held
+            return batch
+        finally:
+            self.held, self.yielded = NOTHING, self.yielded + 1
+
+    def open(self) -> None:
+        """Wait until every worker has begun and has said where its dataset is; idempotent. The
+        errors of those that could not begin are kept: `__next__` raises them one by one.
+
+        Raises
+        ------
+        Timeout, Broken
+        """
+        if self._opened:
+            return
+        try:
+            answers = self._iteration.openings()
+        except Closed:
+            answers = []
+        with SignalsDeferred():
+            self._opened = True
+            for answer in answers:
+                if isinstance(answer, Failure):
+                    self._unfit.append(answer.error)
+                elif answer is not END:
+                    self._epoch_progress.note(answer.where)
+
+    def raise_unfit(self) -> None:
+        """The error of the next worker that could not begin, if there is one."""
+        if self._unfit:
+            raise self._unfit.popleft()
+
+    @property
+    def interrupted(self) -> bool:
+        """A signal interrupted ``next``, and the batch that it had is not handed out yet."""
+        return self.held is not NOTHING
+
+    def copying(self) -> StageStats | None:
+        """What the copy to a device has done; ``None`` where there is none."""
+        return self._iteration.stage() if isinstance(self._iteration, Ferry) else None
+
+    def _catch_up(self) -> None:
+        """Count what was handed out, or failed in its turn and is not to be done again; not what is held."""
+        if self.held is not NOTHING or self._iteration.held is not NOTHING:
+            return
+        where, self._where = self._where, None
+        if where is not None:
+            self._epoch_progress.note(where)
+            self._epoch_progress.turn = where.worker + 1
+        if isinstance(self._batches, StreamBatches):  # where they are is known by their bookmarks
+            self._epoch_progress.upto = self.yielded
+            return
+        for _ in range(self._epoch_progress.passed(self._iteration.passed, self._iteration.beyond)):
+            self._batches.delivered()
+
+    def close(self) -> None:
+        """Cancel what is under way. The loader and its workers go on."""
+        self._iteration.close()
+
+    def state(self) -> dict[str, Any]:
+        """Of a loader in the middle of this epoch, or at its end. Waits until all workers have
+        begun.
+        """
+        self.open()
+        self._catch_up()
+        found = {"epoch": self.number, **self._epoch_progress.state(), "batches": self._batches.state(finished=self.finished)}
+        if self.finished:
+            found["finished"] = True
+        return found
+
+
+def can_pin() -> bool:
+    """Whether there is anything to pin memory for; warns where there is not."""
+    import torch
+
+    if torch.accelerator.is_available():
+        return True
+    warnings.warn("pin_memory is set and torch has no accelerator here: nothing is pinned", stacklevel=stacklevel())
+    return False
+
+
+def pinned(batch: Any) -> Any:
+    """The batch in page-locked memory, which torch alone owns."""
+    from torch.utils.data._utils import pin_memory as theirs
+
+    pin: Any = theirs.pin_memory
+    return pin(batch)

@@ -1,0 +1,53 @@
+"""Columns of a batch as the batch that a user gets: nested as steps are, with ids of this client. Copies the ids only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tree
+from async_loader.schema import Schema
+
+SERVER_BITS = 48
+"""Above the bits of an id is which server gave it; see `Connection.servers`. The ids of the first are as it gave them."""
+
+
+class BatchStructure:
+    """How the batches of one schema are put together.
+
+    Parameters
+    ----------
+    schema : Schema
+        Of a batch's rows, with ``index``.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._index = [field.name for field in schema.fields].index("index")
+        root = schema.structure
+        flat = type(root) is tree.Node and root.kind is dict and not any(root.children)
+        self._names = root.keys if flat and root is not None else None
+
+    def batch(self, columns: Sequence[npt.NDArray[Any]], server: int) -> dict[str, Any]:
+        """The batch; ``server`` says whose ids it has."""
+        if server:
+            columns = list(columns)
+            columns[self._index] = columns[self._index] + (server << SERVER_BITS)
+        if self._names is not None:
+            return dict(zip(self._names, columns, strict=True))
+        batch: dict[str, Any] = self.schema.rebuild(columns)
+        return batch
+
+
+def local_ids(index: npt.NDArray[np.int64], server: int) -> npt.NDArray[np.bool_]:
+    """Which ids are of this server."""
+    here: npt.NDArray[np.bool_] = index >> SERVER_BITS == server
+    return here
+
+
+def remote_ids(index: npt.NDArray[np.int64], server: int) -> npt.NDArray[np.int64]:
+    """Ids of this server, as it gave them."""
+    return index - (server << SERVER_BITS)

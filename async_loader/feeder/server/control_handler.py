@@ -1,0 +1,308 @@
+"""Control messages, one after the other: who asks for what, and the answer. Never waits for anything; has no socket."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.feeder.server.call_handler import CallHandler
+from async_loader.feeder.server.insert_queue import WriterState
+from async_loader.feeder.server.pending_closes import PendingCloses
+from async_loader.feeder.server.pending_replies import PendingReplies, PendingReply
+from async_loader.feeder.server.sessions import Session
+from async_loader.feeder.server.state import ServerState, TableEntry
+from async_loader.feeder.server.weights import WeightsReceipt
+from async_loader.feeder.wire import (
+    NEWEST,
+    OLDEST,
+    Ack,
+    CloseReader,
+    CloseWriter,
+    Done,
+    Error,
+    ErrorCode,
+    Hello,
+    Latest,
+    Message,
+    OpenReader,
+    OpenWriter,
+    Publish,
+    Published,
+    Reader,
+    StatusReply,
+    Type,
+    Welcome,
+    Writer,
+    agree,
+    schema_of,
+    spec_of,
+)
+
+_MOST_WAITS = 1 << 16
+Late = Iterator[tuple[Session, Message]]
+
+
+class ControlHandler:
+    """Answers control messages.
+
+    Parameters
+    ----------
+    server_state : ServerState
+        Everything that the server has.
+    calls : Calls
+    welcome : callable
+        Makes the WELCOME of a version.
+    status : callable
+        Makes the answer to STATUS.
+    patience_s : float
+        See `PendingCloses`.
+    """
+
+    def __init__(
+        self,
+        server_state: ServerState,
+        calls: CallHandler,
+        welcome: Callable[[int], Welcome],
+        status: Callable[[], dict[str, Any]],
+        patience_s: float,
+    ) -> None:
+        self._server_state, self._calls, self._welcome, self._status = server_state, calls, welcome, status
+        self._waits = PendingReplies()
+        self._pending_closes = PendingCloses(patience_s, self.ack)
+        self.drain_asked: list[tuple[Session, Message]] = []
+        self._answers: dict[Type, Callable[[Session, Message], Message | None]] = {
+            Type.OPEN_WRITER: self._open_writer,
+            Type.CLOSE_WRITER: self._close_writer,
+            Type.OPEN_READER: self._open_reader,
+            Type.CLOSE_READER: self._close_reader,
+            Type.STATUS: lambda session, message: message.reply(StatusReply(status=self._status())),
+            Type.PUBLISH: self._publish,
+            Type.LATEST: self._latest,
+            Type.DRAIN: self._drain,
+            **dict.fromkeys((Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD), calls.answer),
+        }
+
+    def hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
+        """A new session, and what to tell it. Raises Malformed, with VERSION, DRAINING or LIMIT."""
+        hello = message.body
+        assert isinstance(hello, Hello)
+        version = agree((OLDEST, NEWEST), (hello.oldest, hello.newest))
+        self._check_stays()
+        before = self._server_state.sessions.before(hello, user)
+        if before is not None:
+            self.leave(before)
+        session = self._server_state.sessions.open(hello, version, user)
+        return session, Message(self._welcome(version), session.number, message.sequence, version=version)
+
+    def leave(self, session: Session) -> None:
+        """A session is over."""
+        self._server_state.sessions.drop(session)
+        self._waits.forget(session)
+        self._calls.forget(session)
+        for writer in session.writers.values():
+            self._pending_closes.drop(writer)
+        self._server_state.leave(session)
+
+    def _check_stays(self) -> None:
+        if self._server_state.draining:
+            raise Malformed("this server is shutting down and takes nothing new: try another, or later", ErrorCode.DRAINING)
+
+    def answer(self, session: Session, message: Message) -> Message | None:
+        """What to tell now; ``None``: nothing, or later.
+
+        Raises
+        ------
+        Malformed
+            For what is not to be done.
+        """
+        answer = self._answers.get(message.type)
+        if answer is None:
+            raise Malformed(f"{message.type.name} is nothing for a server's control plane")
+        try:
+            return answer(session, message)
+        except Malformed:
+            raise
+        except AsyncLoaderError as error:  # a table that cannot be; anything else is a fault of ours
+            raise Malformed(str(error), ErrorCode.UNSUPPORTED) from error
+
+    # -- writers ---------------------------------------------------------------------------------------------------------
+
+    def _open_writer(self, session: Session, message: Message) -> Message:
+        body, number = message.body, message.number
+        assert isinstance(body, OpenWriter)
+        server_state = self._server_state
+        self._check_stays()
+        served = server_state.table(body.table)
+        before = session.writers.pop(number, None)
+        if before is not None:
+            self._pending_closes.drop(before)
+            before.insert_queue.leave(before)
+        session.check_room()
+        new = served.table.schema is None
+        schema = None if body.schema is None else schema_of(body.schema)
+        if server_state.authenticator is not None and not server_state.authenticator.owns(session.user, body.producer):
+            text = f"this producer belongs to another key than {session.user!r}: draw an id of your own"
+            raise Malformed(text, ErrorCode.UNAUTHORIZED)
+        try:
+            writer, resumed = served.insert_queue.open(session.number, number, body.producer, body.epoch, schema)
+        except BaseException:
+            server_state.release(body.producer)
+            raise
+        session.writers[number] = writer
+        if new:
+            self._waits.news(served)
+        assert served.table.schema is not None
+        reply = Writer(
+            schema=spec_of(served.table.schema), applied=writer.told, durable=0,
+            window_bytes=server_state.window_bytes, window_rows=server_state.window_rows, resumed=resumed,
+            no_priorities=served.table.no_priorities if session.version >= 3 else None,
+        )  # fmt: skip
+        return message.reply(reply, schema=served.insert_queue.layout.schema_id)
+
+    def _close_writer(self, session: Session, message: Message) -> None:
+        body = message.body
+        assert isinstance(body, CloseWriter)
+        writer = session.writers.get(message.number)
+        if writer is None:
+            raise Malformed(f"session has no writer {message.number}", ErrorCode.UNKNOWN_WRITER)
+        self._pending_closes.add(writer, message, body.last, self._server_state.clock())
+
+    def ack(self, applied: int) -> Ack:
+        return Ack(applied, 0, self._server_state.window_bytes, self._server_state.window_rows)
+
+    # -- readers ---------------------------------------------------------------------------------------------------------
+
+    def _open_reader(self, session: Session, message: Message) -> Message | None:
+        """The answer waits for the first writer's schema, if there is none: learners are often there first."""
+        wanted = message.body
+        assert isinstance(wanted, OpenReader)
+        self._check_stays()
+        served = self._server_state.table(wanted.table)
+        self._end_reader(session, message.number)
+        session.check_room()
+        if served.table.schema is not None:
+            return self._reader(session, message, wanted)
+
+        def answer(over: bool) -> Message | None:
+            if served.table.schema is not None:
+                return self._told(message, lambda: self._reader(session, message, wanted))
+            text = f"table {wanted.table!r} has no schema yet: the first writer brings it"
+            return message.reply(Error.of(ErrorCode.TIMEOUT, text)) if over else None
+
+        until = None if wanted.timeout_s is None else self._server_state.clock() + wanted.timeout_s
+        self._wait(PendingReply(session, served, answer, until), (session.number, message.number))
+        return None
+
+    def _told(self, message: Message, make: Callable[[], Message]) -> Message:
+        """A late answer; an ERROR where ``make`` raises."""
+        try:
+            return make()
+        except Malformed as error:
+            return message.reply(Error.of(ErrorCode(error.code), str(error), error.expected))
+        except AsyncLoaderError as error:
+            return message.reply(Error.of(ErrorCode.UNSUPPORTED, str(error)))
+
+    def _wait(self, wait: PendingReply, key: Any = None) -> None:
+        if len(self._waits) >= _MOST_WAITS:
+            raise Malformed(f"{_MOST_WAITS} requests wait here, which is all that can: ask later", ErrorCode.LIMIT)
+        self._waits.add(wait, key)
+
+    def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
+        scheduler = self._server_state.table(wanted.table).scheduler
+        shared = wanted.transport == "shm" and self._server_state.memory is not None
+        reader = session.readers[message.number] = scheduler.open(
+            session.number, message.number, wanted, message.sequence, shared
+        )
+        transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
+        reply = Reader(schema=spec_of(reader.schema), leased=scheduler.table.leased, transport=transport)
+        return message.reply(reply, schema=reader.form.schema_id)
+
+    def _end_reader(self, session: Session, number: int) -> None:
+        self._waits.drop((session.number, number))
+        reader = session.readers.pop(number, None)
+        if reader is not None:
+            reader.scheduler.close(reader)
+
+    def _close_reader(self, session: Session, message: Message) -> Message:
+        body, reader = message.body, session.readers.get(message.number)
+        assert isinstance(body, CloseReader)
+        if reader is not None:
+            leases = body.unused.tolist()
+            reader.scheduler.settle(reader, body.arrived, set(leases[: body.seen]), set(leases[body.seen :]))
+        self._end_reader(session, message.number)
+        return message.reply(Done())
+
+    # -- weights ---------------------------------------------------------------------------------------------------------
+
+    def _publish(self, session: Session, message: Message) -> Message:
+        part, weights = message.body, self._server_state.weights
+        assert isinstance(part, Publish)
+        taken = weights.publish(session.number, session.hello.client, part, message.data)
+        if taken is WeightsReceipt.NEWEST:
+            self._waits.news(part.name)
+            self._server_state.published.add(part.name, part.version, self._server_state.clock())
+        version, run = weights.newest(part.name) or (None, None)
+        return message.reply(Published(newest=taken is not WeightsReceipt.STALE, version=version, run=run))
+
+    def _latest(self, session: Session, message: Message) -> Message | None:
+        wanted = message.body
+        assert isinstance(wanted, Latest)
+
+        def answer(over: bool) -> Message | None:
+            found = self._server_state.weights.answer(wanted, self._server_state.limits.message_bytes)
+            if found is not None:
+                return message.reply(found[0], data=found[1])
+            return message.reply(self._server_state.weights.nothing(wanted)) if over else None
+
+        now = answer(wanted.timeout_s is None)
+        if now is None:
+            assert wanted.timeout_s is not None
+            self._wait(PendingReply(session, wanted.name, answer, self._server_state.clock() + wanted.timeout_s))
+        return now
+
+    # -- later -----------------------------------------------------------------------------------------------------------
+
+    def late_answers(self) -> Late:
+        """What can be told by now to those who wait: for weights, for a schema, for the table to take what they sent."""
+        now = self._server_state.clock()
+        yield from self._waits.answers(now)
+        for writer, message in self._pending_closes.answers(now):
+            session = self._server_state.sessions.get(writer.session)
+            if session is None:
+                continue
+            if message.type is Type.ACK:
+                session.writers.pop(writer.number, None)
+                writer.insert_queue.leave(writer, closed=True)
+            yield session, message
+
+    def end_table(self, table: TableEntry, reason: str) -> Late:
+        """What to tell those who wait for a table that was closed."""
+        yield from self._of_writers(self._pending_closes.end(ErrorCode.UNSUPPORTED, reason, table.insert_queue))
+
+    def last_answers(self, reason: str) -> Late:
+        """What to tell those who wait, when nothing more comes."""
+        yield from self._waits.end()
+        yield from self._of_writers(self._pending_closes.end(ErrorCode.DRAINING, reason))
+        for session, message in self.drain_asked:
+            yield session, message.reply(Done())
+
+    def _of_writers(self, answers: list[tuple[WriterState, Message]]) -> Late:
+        for writer, message in answers:
+            session = self._server_state.sessions.get(writer.session)
+            if session is not None:
+                yield session, message
+
+    def waiting(self) -> dict[Any, int]:
+        """How many requests wait for news of each thing: a `TableEntry` without a schema, weights of a name."""
+        return Counter(wait.what for wait in self._waits)
+
+    def left_s(self) -> float | None:
+        """Seconds until somebody has waited long enough."""
+        now = self._server_state.clock()
+        moments = [self._waits.left_s(now), self._pending_closes.left_s(now)]
+        return min((one for one in moments if one is not None), default=None)
+
+    def _drain(self, session: Session, message: Message) -> None:
+        self.drain_asked.append((session, message))

@@ -1,0 +1,375 @@
+"""The loop: waits for sockets, signals and moments, and lets the others do what there is to do. Knows no table and no schema."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from async_loader.errors import Closed
+from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.server.background_jobs import BackgroundJobs
+from async_loader.feeder.server.call_handler import CallHandler
+from async_loader.feeder.server.control_handler import ControlHandler
+from async_loader.feeder.server.counters import Counters
+from async_loader.feeder.server.deferred import DeferredMessages
+from async_loader.feeder.server.dispatch import Dispatcher
+from async_loader.feeder.server.folders import Folders
+from async_loader.feeder.server.insert_handler import InsertHandler
+from async_loader.feeder.server.kernel_warmup import KernelWarmup
+from async_loader.feeder.server.memory import keep_freed
+from async_loader.feeder.server.pull_handler import PullHandler
+from async_loader.feeder.server.sessions import Session, Sessions
+from async_loader.feeder.server.shared_memory_acceptor import SharedMemoryAcceptor
+from async_loader.feeder.server.sockets import Bind, Plane, ServerSockets
+from async_loader.feeder.server.state import ServerState, TableEntry
+from async_loader.feeder.server.status import status_of
+from async_loader.feeder.server.weights import WeightStore
+from async_loader.feeder.wire import NEWEST, End, Limits, Message, Type, Welcome
+from async_loader.feeder.zmtp import Null
+from async_loader.lifecycle import Deadline, EventFd
+from async_loader.replay.buffer import ReplayBuffer
+
+_log = logging.getLogger("async_loader.feeder")
+_OF_TABLES = (
+    Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN, Type.ABOUT, Type.CLEAR, Type.SAVE,
+    Type.LOAD,
+)  # fmt: skip
+# Messages of each kind in one round, and their bytes: so long at most does a heartbeat wait.
+_BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
+_LINKS, _MORE_LINKS = 3, 512  # connections of a session; and of those that have none (yet)
+
+
+class Server:
+    """Owns tables, and serves them until it is told to stop.
+
+    Parameters
+    ----------
+    tables : mapping of str to ReplayBuffer
+        From here on the server's own.
+    endpoints : mapping of Plane to str
+        Where each socket is bound.
+    limits : Limits
+    window_bytes, window_rows : int
+        What each writer may have on its way.
+    sessions : int
+        At the same time.
+    heartbeat_s, silence_s : float
+        After how long without anything to say a client says that it is there; and is taken for gone.
+    drain_s : float
+        How long, at the end, what was received may wait for its table, and learners for the last batches of a queue.
+    bind : callable, optional
+        See `ServerSockets`.
+    memory : str, optional
+        Path of a unix socket: learners of this host, and of this user, have their batches written into memory of theirs.
+    checkpoints : Folders, optional
+        That clients may save tables to, and load them from.
+    authenticator : CurveAuthenticator, optional
+        Decides which keys may connect; without, there are no keys.
+    clock : callable
+        Monotonic seconds.
+
+    Notes
+    -----
+    Thread rule: `run` belongs to one thread; `stop` may be called from any, and by signal handlers. The sockets are bound
+    when the constructor returns; what tables call may still be loaded, see `KernelWarmup`.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, ReplayBuffer],
+        endpoints: Mapping[Plane, str],
+        *,
+        limits: Limits | None = None,
+        window_bytes: int = 16 << 20,
+        window_rows: int = 1 << 16,
+        sessions: int = 1024,
+        weight_bytes: int = 4 << 30,
+        heartbeat_s: float = 1.0,
+        silence_s: float = 10.0,
+        drain_s: float = 10.0,
+        bind: Bind | None = None,
+        memory: str | None = None,
+        checkpoints: Folders | None = None,
+        authenticator: CurveAuthenticator | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock, self._drain_s = clock, drain_s
+        self._heartbeat_s, self._silence_s = heartbeat_s, silence_s
+        self.incarnation = secrets.token_bytes(16)
+        limits = limits or Limits()
+        self._server_state = server_state = ServerState(
+            {name: TableEntry(name, buffer, limits, window_bytes, window_rows, clock) for name, buffer in tables.items()},
+            Sessions(sessions, silence_s, clock), WeightStore(weight_bytes), limits, window_bytes, window_rows, clock,
+        )  # fmt: skip
+        self.counters = Counters(clock)
+        self._memory_acceptor: SharedMemoryAcceptor | None = None
+        mechanism = Null if authenticator is None else authenticator.mechanism
+        self._sockets = ServerSockets(endpoints, limits, bind, mechanism, _LINKS * sessions + _MORE_LINKS, clock)
+        self._sockets.needed = server_state.sessions.routes
+        try:
+            self._memory_acceptor = None if memory is None else SharedMemoryAcceptor(memory, server_state.sessions)
+        except BaseException:
+            self._sockets.close()
+            raise
+        server_state.authenticator, server_state.memory = authenticator, memory
+        for table in server_state.tables.values():
+            table.insert_queue.on_forget = server_state.release
+        self._dispatcher = Dispatcher(self._sockets, server_state.sessions, limits, self.counters)
+        self._jobs = BackgroundJobs(self._ring)
+        self._calls = CallHandler(server_state, self._dispatcher, self._jobs, checkpoints or Folders(None))
+        self._control_handler = ControlHandler(server_state, self._calls, self._welcome, self.status, heartbeat_s)
+        self._dispatcher.on_hello = self._control_handler.hello
+        self._insert_handler, self._pull_handler = (
+            InsertHandler(server_state, self._dispatcher, clock),
+            PullHandler(server_state, self._dispatcher, self._calls),
+        )
+        self._resting = DeferredMessages(server_state, self._dispatcher)
+        self._bell = EventFd()
+        self._sockets.watch(self._bell.fileno())
+        self._callers: set[int] = set()  # who is about to offer memory
+        self._stops = 0
+        self._more = False  # whether a round left something undone that waits for nobody
+        self._ending: Deadline | None = None
+        self._closed = False
+        self._kernel_warmup: KernelWarmup | None = None
+        try:
+            self._kernel_warmup = KernelWarmup(self._ring)
+        except BaseException:  # Ctrl-C while it compiled
+            self.close()
+            raise
+
+    @property
+    def endpoints(self) -> dict[Plane, str]:
+        """Where the sockets are bound."""
+        return self._sockets.endpoints
+
+    def stop(self) -> None:
+        """End as SIGTERM does: drain, and return from `run`. The second time: do not drain."""
+        self._stops += 1
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # closed already
+            self._bell.ring()
+
+    def run(self) -> None:
+        """Serve until `stop`, a DRAIN, SIGTERM or SIGINT; then `close`."""
+        if self._closed:
+            raise Closed("this server has run: make another one")
+        try:
+            with self._signals():
+                while not self._over():
+                    self._wait()
+                    self._round()
+        finally:
+            self.close()
+
+    # -- the loop --------------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        left = self._left_s()
+        if self._memory_acceptor is not None:
+            self._hear_callers(self._memory_acceptor)
+        for what in self._sockets.wait(left):
+            if what == self._bell.fileno():
+                self._bell.clear()
+            elif self._memory_acceptor is not None and what in self._callers:
+                self._memory_acceptor.handle(what)
+
+    def _hear_callers(self, memory_acceptor: SharedMemoryAcceptor) -> None:
+        callers = set(memory_acceptor.filenos())
+        if callers != self._callers:
+            for gone in self._callers - callers:
+                self._sockets.unwatch(gone)
+            for new in callers - self._callers:
+                self._sockets.watch(new)
+            self._callers = callers
+
+    def _left_s(self) -> float | None:
+        """Seconds until something has to be done, whatever comes."""
+        if self._more:
+            return 0.0
+        now = self._clock()
+        ending = self._ending.left() if self._ending is not None else None
+        moments = [
+            self._server_state.sessions.left_s(),
+            self._control_handler.left_s(),
+            self._insert_handler.left_s(),
+            ending,
+            self._calls.left_s(now),
+        ]
+        moments += [
+            table.scheduler.left_s(now)
+            for table in self._server_state.tables.values()
+            if table.scheduler.has_credit and not table.rests
+        ]
+        return min((one for one in moments if one is not None), default=None)
+
+    def _round(self) -> None:
+        begun = self._kernel_warmup is None or self._begin(self._kernel_warmup)
+        heard_all = self._dispatcher.receive(
+            Plane.CONTROL, *_BUDGET[Plane.CONTROL], self._answer if begun else self._answer_early
+        )  # fmt: skip
+        self._more = False
+        self._jobs.finish()
+        if begun:
+            self._serve_tables()
+        for session, answer in self._control_handler.late_answers():
+            self._dispatcher.send(session, Plane.CONTROL, answer)
+        if heard_all:  # after a stop of ours, what everybody said in the meantime comes first
+            self._let_go()
+
+    def _serve_tables(self) -> None:
+        self._dispatcher.receive(Plane.INSERT, *_BUDGET[Plane.INSERT], self._insert_handler.handle)
+        self._resting.let_go()
+        self._dispatcher.receive(Plane.PULL, *_BUDGET[Plane.PULL], self._pulled)
+        for table in self._server_state.tables.values():
+            if table.table.closed:
+                self._end_table(table)
+            elif table.rests:
+                self._calls.serve(table)
+            elif table.scheduler.has_credit or table.insert_queue.blocked or self._calls.wanted(table):
+                self._more |= self._pull_handler.flow(table)
+            if table.rates.due:
+                table.rates.note(*table.table.counts)
+        self._insert_handler.tell()
+        self._pull_handler.complain()
+
+    def _begin(self, kernel_warmup: KernelWarmup) -> bool:
+        """Whether tables can be used: if so, what has waited for them is done. See NOTE [before the kernels]."""
+        if not kernel_warmup.over:
+            return False
+        self._kernel_warmup = None
+        self._sockets.open()
+        for session, message in kernel_warmup.kept():
+            self._dispatcher.late(Plane.CONTROL, session, message, self._answer)
+        return True
+
+    def _answer_early(self, session: Session, message: Message) -> None:
+        if message.type not in _OF_TABLES:
+            self._answer(session, message)
+        else:
+            assert self._kernel_warmup is not None
+            self._kernel_warmup.keep(session, message)
+
+    def _pulled(self, session: Session, message: Message) -> None:
+        if not (self._jobs.busy and self._resting.keeps(Plane.PULL, session, message, self._pulled)):
+            self._pull_handler.handle(session, message)
+
+    def _answer(self, session: Session, message: Message) -> None:
+        if self._jobs.busy and self._resting.keeps(Plane.CONTROL, session, message, self._answer):
+            return
+        if message.type is not Type.PING:
+            reply = self._control_handler.answer(session, message)
+            if reply is not None:
+                self._dispatcher.send(session, Plane.CONTROL, reply)
+
+    def _let_go(self) -> None:
+        for session in self._server_state.sessions.silent():
+            self.counters.silent += 1
+            self._control_handler.leave(session)
+
+    def _end_table(self, table: TableEntry) -> None:
+        """It was closed by whoever has it, and nobody shall wait for it."""
+        if not table.ended:
+            table.ended = True
+            reason = f"table {table.name!r} was closed"
+            self._insert_handler.end(table, reason)
+            self._calls.end(table, reason)
+            self._pull_handler.end(table, reason)
+            for session, answer in self._control_handler.end_table(table, reason):
+                self._dispatcher.send(session, Plane.CONTROL, answer)
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        """Whether there is nothing left to wait for. A DRAIN begins the end too."""
+        if self._ending is None:
+            if not self._stops and not self._control_handler.drain_asked:
+                return False
+            self._server_state.begin_to_drain()
+            self._ending = Deadline(self._drain_s, self._clock)
+            self._more = True  # what is short of a batch may go out now
+            _log.info("draining, for at most %g s: a second Ctrl-C (or SIGTERM) ends it at once", self._drain_s)
+            return False
+        if self._stops > 1 or self._ending.expired:
+            return True
+        return (
+            not self._more
+            and not self._jobs.busy
+            and not any(
+                table.insert_queue.blocked or not table.scheduler.finished for table in self._server_state.tables.values()
+            )
+        )
+
+    def close(self) -> None:
+        """Last words, and everything is given back. `run` calls it; again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._kernel_warmup is not None:
+            self._kernel_warmup.close(self._drain_s)
+        self._jobs.close(self._drain_s)
+        try:
+            self._send_ends("the server was shut down")
+        finally:
+            self._sockets.close()
+            if self._memory_acceptor is not None:
+                self._memory_acceptor.close()
+            self._bell.close()
+            for session in self._server_state.sessions:
+                for reader in session.readers.values():
+                    reader.let_go()
+            for table in self._server_state.tables.values():
+                table.buffer.close()
+
+    def _send_ends(self, reason: str) -> None:
+        self._insert_handler.tell(at_once=True)
+        for table in self._server_state.tables.values():
+            if not table.ended:
+                self._pull_handler.end(table, reason)
+        for session, answer in [*self._control_handler.late_answers(), *self._control_handler.last_answers(reason)]:
+            self._dispatcher.send(session, Plane.CONTROL, answer)
+        for session in self._server_state.sessions:
+            self._dispatcher.tell(session, Plane.CONTROL, 0, 0, End(reason=reason, count=0))
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT stop, where this is the main thread: then the process is the server's own."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        keep_freed()
+        before = {number: signal.signal(number, lambda *_: self.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # -- what it is ------------------------------------------------------------------------------------------------------
+
+    def _welcome(self, version: int) -> Welcome:
+        endpoints = self._sockets.endpoints
+        return Welcome(
+            version=version, incarnation=self.incarnation, heartbeat_s=self._heartbeat_s, silence_s=self._silence_s,
+            insert_endpoint=endpoints[Plane.INSERT], pull_endpoint=endpoints[Plane.PULL],
+            memory_endpoint=self._server_state.memory, limits=self._server_state.limits, tables=tuple(self._server_state.tables),
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """What STATUS answers."""
+        who: dict[str, Any] = {
+            "incarnation": self.incarnation.hex(),
+            "pid": os.getpid(),
+            "address": self._sockets.endpoints[Plane.CONTROL],
+            "connections": self._sockets.connections(),
+        }
+        return {**who, "version": NEWEST, **status_of(self._server_state, self.counters, self._control_handler.waiting())}

@@ -1,0 +1,83 @@
+"""Which policy made the steps that came in, and how far that is behind the newest one. Looks at versions only.
+
+A step says which weights it was made with by an integer field named after them: ``policy_version`` for weights that are
+published as ``policy``. That is all: a table whose steps have no such field has no lag.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.schema import Schema
+
+SUFFIX = "_version"
+_REMEMBERED = 4096
+
+
+class Publications:
+    """When each version of some weights was published, of the last some thousand."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, OrderedDict[int, float]] = {}
+
+    def add(self, name: str, version: int, now: float) -> None:
+        """The newest version. One that is not above all before begins a run, which those do not belong to."""
+        at = self._at.setdefault(name, OrderedDict())
+        if at and version <= next(reversed(at)):
+            at.clear()
+        at[version] = now
+        if len(at) > _REMEMBERED:
+            at.popitem(last=False)
+
+    def ages(self, now: float) -> dict[str, float]:
+        """Seconds since the newest of each."""
+        return {name: now - next(reversed(at.values())) for name, at in self._at.items()}
+
+    def behind(self, name: str, version: int) -> tuple[int, float] | None:
+        """How far a version is behind the newest: versions' numbers, and seconds between their publications.
+
+        Of one that is forgotten, the seconds are at least that many. ``None`` if nothing was published.
+        """
+        at = self._at.get(name)
+        if not at:
+            return None
+        newest = next(reversed(at))
+        since = at.get(version)
+        if since is None:  # forgotten, or never published here
+            since = next((moment for known, moment in at.items() if known > version), at[newest])
+        return max(0, newest - version), at[newest] - since
+
+
+class PolicyVersions:
+    """Finds the versions in the steps of one schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._fields = [
+            (i, field.name.removesuffix(SUFFIX))
+            for i, field in enumerate(schema.fields)
+            if field.name.endswith(SUFFIX) and field.name != SUFFIX and not field.shape and field.dtype.kind in "iu"
+        ]
+
+    def note(self, columns: Sequence[npt.NDArray[Any]], newest: dict[str, int]) -> None:
+        """Put the newest versions among some steps into ``newest``. Final observations, which have none, say 0."""
+        for i, name in self._fields:
+            newest[name] = max(newest.get(name, 0), int(np.max(columns[i])))
+
+
+def lags(made: Iterable[Mapping[str, int]], published: Publications) -> dict[str, dict[str, float]]:
+    """For each weights' name: the versions that writers were at last, and how far the furthest behind is behind."""
+    found: dict[str, dict[str, float]] = {}
+    for versions in made:
+        for name, version in versions.items():
+            one = found.setdefault(name, {"newest": version, "oldest": version})
+            one["newest"], one["oldest"] = max(one["newest"], version), min(one["oldest"], version)
+    for name, one in found.items():
+        behind = published.behind(name, int(one["oldest"]))
+        if behind is not None:
+            one["lag"], one["lag_s"] = behind
+    return found

@@ -1,0 +1,137 @@
+"""Memory for the batches of a reader that go over a socket, used again and again. Draws nothing, sends nothing.
+
+NOTE [copied or lent]. Small batches share a block, of which a copy is sent: many of them make one message. Large ones are each a
+frame of its own, which is sent as it lies, some in a message, and filled again when the reader has said that its batch came
+(PULL). A reader that says so too early spoils its own batches, and no other's: what waits to be sent to it is filled anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.feeder.shared import BatchSlot
+from async_loader.feeder.wire import BatchForm
+
+LENT_FROM = 128 << 10
+"""Bytes of a batch: a copy of it costs more than waiting for the reader's word."""
+COPIED_TOGETHER, LENT_TOGETHER = 2 << 20, 6 << 20
+"""Bytes of batches in one message: a message costs both sides what filling some dozens of small batches does."""
+
+
+class SendBuffer(Protocol):
+    """Where the next batches go.
+
+    Attributes
+    ----------
+    most : int
+        Batches that one message holds.
+    """
+
+    most: int
+
+    def take(self) -> BatchSlot:
+        """An empty place. There is one while fewer than ``most`` wait to be sent."""
+
+    def put_back(self, batch_slot: BatchSlot) -> None:
+        """The one that was taken last is empty still."""
+
+    def frames(self, batch_slots: Sequence[BatchSlot]) -> list[Any]:
+        """What to send: places that were taken one after the other."""
+
+    def sent(self, first: int, batch_slots: Sequence[BatchSlot]) -> None:
+        """These went out, as batch ``first`` and those after it."""
+
+    def clear(self) -> None:
+        """What was taken and not sent is of no use any more."""
+
+    def received(self, count: int) -> None:
+        """The reader has the batches before this one."""
+
+
+def send_buffer_for(form: BatchForm, together: int, ahead: int, message_bytes: int) -> SendBuffer:
+    """For up to ``together`` batches in a message, ``ahead`` on their way."""
+    lent = form.nbytes >= LENT_FROM
+    most = max(1, min(together, ahead, min(LENT_TOGETHER if lent else COPIED_TOGETHER, message_bytes) // form.nbytes))
+    return ZeroCopySendBuffer(form, most, ahead) if lent else CopiedSendBuffer(form, most)
+
+
+class CopiedSendBuffer:
+    """A block for ``most`` batches."""
+
+    def __init__(self, form: BatchForm, most: int) -> None:
+        self.most, self._nbytes, self._taken = most, form.nbytes, 0
+        self._block = np.zeros(most * form.nbytes, np.uint8)  # zeros: what lies between arrays is sent too
+        self._batch_slots = [
+            BatchSlot(i, 0, form.layout.views(self._block[i * form.nbytes : (i + 1) * form.nbytes])) for i in range(most)
+        ]  # fmt: skip
+
+    def take(self) -> BatchSlot:
+        self._taken += 1
+        return self._batch_slots[self._taken - 1]
+
+    def put_back(self, batch_slot: BatchSlot) -> None:
+        self._taken -= 1
+
+    def frames(self, batch_slots: Sequence[BatchSlot]) -> list[Any]:
+        first, last = batch_slots[0].slot, batch_slots[-1].slot
+        return [self._block[first * self._nbytes : (last + 1) * self._nbytes].tobytes()]
+
+    def sent(self, first: int, batch_slots: Sequence[BatchSlot]) -> None:
+        pass
+
+    def clear(self) -> None:
+        self._taken = 0
+
+    def received(self, count: int) -> None:
+        pass
+
+
+class ZeroCopySendBuffer:
+    """Frames, one for each batch. No more than ``most_lent`` are waited for: a reader need not say what it received.
+
+    One that does has no more on their way than it may have ahead: the PULL that grants them says what has come.
+    """
+
+    def __init__(self, form: BatchForm, most: int, most_lent: int) -> None:
+        self.most, self._form, self._most_lent = most, form, most_lent
+        self._frames: dict[int, Any] = {}
+        self._lent: deque[tuple[int, BatchSlot]] = deque()
+        self._free: list[BatchSlot] = []
+        self._taken: list[BatchSlot] = []
+        self._made = 0
+
+    def take(self) -> BatchSlot:
+        self._taken.append(self._free.pop() if self._free else self._new())
+        return self._taken[-1]
+
+    def _new(self) -> BatchSlot:
+        block: npt.NDArray[np.uint8] = np.zeros(self._form.nbytes, np.uint8)
+        self._made += 1
+        self._frames[self._made] = block
+        return BatchSlot(self._made, 0, self._form.layout.views(block))
+
+    def put_back(self, batch_slot: BatchSlot) -> None:
+        self._free.append(self._taken.pop())
+
+    def frames(self, batch_slots: Sequence[BatchSlot]) -> list[Any]:
+        return [self._frames[batch_slot.slot] for batch_slot in batch_slots]
+
+    def sent(self, first: int, batch_slots: Sequence[BatchSlot]) -> None:
+        del self._taken[: len(batch_slots)]
+        self._lent.extend(enumerate(batch_slots, first))
+        while len(self._lent) > self._most_lent:
+            _, forgotten = self._lent.popleft()
+            del self._frames[forgotten.slot]
+
+    def clear(self) -> None:
+        self._free += self._taken
+        self._taken.clear()
+
+    def received(self, count: int) -> None:
+        while self._lent and self._lent[0][0] < count:
+            self._free.append(self._lent.popleft()[1])

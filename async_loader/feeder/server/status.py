@@ -1,0 +1,88 @@
+"""What a server says of itself, in plain values. Changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from async_loader.feeder.server.counters import Counters
+from async_loader.feeder.server.policy_lag import lags
+from async_loader.feeder.server.sessions import Session
+from async_loader.feeder.server.state import ServerState, TableEntry
+
+_SESSIONS, _WAITING, _NAMES = 128, 8, 32  # a control message is small; of more there is the number only
+
+
+def status_of(server_state: ServerState, counters: Counters, waiting: Mapping[Any, int]) -> dict[str, Any]:
+    """The answer to STATUS, without what the server's process is. ``waiting`` is what `ControlHandler.waiting` says."""
+    uptime = counters.uptime_s
+    return {
+        "uptime_s": uptime,
+        "draining": server_state.draining,
+        "tables": {
+            name: _table(table, server_state, uptime, waiting.get(table, 0)) for name, table in server_state.tables.items()
+        },
+        "sessions_open": len(server_state.sessions),
+        "sessions": [_session(session, server_state.clock()) for session in itertools.islice(server_state.sessions, _SESSIONS)],
+        "weights_stale": server_state.weights.stale,
+        "weights": server_state.weights.versions(),
+        "weights_waiting": dict(itertools.islice(_names(waiting), _NAMES)),
+        "weights_age_s": server_state.published.ages(server_state.clock()),
+        "counters": counters.snapshot(),
+    }
+
+
+def _names(waiting: Mapping[Any, int]) -> Iterator[tuple[str, int]]:
+    return ((what[:64], count) for what, count in waiting.items() if isinstance(what, str))
+
+
+def _table(table: TableEntry, server_state: ServerState, uptime: float, unopened: int) -> dict[str, Any]:
+    stats, insert_queue, scheduler = table.stats(), table.insert_queue, table.scheduler
+    sessions = list(server_state.sessions)
+    writers = [one for session in sessions for one in session.writers.values() if one.insert_queue is insert_queue]
+    rates = table.rates.now(stats.inserted, stats.sampled)
+    waits = [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"] if unopened else []
+    return {
+        "size": stats.size,
+        "capacity": stats.capacity,
+        "inserted": stats.inserted,
+        "sampled": stats.sampled,
+        "deleted": stats.deleted,
+        "inserts_per_s": rates[0],
+        "samples_per_s": rates[1],
+        "inserts_per_s_mean": stats.inserted / max(uptime, 1e-9),
+        "samples_per_s_mean": stats.sampled / max(uptime, 1e-9),
+        "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
+        "waiting": [*waits, *_waiting(table)][:_WAITING],
+        "policies": lags([one.producer.versions for one in writers], server_state.published),
+        "writers": len(writers),
+        "readers": sum(one.scheduler is scheduler for session in sessions for one in session.readers.values()),
+        "rows_in": insert_queue.rows,
+        "duplicates": insert_queue.duplicates,
+        "gaps": insert_queue.gaps,
+        "batches_out": scheduler.batches,
+        "redelivered": scheduler.redelivered,
+    }
+
+
+def _waiting(table: TableEntry) -> list[str]:
+    """Who waits for the table, and for what."""
+    if table.rests:
+        return ["everyone: it is being loaded"]
+    return [text for text, _ in table.waiting()]
+
+
+def _session(session: Session, now: float) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "pid": session.hello.pid,
+        "host": session.hello.host[:64],
+        "user": session.user,
+        "user_agent": session.hello.user_agent[:64],
+        "age_s": now - session.since,
+        "silent_s": now - session.heard,
+        "writers": len(session.writers),
+        "readers": len(session.readers),
+        "in_flight_bytes": session.in_flight_bytes,
+    }

@@ -1,0 +1,170 @@
+"""Cuts plans into parts before the crew, and puts what the workers answered together after it. Talks to nobody.
+
+What the first parts teach (the schema of the samples, or that they have none) decides how the next batches are cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from async_loader import tree
+from async_loader.errors import CannotSend, OutOfMemory, SchemaError
+from async_loader.names import describe
+from async_loader.pipeline import codec
+from async_loader.pipeline.batch import BatchBuffer, HeapBatch, Outcome, SlotBatch
+from async_loader.pipeline.batches import collate
+from async_loader.pipeline.batches.local_collator import LocalCollator, join
+from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.batches.to_tensors import Prepare
+from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.job_queue import Chunk, Job
+from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.schema import Schema
+from async_loader.shm.fd_channel import Record
+from async_loader.source import Jobs, Reader, Rows
+
+
+class ChunkAssembler:
+    """`cut` belongs to the producer thread, `load` and `assemble` to the crew's.
+
+    Parameters
+    ----------
+    prepare : callable
+        Makes an outcome ready to be handed out.
+    chunk_size : int
+        Rows per part.
+    whole : bool
+        Never cut: a collate_fn wants to see the whole batch.
+
+    Attributes
+    ----------
+    main : MainModule | None
+        As the first workers know it.
+    """
+
+    def __init__(
+        self, places: SlotAllocator, filler: LocalCollator, prepare: Prepare, ready: TrainQueue, chunk_size: int, *, whole: bool
+    ) -> None:
+        self._places = places
+        self._ready = ready
+        self._filler = filler
+        self._prepare = prepare
+        self._chunk_size = chunk_size
+        self._whole = whole
+        self.main: codec.MainModule | None = None
+        self._schema: Schema | None = None
+
+    # -- before ------------------------------------------------------------------------------------------------------
+
+    def cut(self, seq: int, plan: Rows | Jobs, reader: Reader | None) -> list[Chunk]:
+        """The parts of a plan, with their place when one is known.
+
+        Raises
+        ------
+        CannotSend
+            Names the job that cannot travel.
+        OutOfMemory, ConfigError
+            When slots for the batch cannot be had.
+        """
+        rows = len(plan)
+        job = Job(seq, rows, self._place(plan, reader, rows), self._whole, self._ready)
+        size = rows if self._whole else min(self._chunk_size, rows)
+        bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
+        job.parts = len(bounds)
+        return [self._part(job, number, start, stop, plan) for number, (start, stop) in enumerate(bounds)]
+
+    def _place(self, plan: Rows | Jobs, reader: Reader | None, rows: int) -> BatchBuffer | None:
+        if self._whole:
+            return self._places.spare_slot()
+        schema = self._schema
+        if isinstance(plan, Rows) and reader is not None and reader.schema is not None:
+            schema = reader.schema
+        return None if schema is None else self._places.shared(self._places.layout(schema, rows))
+
+    def _part(self, job: Job, number: int, start: int, stop: int, plan: Rows | Jobs) -> Chunk:
+        if isinstance(plan, Rows):
+            index = plan.index[start:stop]
+            return Chunk(job, number, start, stop, codec.encode(index), index=index)
+        calls = plan.calls[start:stop]
+        payload, by_value = _encode_calls(calls, start), False
+        if self.main is not None and self.main.changed_for(payload):
+            payload, by_value = codec.encode(list(calls), by_value=True), True
+        return Chunk(job, number, start, stop, payload, calls=calls, by_value=by_value)
+
+    # -- after -------------------------------------------------------------------------------------------------------
+
+    def load(self, part: Chunk, record: Record, where: Any) -> Any:
+        """What a worker sent, on the memory in which it sent it."""
+        if where is None:
+            return codec.decode(record.payload)
+        kind, *rest = where
+        if kind == "slot":
+            (table,) = rest
+            place = part.job.place
+            assert place is not None
+            return codec.decode(record.payload, [place.root[o : o + n] for o, n in table])
+        head, table = rest
+        value = codec.decode(record.payload[:head], [record.payload[o : o + n] for o, n in table])
+        if part.job.whole and table:
+            # From the next batch on there is a slot for it. Without one it is slower, not wrong.
+            with contextlib.suppress(OutOfMemory):
+                self._places.reserve(sum(table[-1]))
+            part.job.place = None
+        return value
+
+    def assemble(self, job: Job) -> Outcome:
+        """The batch of all parts, in their order."""
+        return self._prepare(self._together(job))
+
+    def _together(self, job: Job) -> Outcome:
+        results = [job.results[number] for number in range(job.parts)]
+        kinds = {kind for kind, _ in results}
+        if kinds == {"wrote"}:
+            assert job.place is not None
+            return SlotBatch(job.place)
+        if kinds == {"tree"}:
+            return HeapBatch(results[0][1], job.place)
+        if kinds == {"chunk"} and len({value[0] for _, value in results}) == 1:
+            self._schema = results[0][1][0]
+            layout = self._places.layout(self._schema, job.rows)
+            return self._filler.arrays(layout, join([value for _, value in results]))
+        return self._mixed(job, results)
+
+    def _mixed(self, job: Job, results: Sequence[tuple[str, Any]]) -> Outcome:
+        """Parts that do not agree: back to samples, and by the general rules."""
+        samples: list[Any] = []
+        for number, (kind, value) in enumerate(results):
+            if kind == "samples":
+                samples.extend(value)
+            elif kind == "chunk":
+                samples.extend(collate.rows_of(*value))
+            else:
+                samples.extend(self._written(job, number))
+        if all(kind == "samples" for kind, _ in results):
+            self._whole = True  # they have no fixed shape: from now on one worker collates the whole batch
+        return HeapBatch(collate.collate(samples))
+
+    def _written(self, job: Job, number: int) -> Sequence[Any]:
+        place = job.place
+        if place is None:
+            raise SchemaError(f"part {number} of batch {job.seq} was written nowhere")
+        start = number * self._chunk_size
+        stop = min(start + self._chunk_size, job.rows)
+        fields = [view[start:stop].copy() for view in place.layout.views(place.root)]
+        structure = place.layout.structure
+        return [tree.rebuild(structure, [f[i] for f in fields]) for i in range(stop - start)]
+
+
+def _encode_calls(calls: Sequence[Any], start: int) -> Encoded:
+    """One pickle for the whole part, so that what its calls share travels once."""
+    try:
+        return codec.encode(list(calls))
+    except CannotSend:
+        for number, call in enumerate(calls, start):
+            try:
+                codec.encode(call)
+            except CannotSend as error:
+                raise CannotSend(f"job {number} of the batch, {describe(call)}, cannot be sent: {error.__cause__}") from error
+        raise

@@ -1,0 +1,335 @@
+"""What the streamer asks of a device, and torch's answer to it. Decides nothing about slots, order or lifetimes.
+
+torch is imported inside functions only.
+
+# NOTE [registered memory and torch]
+Slots are page-locked with cudaHostRegister, which torch's caching host allocator does not know: it protects its own
+blocks from reuse until their copies are done, and not these. Whoever copies from a slot holds its lease until the
+copy's event is done; nobody else does it for him.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors
+from async_loader.batch_layout import Region
+from async_loader.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("async_loader")
+
+Bytes = npt.NDArray[np.uint8]
+
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every CUDA context of the process
+_ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered
+_LARGEST_REGISTRATION = 16 << 30
+_ALIGNED = 64
+
+
+@runtime_checkable
+class DeviceBackend(Protocol):
+    """A device with streams. What a block, an array or an event is, is the backend's own affair.
+
+    Thread rule: `wait` and `protect` are called in the consumer's thread, everything else in the streamer's.
+    """
+
+    def open(self) -> None:
+        """Make the side stream, and make it the current stream of this thread. Called once, first."""
+
+    def register(self, memory: Bytes, unit: int) -> bool:
+        """Page-lock ``memory``, which is copied from in pieces of ``unit`` bytes. ``False``: could not; never raises.
+
+        Cost: about 0.1 s a GB, once.
+        """
+
+    def unregister(self, memory: Bytes) -> None:
+        """Undo `register`. No copy from it may be pending."""
+
+    def upload(self, root: Bytes, nbytes: int) -> Any:
+        """A new block on the device, and its copy from the first ``nbytes`` of ``root``, both on the side stream.
+
+        Does not wait. The caller keeps ``root`` unchanged until an event recorded later is done.
+        """
+
+    def upload_leaf(self, tensor: torch.Tensor) -> Any:
+        """As `upload`, for one CPU tensor of any dtype and shape: the block is the array."""
+
+    def arrays(self, block: Any, regions: Sequence[Region]) -> list[Any]:
+        """One device array per region, on the memory of ``block``, which they keep."""
+
+    def record(self) -> Any:
+        """An event behind everything that the side stream was given so far."""
+
+    def done(self, event: Any) -> bool:
+        """Whether the event has happened. Does not wait."""
+
+    def synchronize(self, event: Any) -> None:
+        """Wait in this thread until the event has happened."""
+
+    def wait(self, event: Any) -> None:
+        """Let this thread's current stream wait for the event; the thread itself does not."""
+
+    def protect(self, block: Any) -> None:
+        """Tell the device's allocator that this thread's current stream uses the block."""
+
+
+def backend_for(device: Any) -> DeviceBackend:
+    """The backend of a device.
+
+    Parameters
+    ----------
+    device : str | torch.device | DeviceBackend
+        An accelerator that torch has ("cuda", "cuda:1", "xpu"); "fake" or a backend of your own for tests.
+
+    Raises
+    ------
+    ConfigError
+        When torch does not know the device, or this machine does not have it.
+    """
+    if isinstance(device, DeviceBackend):
+        return device
+    if str(device) == "fake":
+        from async_loader.testing.fake_device import FakeBackend
+
+        return FakeBackend()
+    found = _find(device)
+    return CudaBackend(found) if found.type == "cuda" else TorchBackend(found)
+
+
+def _find(device: Any) -> torch.device:
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device {device!r} is nothing that torch knows: use 'cpu', 'cuda', 'cuda:0' ...") from error
+    present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if present is None or present.type != wanted.type:
+        has = "no accelerator" if present is None else repr(present.type)
+        raise ConfigError(f"device {str(wanted)!r} is not available, torch has {has} here: use device='cpu'")
+    count = torch.accelerator.device_count()
+    if wanted.index is not None and wanted.index >= count:
+        raise ConfigError(f"device {str(wanted)!r} is not available, there are {count}: use an index below {count}")
+    return wanted
+
+
+class TorchBackend:
+    """Any accelerator of torch, through torch.accelerator, torch.Stream and torch.Event. Copies are pageable.
+
+    Parameters
+    ----------
+    device : torch.device
+        Without an index: the one that is current in the calling thread.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device if device.index is not None else self._current(device)
+        self._side: Any = None
+        self._warned = False
+
+    def __str__(self) -> str:
+        return str(self.device)
+
+    def _current(self, device: torch.device) -> torch.device:
+        import torch
+
+        return torch.empty(0, device=device).device
+
+    def open(self) -> None:
+        import torch
+
+        self._side = torch.Stream(device=self.device)
+        torch.accelerator.set_stream(self._side)  # also makes its device the current one of this thread
+
+    def register(self, memory: Bytes, unit: int) -> bool:
+        self._warn(f"{self.device.type} offers no way to page-lock shared memory")
+        return False
+
+    def _warn(self, reason: str) -> None:
+        """Once. Through the log: a warning that is made an error would end the streamer's thread."""
+        if not self._warned:
+            self._warned = True
+            log.warning("batches are copied to %s from pageable memory, which is slower: %s", self.device, reason)
+
+    def unregister(self, memory: Bytes) -> None:
+        """Nothing was registered."""
+
+    def upload(self, root: Bytes, nbytes: int) -> torch.Tensor:
+        import torch
+
+        host = torch.from_numpy(root[:nbytes])
+        # Whole multiples of the largest item, so that the block can be seen as any dtype.
+        block = torch.empty(-(-nbytes // _ALIGNED) * _ALIGNED, dtype=torch.uint8, device=self.device)
+        block[:nbytes].copy_(host, non_blocking=True)
+        return block
+
+    def upload_leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+    def arrays(self, block: torch.Tensor, regions: Sequence[Region]) -> list[torch.Tensor]:
+        return block_views(block, regions)
+
+    def record(self) -> Any:
+        return self._side.record_event()
+
+    def done(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def synchronize(self, event: Any) -> None:
+        event.synchronize()
+
+    def wait(self, event: Any) -> None:
+        self._consumers().wait_event(event)
+
+    def protect(self, block: torch.Tensor) -> None:
+        block.record_stream(self._consumers())
+
+    def _consumers(self) -> Any:
+        """The current stream of this thread on our device, which need not be this thread's current device."""
+        import torch
+
+        return torch.accelerator.current_stream(self.device)
+
+
+class CudaBackend(TorchBackend):
+    """CUDA (and ROCm, which torch names alike): page-locked slots, and events that sleep instead of spinning.
+
+    Streams and events are those of torch.cuda throughout: the two families must not be mixed within one call, and
+    ``torch.Event`` ignores ``blocking``, without which `synchronize` burns the core on which the learner may run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._registered: dict[int, list[int]] = {}
+
+    def _current(self, device: torch.device) -> torch.device:
+        import torch
+
+        # Do not start CUDA here: the workers may be forked after this.
+        cuda = _cuda()
+        return torch.device(device.type, cuda.current_device() if cuda.is_initialized() else 0)
+
+    def open(self) -> None:
+        cuda = _cuda()
+        cuda.set_device(self.device)
+        self._side = cuda.Stream(device=self.device)
+        cuda.set_stream(self._side)
+
+    def record(self) -> Any:
+        event = _cuda().Event(blocking=True)
+        event.record(self._side)
+        return event
+
+    def wait(self, event: Any) -> None:
+        event.wait(self._consumers())
+
+    def _consumers(self) -> Any:
+        return _cuda().current_stream(self.device)
+
+    # -- page-locking ------------------------------------------------------------------------------------------------
+
+    def register(self, memory: Bytes, unit: int) -> bool:
+        done: list[int] = []
+        try:
+            for start, size in pieces(memory.nbytes, unit):
+                address = memory.ctypes.data + start
+                code = int(self._runtime().cudaHostRegister(address, size, _PORTABLE))
+                if code not in (0, _ALREADY_REGISTERED):
+                    raise OSError(f"cudaHostRegister of {size} bytes failed with CUDA error {code}")
+                if code == 0:
+                    done.append(address)
+                else:
+                    self._drain()  # page-locked by somebody else, who will also undo it
+        except Exception as error:  # whatever it is, the copies work without
+            self._release(done)
+            self._drain()
+            self._warn(str(error))
+            return False
+        self._registered[memory.ctypes.data] = done
+        return True
+
+    def unregister(self, memory: Bytes) -> None:
+        self._release(self._registered.pop(memory.ctypes.data, []))
+
+    def _release(self, addresses: Sequence[int]) -> None:
+        codes = [int(self._runtime().cudaHostUnregister(address)) for address in addresses]
+        if any(codes):
+            self._drain()
+            log.warning("page-locked memory could not be released: CUDA errors %s", sorted(set(codes) - {0}))
+
+    def _drain(self) -> None:
+        """Take away the error that a failed runtime call leaves behind in this thread.
+
+        The next launch would report it as its own; so this launches something, and lets that report it.
+        """
+        import torch
+
+        try:
+            torch.empty(1, device=self.device).fill_(0)
+        except RuntimeError:
+            log.debug("a pending CUDA error was drained", exc_info=True)
+
+    def _runtime(self) -> Any:
+        return _cuda().cudart()
+
+
+def _cuda() -> Any:
+    import torch
+
+    return torch.cuda
+
+
+def pieces(nbytes: int, unit: int, largest: int = _LARGEST_REGISTRATION) -> list[tuple[int, int]]:
+    """Start and size of registrations that cover ``nbytes``.
+
+    Huge single registrations fail, as do empty ones, and a copy must not cross from one into the next: so they are
+    cut between units.
+    """
+    size = max(1, largest // max(unit, 1)) * max(unit, 1)
+    return [(start, min(size, nbytes - start)) for start in range(0, nbytes, size)]
+
+
+def block_views(block: torch.Tensor, regions: Sequence[Region]) -> list[torch.Tensor]:
+    """Tensors on a block of bytes, one per region; contiguous or strided as the region says.
+
+    Parameters
+    ----------
+    block : uint8 tensor [n]
+        n is a multiple of 16.
+    """
+    import torch
+
+    typed: dict[Any, torch.Tensor] = {}
+    views = []
+    for region in regions:
+        if region.dtype not in typed:
+            typed[region.dtype] = block.view(_torch_dtype(region.dtype))
+        base, item = typed[region.dtype], region.dtype.itemsize
+        strides = _contiguous(region.shape) if region.strides is None else [stride // item for stride in region.strides]
+        views.append(torch.as_strided(base, region.shape, strides, region.offset // item))
+    return views
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * max(shape[axis], 1)
+    return strides
+
+
+_TORCH: dict[np.dtype[Any], Any] = {}
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> Any:
+    known = _TORCH.get(dtype)
+    if known is None:
+        known = _TORCH[dtype] = tensors.to_tensor(np.empty(0, dtype)).dtype
+    return known

@@ -1,0 +1,316 @@
+"""The streamer: takes finished batches, copies them to the device on a side stream, hands them on. Never reads them.
+
+# NOTE [lifetime of a slot on its way to the device]
+enqueue copy ─▶ record event ─▶ (in flight: the lease is held) ─▶ event done ─▶ lease dropped ─▶ slot is free
+The copy runs later than the call that asked for it, and reads the slot when it runs. So the lease stays here until
+the event is done, whatever happens to the batch meanwhile; and pages are given back to the system only after that.
+
+# NOTE [lifetime of a block on the device]
+The block belongs to the side stream, the consumer's kernels run on the consumer's. Before they start, that stream
+waits for the event; and the allocator is told of it, or it would hand the block to the next copy as soon as the batch
+is dropped, while kernels that were launched before still read it. Both are done in the consumer's thread, because the
+current stream is a notion of each thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from async_loader import tensors, tree
+from async_loader.errors import Broken, Closed, Timeout
+from async_loader.lifecycle import Deadline
+from async_loader.pipeline.batch import BatchBuffer, Failure, HeapBatch, SlotBatch, Wakeup
+from async_loader.pipeline.batches.collate import is_ignored
+from async_loader.pipeline.device.backend import Bytes, DeviceBackend
+from async_loader.pipeline.device.cuda_queue import CudaQueue
+from async_loader.pipeline.device.pinned_memory import PinnedMemory
+from async_loader.shm.slot_ring import SlotRing
+from async_loader.source import END
+from async_loader.stats import Meter
+
+MAX_IN_FLIGHT = 2
+"""Copies under way: one that runs and one behind it keep the copy engine busy; more would only hold slots."""
+
+ON_HOST = "index"
+"""The top-level field that stays on the CPU: it is for `update_priorities`, which would have to fetch it back."""
+
+
+class StreamerInput(Protocol):
+    """The streamer's end of the train queue."""
+
+    def get(self, deadline: Deadline) -> Any:
+        """An outcome, a Wakeup or END; raises Timeout and Closed."""
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A batch that is on the device once ``event`` has happened.
+
+    Attributes
+    ----------
+    tree : Any
+        The batch, of device arrays.
+    blocks : tuple
+        The device memory behind them.
+    event : Any
+        Recorded behind the copy.
+    lease : object
+        Of the batch's plan.
+    """
+
+    tree: Any
+    blocks: tuple[Any, ...]
+    event: Any
+    lease: object = None
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A copy that may still run, and what it reads."""
+
+    event: Any
+    source: SlotBatch | HeapBatch
+
+
+@dataclass(slots=True, eq=False)
+class PinnedRing:
+    """A ring that was seen, and the memory to give back; ``None`` when it could not be page-locked."""
+
+    ring: SlotRing
+    memory: Bytes | None
+
+
+class Streamer:
+    """One thread, from the train queue to the cuda queue.
+
+    A batch that cannot be copied is a Failure in its place; what ends the thread breaks the cuda queue.
+
+    Parameters
+    ----------
+    train_queue : Queue
+        Closing it ends the thread.
+    cuda_queue : CudaQueue
+    backend : DeviceBackend
+    meter : Meter | None
+    max_in_flight : int
+        Copies under way at most; each holds a slot.
+    pages : Pages | None
+        Shared with other streamers that copy from the same ring.
+    """
+
+    def __init__(
+        self,
+        train_queue: StreamerInput,
+        cuda_queue: CudaQueue,
+        backend: DeviceBackend,
+        meter: Meter | None = None,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        pages: PinnedMemory | None = None,
+    ) -> None:
+        self.meter = meter or Meter()
+        self._train_queue = train_queue
+        self._cuda_queue = cuda_queue
+        self._backend = backend
+        self._max_in_flight = max_in_flight
+        self._pages = pages or PinnedMemory()
+        self._in_flight: deque[InFlight] = deque()
+        self._rings: dict[int, PinnedRing] = {}
+        self._thread = threading.Thread(target=self.run, name="async-loader-streamer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait until the thread has ended; whether it has. A device that hangs cannot be ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def pinned(self) -> bool | None:
+        """Whether copies come from page-locked slots; ``None`` before the first slot."""
+        rings = list(self._rings.values())
+        return rings[-1].memory is not None if rings else None
+
+    # -- the streamer's thread ---------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The body of the thread."""
+        try:
+            self._backend.open()
+            while self.step():
+                pass
+        except Closed:
+            self._cuda_queue.close()
+        except BaseException as error:  # the top of a thread: forward, never die silently
+            self._break(error)
+        try:
+            self.finish()
+        except BaseException as error:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        broken = Broken(f"the copy to the device failed and cannot go on: {error!r}: build a new loader")
+        broken.__cause__ = error
+        self._cuda_queue.break_(broken)
+
+    def step(self) -> bool:
+        """Pass one item on; whether there may be another."""
+        item = self._take()
+        if isinstance(item, SlotBatch | HeapBatch):
+            arrival = self._send(item)
+            self.meter.batches += 1  # before the batch can be taken, and the count be read
+            self._cuda_queue.put(arrival)
+        elif isinstance(item, Wakeup) or (isinstance(item, Failure) and item.urgent):
+            self._cuda_queue.put_urgent(item)
+        else:
+            self._cuda_queue.put(item)
+        return item is not END
+
+    def _take(self) -> Any:
+        """The next item. Nothing stays in flight while this waits long: slots would be held for no reason."""
+        while self._in_flight:
+            try:
+                return self._train_queue.get(Deadline(0.0))
+            except Timeout:
+                self._free_oldest()
+        self.meter.wait()
+        try:
+            return self._train_queue.get(Deadline(None))
+        finally:
+            self.meter.work()
+
+    def _send(self, item: SlotBatch | HeapBatch) -> Arrival | Failure:
+        self._free_done()
+        while len(self._in_flight) >= self._max_in_flight:
+            self._free_oldest()
+        try:
+            tree_, blocks = self._copy(item)
+        except Exception as error:  # of this batch alone, as far as anyone can tell
+            self._hold(item)  # a part of it may have been enqueued
+            return Failure(error)
+        return Arrival(tree_, blocks, self._hold(item), item.lease)
+
+    def _copy(self, item: SlotBatch | HeapBatch) -> tuple[Any, tuple[Any, ...]]:
+        """Enqueue the copies of one batch: what the consumer will get, and the blocks behind it."""
+        return self._copy_slot(item.place) if isinstance(item, SlotBatch) else self._copy_tree(item)
+
+    def _copy_slot(self, place: BatchBuffer) -> tuple[Any, tuple[Any, ...]]:
+        """All of it in one transfer; the arrays are views of one block."""
+        layout = place.layout
+        if place.ring is not None:
+            self.meet(place.ring)
+        block = self._backend.upload(place.root, layout.nbytes)
+        values = self._backend.arrays(block, layout.regions)
+        for number, region in enumerate(layout.regions):
+            if region.name == ON_HOST:
+                view = np.ndarray(region.shape, region.dtype, place.root, region.offset, region.strides)
+                values[number] = tensors.to_tensor(view.copy())
+        return layout.rebuild(values), (block,)
+
+    def _copy_tree(self, item: HeapBatch) -> tuple[Any, tuple[Any, ...]]:
+        """Tensor by tensor; what is no dense tensor on the CPU goes on as it is."""
+        # The tensors made here stay with the item, and so for as long as they are copied from.
+        item.tree = tree.transform(item.tree, tensors.as_tensor, leave=is_ignored)
+        structure = tree.structure_of(item.tree)
+        values, blocks = [], []
+        for name, value in zip(tree.names(structure), tree.leaves(item.tree, structure), strict=True):
+            if name == ON_HOST:
+                values.append(_own(value))
+            elif any(map(is_ignored, name.split("."))):
+                values.append(value.copy() if isinstance(value, np.ndarray) else _own(value))
+            elif _movable(value):
+                blocks.append(self._backend.upload_leaf(value))
+                values.append(blocks[-1])
+            else:
+                values.append(value)
+        return tree.rebuild(structure, values), tuple(blocks)
+
+    def _hold(self, item: SlotBatch | HeapBatch) -> Any:
+        """Keep what the copies read until the event behind them is done. See NOTE [lifetime of a slot ...]."""
+        copy = InFlight(None, item)
+        self._in_flight.append(copy)  # first: when recording fails the copies may run all the same
+        copy.event = self._backend.record()
+        return copy.event
+
+    def _free_done(self) -> None:
+        while self._in_flight and self._backend.done(self._in_flight[0].event):
+            self._in_flight.popleft()
+
+    def _free_oldest(self) -> None:
+        """Wait for the oldest copy; the end of a wait is the end of its lease."""
+        self._backend.synchronize(self._in_flight[0].event)
+        self._in_flight.popleft()
+
+    # -- rings -------------------------------------------------------------------------------------------------------
+
+    def meet(self, ring: SlotRing) -> None:
+        """Page-lock a ring that is new, and give the pages of an old one back when nobody uses it any more."""
+        if id(ring) in self._rings:
+            return
+        for old in [key for key, known in self._rings.items() if _idle(known.ring)]:
+            self._give_back(self._rings.pop(old))
+        memory = ring.segment.bytes()
+        pinned = self._pages.register(self._backend, memory, ring.slot_bytes)
+        self._rings[id(ring)] = PinnedRing(ring, memory if pinned else None)
+
+    def _give_back(self, known: PinnedRing) -> None:
+        if known.memory is not None:
+            self._pages.unregister(known.memory)
+
+    def finish(self) -> None:
+        """Synchronise, then give pages back, then drop the leases; in this order.
+
+        When the first fails the device is lost, and whether it still reads the slots nobody can say: they stay held.
+        """
+        self._synchronize()
+        self._unregister()
+        self._in_flight.clear()
+
+    def _synchronize(self) -> None:
+        for copy in self._in_flight:
+            if copy.event is None:
+                raise Broken("a copy was started that nothing can be told about: its slot stays taken")
+            self._backend.synchronize(copy.event)
+
+    def _unregister(self) -> None:
+        while self._rings:
+            self._give_back(self._rings.popitem()[1])
+
+    # -- the consumer's thread ---------------------------------------------------------------------------------------
+
+    def receive(self, arrival: Arrival) -> Any:
+        """The batch, safe for whatever this thread's current stream is given from now on. Does not wait."""
+        self._await(arrival)
+        self._protect(arrival)
+        return arrival.tree
+
+    def _await(self, arrival: Arrival) -> None:
+        self._backend.wait(arrival.event)
+
+    def _protect(self, arrival: Arrival) -> None:
+        for block in arrival.blocks:
+            self._backend.protect(block)
+
+
+def _idle(ring: SlotRing) -> bool:
+    """Whether no batch lies in it. A ring in use may be idle for a moment too: then it is page-locked again."""
+    return ring.free + ring.retired >= ring.count
+
+
+def _movable(value: Any) -> bool:
+    if not tensors.is_tensor(value):
+        return False
+    import torch
+
+    return bool(value.device.type == "cpu" and value.layout == torch.strided)
+
+
+def _own(value: Any) -> Any:
+    """A tensor of its own, for the slot from which it comes is recycled."""
+    return value.clone() if tensors.is_tensor(value) else value

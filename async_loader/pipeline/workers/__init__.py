@@ -1,0 +1,1 @@
+"""Workers: processes, threads, and the producer's own thread."""

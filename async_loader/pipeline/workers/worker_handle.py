@@ -1,0 +1,283 @@
+"""One worker process as the crew sees it: its process, its channel, what it has been told and what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import multiprocessing.process
+import os
+import signal
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from multiprocessing import forkserver, reduction, resource_tracker
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from async_loader.batch_layout import BatchLayout
+from async_loader.errors import Broken, ResourceLimit
+from async_loader.interrupts import SignalsAllowed
+from async_loader.lifecycle import Deadline, EndFlag, readable
+from async_loader.pipeline import codec
+from async_loader.pipeline.job_queue import Chunk, IterationSpec
+from async_loader.pipeline.workers import worker_main
+from async_loader.pipeline.workers.worker_main import KNOWN_RINGS, Task, WorkerConfig
+from async_loader.process_hooks import forking
+from async_loader.shm.fd_channel import FdChannel
+from async_loader.shm.slot_ring import SlotRing
+from async_loader.source import Reader
+
+_REAP_S = 5.0
+_SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_DEPTH = 2  # one part at work, one in the socket, so that a worker never waits for the crew's turn on the GIL
+
+
+@contextlib.contextmanager
+def _ctrl_c_blocked(method: str) -> Iterator[None]:
+    """Keep Ctrl-C from a child that has not set its own handling of it. In this process it is held back by `SignalsDeferred`.
+
+    Not under forkserver: the server may start here, and would hand the blocked signal on to processes of others.
+    """
+    if method == "forkserver":
+        yield
+        return
+    if method == "spawn":
+        resource_tracker.ensure_running()  # starting one would let go of the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _EncodedAtStart:
+    """The orders of a worker that is not forked. They are encoded while its process is being pickled: only then can what
+    multiprocessing shares (values, locks, events, queues) be.
+    """
+
+    def __init__(self, orders: WorkerConfig | None) -> None:
+        self._orders = orders
+        self.encoded = codec.Encoded(b"")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with SignalsAllowed():  # pickling runs code of the user's; nothing is born yet
+            self.encoded = codec.encode(self._orders, at_birth=True)
+        return type(None), ()
+
+
+def unguarded(method: str) -> str:
+    """The usual reason why a worker does not start, as the end of a sentence."""
+    if method == "fork":
+        return ""
+    return f': with start method "{method}" workers import the main script, so keep what it does under if __name__ == "__main__"'
+
+
+def _fork_server_socket() -> str | None:
+    """The file by which the fork server is reached: its process removes it at its exit, but not when it is killed."""
+    forkserver.ensure_running()
+    return getattr(forkserver._forkserver, "_forkserver_address", None)
+
+
+class _Inherited:
+    """A descriptor that a child gets: as it is under fork, duplicated while pickling otherwise."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def detach(self) -> int:
+        return self._fd
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (reduction.DupFd(self._fd),)
+
+
+def _same(duplicate: Any) -> Any:
+    return duplicate
+
+
+class WorkerHandle:
+    """One worker. Used by the crew's thread only, but for `kill`."""
+
+    def __init__(self, context: BaseContext, number: int, orders: WorkerConfig, end: EndFlag, parent_fd: int) -> None:
+        self.number = number
+        self.pid = 0
+        self.ready = False
+        self.full = False
+        self.has_reader = False
+        self.start_deadline: Deadline | None = None
+        self.death_fd = -1
+        self.assigned: dict[int, Chunk] = {}
+        self._context = context
+        self._orders: WorkerConfig | None = orders
+        self._end = end
+        self._parent_fd = parent_fd
+        self._process: Any = None
+        self._rings: OrderedDict[int, SlotRing] = OrderedDict()
+        self._layouts: OrderedDict[int, BatchLayout] = OrderedDict()
+        self.shifts: dict[int, IterationSpec] = {}
+        self.channel, self._theirs = FdChannel.pair()
+
+    def __str__(self) -> str:
+        return f"worker {self.number} (pid {self.pid})"
+
+    @property
+    def process(self) -> Any:
+        """The `multiprocessing.Process`, ``None`` before it was made."""
+        return self._process
+
+    def start(self) -> None:
+        """Start the process, within a `SignalsDeferred`. Under spawn and forkserver its orders follow as the first record."""
+        method = self._context.get_start_method()
+        orders: Any = self._orders if method == "fork" else _EncodedAtStart(self._orders)
+        inherited: list[int] = []
+        try:
+            # Duplicates, because the at-fork hook closes the loader's own descriptors in every child.
+            for fd in (self._theirs.fileno(), self._end.fileno(), self._parent_fd):
+                inherited.append(os.dup(fd))
+            with _ctrl_c_blocked(method):
+                self._launch((*map(_Inherited, inherited), orders))
+                self._orders = None  # see NOTE [what leads back to the pool] in pool.py
+        finally:
+            self._theirs.close()
+            for fd in inherited:
+                os.close(fd)
+        if method != "fork":
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.channel.send((), orders.encoded.head, orders.encoded.fds)
+        self.channel.set_blocking(False)
+
+    def _launch(self, arguments: tuple[Any, ...]) -> None:
+        process_type: Any = self._context.Process  # type: ignore[attr-defined]
+        if "torch" in sys.modules:
+            importlib.import_module("torch")  # another thread may be at it: the child would have half of it for good
+        forking.worker = True
+        try:
+            arguments += (_fork_server_socket() if self._context.get_start_method() == "forkserver" else None,)
+            name = f"async-loader-worker-{self.number}"
+            self._process = process_type(target=worker_main.main, args=arguments, name=name, daemon=True)
+            self._process.start()
+        except (EOFError, ConnectionError) as error:  # the fork server itself has died
+            raise Broken(f"worker {self.number} could not be started{unguarded(self._context.get_start_method())}") from error
+        except OSError as error:
+            if error.errno not in _SHORT_OF:
+                raise
+            text = f"worker {self.number} could not be started: {error}: use fewer workers, or raise the limit (ulimit -u, -n)"
+            raise ResourceLimit(text) from error
+        finally:
+            forking.worker = False
+        self.pid = self._process.pid
+        try:
+            self.death_fd = self._open_death()
+        except OSError as error:
+            self._process.kill()
+            self._process.join(_REAP_S)
+            text = f"worker {self.number} could not be watched: {error}: use fewer workers, or raise the limit (ulimit -n)"
+            raise ResourceLimit(text) from error
+
+    def _open_death(self) -> int:
+        """A descriptor that becomes readable when the process ends, whoever else was forked meanwhile."""
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(ProcessLookupError):
+                return os.pidfd_open(self.pid)
+        return os.dup(self._process.sentinel)
+
+    @property
+    def alive(self) -> bool:
+        return self.death_fd >= 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.alive and not self.full and len(self.assigned) < _DEPTH
+
+    def send(self, part: Chunk) -> None:
+        """Send a part, and before it the ring and the layout it refers to."""
+        job, place = part.job, part.job.place
+        ring = layout = slot = -1
+        if place is not None and place.ring is not None:
+            ring, slot = self._send_ring(place.ring), place.slot
+            if not job.whole:
+                layout = self._send_layout(place.layout)
+        kind, shift, oldest = "rows" if part.index is not None else "jobs", -1, -1
+        if part.shift is not None:
+            oldest = part.shift.oldest
+            kind, shift = "stream" if part.shift.stream else "work", self._send_iteration(part.shift)
+        task = Task(id(part), kind, job.seq, part.number, part.start, part.stop, job.whole, ring, slot, layout, shift, oldest)
+        self.assigned[id(part)] = part
+        self.channel.send(("task", task), part.payload.head, part.payload.fds)
+
+    def send_reader(self, reader: Reader) -> None:
+        encoded = codec.encode(reader)
+        self.channel.send(("reader",), encoded.head, encoded.fds)
+        self.has_reader = True
+
+    def _send_ring(self, ring: SlotRing) -> int:
+        number = id(ring)
+        if number not in self._rings:
+            self.channel.send(("ring", number, ring.segment.nbytes, ring.slot_bytes), b"", [ring.segment.fileno()])
+            self._rings[number] = ring
+            while len(self._rings) > KNOWN_RINGS:
+                self._rings.popitem(last=False)
+        return number
+
+    def _send_layout(self, layout: BatchLayout) -> int:
+        number = id(layout)
+        if number not in self._layouts:
+            self.channel.send(("layout", number, layout))
+            self._layouts[number] = layout
+            while len(self._layouts) > KNOWN_RINGS:
+                self._layouts.popitem(last=False)
+        return number
+
+    def _send_iteration(self, shift: IterationSpec) -> int:
+        if shift.number not in self.shifts:
+            assert shift.payload is not None
+            live = shift.live.copy()
+            told = ("shift", shift.number, shift.seed, shift.first, live)
+            self.channel.send(told, shift.payload.head, shift.payload.fds)
+            self.shifts = {n: known for n, known in self.shifts.items() if n in live} | {shift.number: shift}
+        return shift.number
+
+    def kill(self) -> None:
+        """SIGKILL, which also ends a stopped process."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.alive and self.pid:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def reap(self) -> int | None:
+        """Wait for the (ended) process, close everything; its exit code."""
+        if not self.alive:
+            return None
+        readable([self.death_fd], _REAP_S)
+        exitcode: int | None = self._process.exitcode
+        if exitcode is None:  # the fork server tells a moment later; not used first, because a job's own child may delay it
+            self._process.join(_REAP_S)
+            exitcode = self._process.exitcode
+        self.close()
+        if exitcode is not None:
+            # Not its close(): whoever starts a process meanwhile, in another thread, asks all that were running how they are,
+            # and a closed one raises. Nobody else has this one, so that its descriptor is closed too.
+            self._process.join(0)
+            self._process = None
+        return exitcode
+
+    @property
+    def dead(self) -> bool:
+        """Whether the process has ended; the descriptor's number alone may be another's by now."""
+        return self.alive and self.death_fd in readable([self.death_fd], 0.0)
+
+    def forget(self) -> None:
+        """In a forked child: multiprocessing ends what it believes to be its children when the child exits."""
+        self.close()
+        known: set[Any] = getattr(multiprocessing.process, "_children", set())
+        known.discard(self._process)
+
+    def close(self) -> None:
+        """Close the descriptors and let go of the rings; leave the process alone."""
+        self._rings.clear()
+        self.shifts.clear()
+        self.channel.close()
+        self._theirs.close()
+        fd, self.death_fd = self.death_fd, -1
+        if fd >= 0:
+            os.close(fd)

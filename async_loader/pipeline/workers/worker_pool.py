@@ -1,0 +1,446 @@
+"""The worker processes and the thread that leads them: hands out parts, gathers results, sees deaths, replaces.
+
+Every wait is one poll over the workers' channels, their pidfds and the end flag.
+
+# NOTE [who sends]
+Beside a learner that keeps the GIL busy, each system call of a helper thread can cost it five milliseconds. So the
+producer does not wake the crew's thread to have a part sent: it sends the part itself, under the crew's lock, to a
+worker that has room. The thread sends what is left when a worker becomes free. Neither takes the lock while it waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.context import BaseContext
+from typing import Any, Protocol
+
+from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
+from async_loader.interrupts import SignalsDeferred
+from async_loader.lifecycle import Deadline, EndFlag, join, readable
+from async_loader.names import describe
+from async_loader.pipeline import codec
+from async_loader.pipeline.batch import Failure, StreamEnd
+from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job, JobQueue
+from async_loader.pipeline.workers.failures import from_report, guarded
+from async_loader.pipeline.workers.worker_handle import WorkerHandle, unguarded
+from async_loader.pipeline.workers.worker_main import WorkerConfig
+from async_loader.shm.fd_channel import Record
+from async_loader.source import Reader
+from async_loader.stats import Meter, StageStats
+
+_GRACE_S = 0.5
+"""How long workers may finish what they are doing once the end flag is up, before they are killed."""
+_START_S = 10.0
+"""How long a worker that replaces another may take to run its first line. A fork beside other threads copies whatever locks
+they hold, such as that of the dynamic linker while one of them imports a library, and then hangs: another try helps."""
+_MAX_STILLBIRTHS = 3
+"""Workers in a row that are killed before they are ready. One that ends by itself will do so again: that is enough."""
+
+log = logging.getLogger("async_loader")
+
+
+def nothing() -> None:
+    """What `WorkerPool.submit` calls where nothing has to be noted."""
+
+
+class Assembler(Protocol):
+    """Puts finished parts together."""
+
+    def load(self, part: Chunk, record: Record, where: Any) -> Any:
+        """What a worker sent, on the memory in which it sent it."""
+
+    def assemble(self, job: Job) -> Any:
+        """The outcome of a job, whose parts have all been answered."""
+
+
+class WorkerPool:
+    """``size`` worker processes.
+
+    Parameters
+    ----------
+    orders : callable
+        Gives the orders for worker number n.
+    assembler : Assembles
+    on_broken : callable
+        Told when the crew cannot go on.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        context: BaseContext,
+        end: EndFlag,
+        assembler: Assembler,
+        orders: Callable[[int], WorkerConfig],
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
+        self.size = size
+        self.meter = Meter()
+        self.replaced = 0
+        self.busy_s = 0.0
+        self._context = context
+        self._end = end
+        self.jobs = JobQueue()
+        self._assembler = assembler
+        self._orders = orders
+        self._on_broken = on_broken
+        self._reader: Reader | None = None
+        self._stillbirths = 0
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._by_fd: dict[int, tuple[Callable[[WorkerHandle], None], WorkerHandle]] = {}
+        self.handles: list[WorkerHandle] = []
+        self._parent_fd = -1
+        self._thread = threading.Thread(target=self._run, name="async-loader-worker-pool", daemon=True)
+
+    def spawn_workers(self) -> None:
+        """Start the processes, from the calling thread."""
+        try:
+            with SignalsDeferred():
+                self._parent_fd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
+            for number in range(self.size):
+                self._spawn_worker(number)
+        except BaseException:
+            self._shut_down_without_thread()
+            raise
+
+    def _shut_down_without_thread(self) -> None:
+        """End the workers where the thread that does so was never started. Safe to repeat."""
+        with SignalsDeferred():
+            self._end.set()
+            self._shut_down(0.0)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._poll.register(self._end.fileno(), select.POLLIN)
+        self._thread.start()
+
+    def submit(self, parts: Sequence[Chunk], noted: Callable[[], object] = nothing) -> None:
+        """Send the parts of one job to the workers that are free first; see NOTE [who sends].
+
+        ``noted`` is called when they are on their way. To a thread that a signal interrupts both happen, or neither.
+        """
+        with self._lock, SignalsDeferred():
+            self.jobs.put(parts)
+            noted()
+            self._dispatch()
+
+    def use_reader(self, reader: Reader) -> None:
+        """A reader that became known after the workers were born; they get it before the next part."""
+        self._reader = reader
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait until everything is gone; whether it is. Workers are killed when half of the time is over."""
+        if self._thread.ident is None:
+            self._shut_down_without_thread()
+            return True
+        deadline = Deadline(timeout_s)
+        if not join(self._thread, None if timeout_s is None else timeout_s / 2):
+            self.kill()
+        return join(self._thread, deadline.left())
+
+    def kill(self) -> None:
+        """End all workers now. Any thread; the crew's own thread reaps them."""
+        for handle in list(self.handles):
+            handle.kill()
+
+    def forget(self) -> None:
+        """In a forked child: close what belongs to the parent, touch nothing else."""
+        for handle in self.handles:
+            handle.forget()
+        self._close_parent_fd()
+
+    def _close_parent_fd(self) -> None:
+        fd, self._parent_fd = self._parent_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def stage(self, depth: int) -> StageStats:
+        """What the workers have done, with seconds summed over them."""
+        m, busy = self.meter, self.busy_s
+        return StageStats(m.batches, m.waits, busy, max(0.0, (m.busy_s + m.wait_s) * self.size - busy), depth)
+
+    def waiting_for(self) -> str | None:
+        """The worker that holds the oldest part, in words."""
+        held = [(part.job.seq, part.start, h, part) for h in list(self.handles) for part in list(h.assigned.values())[:1]]
+        if not held:
+            return None
+        _, _, handle, part = min(held, key=lambda item: item[:2])
+        return f"{handle} is at work on {_what(part)}"
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        grace_s = _GRACE_S
+        try:
+            while not self._end.is_set():
+                self._serve()
+        except BaseException as error:  # the top of a thread: forward, never die silently
+            grace_s = 0.0
+            self._on_broken(error if isinstance(error, Broken) else Broken(f"the worker pool failed: {error!r}"))
+        finally:
+            self._shut_down(grace_s)
+
+    def _serve(self) -> None:
+        self.meter.wait()
+        fds = [fd for fd, _ in self._poll.poll(self._patience_ms())]
+        self.meter.work()
+        with self._lock:
+            for fd in fds:
+                entry = self._by_fd.get(fd)
+                if entry is not None:
+                    react, handle = entry
+                    react(handle)
+            self._dispatch()
+
+    def _patience_ms(self) -> float | None:
+        """Until the next worker must have shown itself. See `_START_S`."""
+        asleep = [h for h in self.handles if h.start_deadline is not None]
+        for handle in asleep:
+            if handle.start_deadline is not None and handle.start_deadline.expired:
+                handle.start_deadline = None
+                handle.kill()
+        waits = [left for h in asleep if h.start_deadline is not None and (left := h.start_deadline.left()) is not None]
+        return 1000 * min(waits) + 1 if waits else None
+
+    def _dispatch(self) -> None:
+        while not self._end.is_set():
+            roomy = sorted((h for h in self.handles if h.has_room), key=lambda h: len(h.assigned))
+            for handle in roomy:
+                part = self.jobs.take(handle.number)
+                if part is not None:
+                    self._send(handle, part)
+                    break
+            else:
+                return
+
+    def _send(self, handle: WorkerHandle, part: Chunk) -> None:
+        shift = part.shift
+        if shift is not None and shift.stream and handle.number in shift.lost:
+            self._answer_for_the_dead(part, shift)
+            return
+        try:
+            if self._reader is not None and not handle.has_reader:
+                handle.send_reader(self._reader)
+            handle.send(part)
+        except (BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
+            # It died, as its pidfd will say in a moment, or it does not read. Either way this part was never begun.
+            handle.assigned.pop(id(part), None)
+            handle.full = True
+            self.jobs.put_back(part)
+            if isinstance(error, BlockingIOError):
+                self._poll.modify(handle.channel.fileno(), select.POLLIN | select.POLLOUT)
+        except (AsyncLoaderError, OSError) as error:  # no memory for the payload, too many descriptors: this batch's failure
+            handle.assigned.pop(id(part), None)
+            self._fail(part, error)
+
+    def _answer_for_the_dead(self, part: Chunk, shift: IterationSpec) -> None:
+        """A new worker would begin the stream of the one that died anew."""
+        number = part.worker or 0
+        error, shift.lost[number] = shift.lost[number], None
+        if error is not None:
+            self._fail(part, error, urgent=True)
+        else:
+            part.job.over = True
+            part.job.ready.put(part.job.seq, StreamEnd(number))
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def _drain(self, handle: WorkerHandle) -> None:
+        if handle.full:
+            handle.full = False
+            self._poll.modify(handle.channel.fileno(), select.POLLIN)
+        self._read(handle)  # one record: if there are more, the next poll says so, for one system call less
+
+    def _read(self, handle: WorkerHandle) -> bool:
+        """Take one record in; whether there may be another."""
+        try:
+            record = handle.channel.receive()
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True  # it ended with unread records; the error comes once, before what it had sent, and then the end does
+        if record is None:
+            self._unwatch(handle.channel.fileno())
+            return False
+        self._receive(handle, record)
+        return True
+
+    def _receive(self, handle: WorkerHandle, record: Record) -> None:
+        kind = record.message[0]
+        if kind == "started":
+            handle.start_deadline = None
+            return
+        if kind == "ready":
+            handle.ready = True
+            self._stillbirths = 0
+            return
+        if kind == "unfit":
+            _, what = record.message
+            error = from_report(codec.decode(record.payload), f"{handle}, {what}")
+            raise Broken(f"{handle} could not start: {what} failed: {error!r}") from error
+        _, number, busy_s, where = record.message
+        part = handle.assigned.pop(number, None)
+        self.busy_s += busy_s
+        if part is None or part.job.over:
+            return
+        if kind == "unreadable":
+            self._resend(handle, part, record)
+        elif kind == "error":
+            self._fail(part, from_report(codec.decode(record.payload), f"{handle}, {_what(part)}"))
+        else:
+            try:
+                value = self._value(kind, handle, part, record, where)
+            except Exception as error:  # loading runs the code of whatever the job returned
+                error.add_note(f"raised while loading what {handle} returned for {_what(part)}")
+                self._fail(part, guarded(error))
+            else:
+                self._complete(part, kind, value)
+
+    def _value(self, kind: str, handle: WorkerHandle, part: Chunk, record: Record, where: Any) -> Any:
+        if kind == "wrote":
+            return None
+        return handle.number if kind == "end" else self._assembler.load(part, record, where)
+
+    def _complete(self, part: Chunk, kind: str, value: Any) -> None:
+        job = part.job
+        job.results[part.number] = (kind, value)
+        if len(job.results) < job.parts:
+            return
+        try:
+            outcome = self._assembler.assemble(job)
+        except Exception as error:  # data for the consumer: it is raised there
+            outcome = Failure(guarded(error))
+        job.over, job.place = True, None  # else the slot would stay taken until this thread is through with the job
+        job.results.clear()
+        self.meter.batches += 1  # before the batch can be taken, and the count be read
+        job.ready.put(job.seq, outcome)
+
+    def _resend(self, handle: WorkerHandle, part: Chunk, record: Record) -> None:
+        """The worker could not resolve something, as a rule a function defined after it started: send it by value."""
+        error = from_report(codec.decode(record.payload), f"{handle} could not load {_what(part)}")
+        if part.calls is None or part.by_value:
+            self._fail(part, error)
+            return
+        try:
+            part.payload, part.by_value = codec.encode(list(part.calls), by_value=True), True
+        except CannotSend as refused:
+            self._fail(part, refused)
+            return
+        self.jobs.put_back(part)
+
+    def _fail(self, part: Chunk, error: BaseException, *, urgent: bool = False) -> None:
+        job = part.job
+        if job.over:
+            return
+        job.over = True
+        job.results.clear()
+        job.ready.put(job.seq, Failure(error, urgent))
+
+    # -- births and deaths -------------------------------------------------------------------------------------------
+
+    def _spawn_worker(self, number: int) -> None:
+        orders = self._orders(number)
+        with SignalsDeferred():  # from the birth of a process until it is known, and its descriptors
+            handle = WorkerHandle(self._context, number, orders, self._end, self._parent_fd)
+            handle.has_reader = orders.reader is not None
+            if number < len(self.handles):
+                self.handles[number] = handle
+            else:
+                self.handles.append(handle)
+            handle.start()
+            self._watch(handle.channel.fileno(), self._drain, handle)
+            self._watch(handle.death_fd, self._reap, handle)
+
+    def _watch(self, fd: int, react: Callable[[WorkerHandle], None], handle: WorkerHandle) -> None:
+        self._by_fd[fd] = (react, handle)
+        self._poll.register(fd, select.POLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._by_fd.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def _reap(self, handle: WorkerHandle) -> None:
+        """A worker died: its first part is lost and says so, the rest goes to others, and a new one takes its place."""
+        if not handle.dead:
+            return
+        if handle.channel.fileno() in self._by_fd:
+            while self._read(handle):
+                continue
+        self._unwatch(handle.channel.fileno())
+        self._unwatch(handle.death_fd)
+        shifts = list(handle.shifts.values())
+        exitcode = handle.reap()
+        if self._end.is_set():
+            return
+        held, *unbegun = handle.assigned.values() or [None]
+        for part in reversed(unbegun):
+            if part is not None:
+                self.jobs.put_back(part)
+        handle.assigned.clear()
+        if not handle.ready:
+            self._check_started(handle, exitcode)
+        elif held is not None:
+            text = f"{handle} {how(exitcode)} while it was at work on {_what(held)}; it has been replaced"
+            self._fail(held, WorkerDied(text, handle.pid, exitcode), urgent=True)
+        for shift in shifts if handle.ready else ():  # before its birth no stream had begun
+            text = f"{handle} {how(exitcode)} and the rest of its stream is lost; it has been replaced"
+            told = held is not None and held.shift is shift
+            shift.lost.setdefault(handle.number, None if told else WorkerDied(text, handle.pid, exitcode))
+        if held is not None and not held.job.over:
+            self.jobs.put_back(held)
+        log.warning("%s %s; starting another", str(handle), how(exitcode))  # a kept record must not keep the handle
+        self.replaced += 1
+        self._spawn_worker(handle.number)
+        if self._context.get_start_method() == "fork":
+            self.handles[handle.number].start_deadline = Deadline(_START_S)
+
+    def _check_started(self, handle: WorkerHandle, exitcode: int | None) -> None:
+        self._stillbirths += 1
+        killed = exitcode is None or exitcode < 0
+        if killed and self._stillbirths < _MAX_STILLBIRTHS:
+            return
+        times = f", and so did {self._stillbirths - 1} before it" if self._stillbirths > 1 else ""
+        hint = "" if killed else unguarded(self._context.get_start_method())
+        raise Broken(f"{handle} {how(exitcode)} before it was ready{times}{hint}")
+
+    def _shut_down(self, grace_s: float) -> None:
+        """Let the workers see the end flag, then end the ones that do not, and reap them all."""
+        self.jobs.clear()
+        alive = {h.death_fd: h for h in self.handles if h.alive}
+        deadline = Deadline(grace_s)
+        while alive and not deadline.expired:
+            for fd in readable(alive, deadline.left()):
+                del alive[fd]
+        for handle in alive.values():
+            handle.kill()
+        for handle in self.handles:
+            handle.reap()
+            handle.close()
+            handle.assigned.clear()  # they can write no more: the slots go back
+        self._close_parent_fd()
+
+
+def _what(part: Chunk) -> str:
+    if part.shift is not None:
+        return f"batch {part.job.seq}"
+    rows = f"rows {part.start} to {part.stop} of batch {part.job.seq}"
+    return rows if not part.calls else f"{rows}, beginning with {describe(part.calls[0])}"
+
+
+def how(exitcode: int | None) -> str:
+    """An exit code in words."""
+    if exitcode is None:
+        return "ended"
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    import signal
+
+    try:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was killed by signal {-exitcode}"

@@ -1,0 +1,153 @@
+"""How kernels are compiled: by numba, cached on disk where that is possible, without Python objects. Holds no kernel.
+
+Import kernels late: importing numba takes half a second, which an import of the package should not cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from async_loader.interrupts import SignalsDeferred
+
+F = TypeVar("F", bound=Callable[..., Any])
+_KEPT = 4
+_ALL_KERNELS = 8 << 20
+"""Bytes that the folder of compiled code needs, with room to spare."""
+
+
+def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]:
+    """Compile a function at its first call.
+
+    Parameters
+    ----------
+    keeps_gil : bool
+        For what takes some microseconds: letting go of the GIL costs little, but beside a learner that wants it,
+        getting it back takes up to 5 ms.
+    inline : bool
+        For small functions that only kernels call.
+    """
+    from numba import njit
+    from numba.core import config
+
+    from async_loader.replay.base.kernel_cache import keep
+
+    _guard_forks()
+
+    def compile_(function: F) -> F:
+        home, before = kernel_folder(), config.CACHE_DIR
+        try:
+            config.CACHE_DIR = home or ""
+            options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if inline else {}
+            # Without numba's reference counts: each call of an inlined kernel would count its arrays up and down, in two
+            # locked instructions, which is two thirds of writing a small row. So no kernel can allocate an array.
+            made: F = njit(nogil=not keeps_gil, error_model="numpy", _nrt=False, **options)(function)
+            if home is not None and not inline:
+                keep(made)
+            _compile_whole(made)
+        finally:
+            config.CACHE_DIR = before
+        return made
+
+    return compile_
+
+
+def _compile_whole(made: Any) -> None:
+    """Hold signals back while it is compiled or loaded: where an exception cuts numba, LLVM's memory is freed twice."""
+    compile_ = made.compile
+
+    def whole(signature: Any) -> Any:
+        with SignalsDeferred():
+            return compile_(signature)
+
+    made.compile = whole
+
+
+@functools.cache
+def _guard_forks() -> None:
+    """Let no fork happen while another thread compiles: the child would have numba's lock, taken, and wait for it for good."""
+    from numba.core.compiler_lock import global_compiler_lock as lock
+
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+
+
+def is_kept() -> bool:
+    """Whether all that a served table calls is on the disk, so that it is loaded rather than compiled: a second, not twenty."""
+    mark = _mark()
+    return mark is not None and mark.exists()
+
+
+def note_kept() -> None:
+    """All that a served table calls was compiled or loaded."""
+    mark = _mark()
+    if mark is not None:
+        with contextlib.suppress(OSError):  # then it is asked for again
+            mark.touch()
+
+
+def _mark() -> Path | None:
+    """A file that says so. Some kernels alone, of a program that serves nothing, say nothing of the others."""
+    home = kernel_folder()
+    return None if home is None else Path(home) / f"served-{sys.implementation.cache_tag}"
+
+
+@functools.cache
+def kernel_folder() -> str | None:
+    """The folder of compiled code; ``None``, and a warning, if there is none that can be written.
+
+    One folder for each state of the sources: numba looks whether the file of a kernel has changed, and does not see that
+    another one has, whose functions the kernel calls.
+    """
+    here = Path(__file__).parent
+    sources = hashlib.sha256()
+    for folder in (here, *sorted(below for below in here.iterdir() if below.is_dir() and below.name != "__pycache__")):
+        for path in sorted(folder.glob("*.py")):
+            sources.update(path.read_bytes())
+    name = f"async_loader-{sources.hexdigest()[:16]}"
+    wanted = os.environ.get("NUMBA_CACHE_DIR")
+    failures = []
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    for parent in (wanted,) if wanted else (here / "__pycache__", cache):
+        try:
+            return str(_prepared(Path(parent).expanduser(), name))
+        except (OSError, RuntimeError) as error:  # read-only, full; no home
+            failures.append(f"{parent}: {error}")
+    from async_loader.replay.base.kernel_cache import warn_once
+
+    warn_once(f"no folder for compiled kernels can be written ({'; '.join(failures)})")
+    return None
+
+
+def _prepared(parent: Path, name: str) -> Path:
+    """``parent / name``, which exists, can be written, and is filled or has space for all kernels.
+
+    Raises
+    ------
+    OSError
+        It cannot be made or written, or the disk is full.
+    """
+    folder = parent / name
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _prune(parent)
+    os.utime(folder)
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        if next(folder.glob("*.nbi"), None) is None:
+            probe.write(bytes(_ALL_KERNELS))
+            probe.flush()
+    return folder
+
+
+def _prune(folder: Path) -> None:
+    """Remove what earlier states of the sources have left, but for the newest few: other processes may run those."""
+    found = sorted(folder.glob("async_loader-*"), key=lambda path: path.stat().st_mtime)
+    for old in found[:-_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)

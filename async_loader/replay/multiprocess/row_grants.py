@@ -1,0 +1,335 @@
+"""A writer's end of the socket: rows and permits as the owner hands them out, and answers. Writes no row.
+
+Every wait is one wait over the socket, the death of the owner's process, and a deadline.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from async_loader.errors import AsyncLoaderError, Broken, CannotSend, Closed, ConfigError, Timeout
+from async_loader.lifecycle import Deadline, readable
+from async_loader.replay.base import ring_format
+from async_loader.replay.base.row_format import CURSOR
+from async_loader.replay.multiprocess import messages
+from async_loader.replay.multiprocess.messages import Message, MessageType
+from async_loader.replay.multiprocess.publish_ring import Ids, PublishRing
+from async_loader.replay.table.waiters import WARN_AFTER_S
+from async_loader.shm.segment import Segment
+
+_DYING_S = 2.0  # the sockets of a process that dies close a moment before it counts as dead
+_ANSWER_S = 1.0
+_DROPS = 4096  # in one record
+
+
+class RowGrants:
+    """What a writer has been given and not used yet.
+
+    Parameters
+    ----------
+    sock : socket.socket
+    owner_fd : int
+        A pidfd of the owner's process.
+    lane : Lane
+    clock : Segment
+        The table's geometry; where its ids are.
+    owner : int
+        The pid, for messages.
+    lag : int
+        How many ids a row may lie back when it is filled. See NOTE [old rows].
+
+    Attributes
+    ----------
+    left : int
+        Rows that are there to be filled.
+    written : int
+        Records in the lane, so far.
+    steps : int
+        Steps among them.
+    """
+
+    def __init__(self, sock: socket.socket, owner_fd: int, lane: PublishRing, clock: Segment, owner: int, lag: int) -> None:
+        from async_loader.replay.kernels import publish_ring  # late: see compiled.py
+
+        self._kernels = publish_ring
+        self._sock, self._owner_fd, self._lane, self._owner = sock, owner_fd, lane, owner
+        self._clock = clock.bytes()
+        self._cursor = int(self._clock.ctypes.data) + 8 * CURSOR
+        self._lag = lag
+        self._extents: deque[tuple[int, int]] = deque()
+        self.left = self.written = self.steps = 0
+        self._room = ring_format.SIZE
+        self._permits = 0
+        self._asked = self._needs = False
+        self._token = 0
+        self._answer: Message | None = None
+        self._why = "the owner has not answered yet"
+
+    # -- rows and permits ------------------------------------------------------------------------------------------------
+
+    def ready(self, rows: Ids, steps: int, deadline: Deadline) -> int:
+        """InsertCredits for up to ``steps`` steps, and rows for as many. Waits until that is one at least.
+
+        Parameters
+        ----------
+        rows : int64 array
+            Rows that the first step takes, the first two, and so on. With no ``steps``, a row without a permit.
+
+        Raises
+        ------
+        Timeout, Closed, Broken
+            Nothing was written.
+        """
+        warned, one = False, int(rows[0])
+        while True:
+            got = 0
+            if self.left >= one:
+                self._make_room(one, deadline)
+                fit = steps if steps < 2 else int(np.searchsorted(rows, min(self.left, self._room - 2), "right"))
+                if not steps or self._permits:
+                    return min(fit, self._permits)
+                got = self._kernels.take(self._lane.address, fit, self._cursor, self._extents[0][0] + self._lag)
+                if got > 0:
+                    self._permits = got
+                    return got
+            if got == ring_format.SHUT:
+                raise self._shut()
+            if got == ring_format.STALE:
+                self._skip()
+            else:
+                warned = self._wait(int(rows[-1]), steps, deadline, warned)
+
+    def ready_at_once(self, rows: int) -> bool:
+        """As `ready` for one step, where there is nothing to wait for."""
+        if self.left < rows or self._room < rows + 2:
+            return False
+        if self._permits <= 0:
+            self._permits = max(0, self._kernels.take(self._lane.address, 1, self._cursor, self._extents[0][0] + self._lag))
+        return self._permits > 0
+
+    def names(self, count: int) -> Ids:
+        """The ids of the next ``count`` rows, which are there."""
+        first, left = self._extents[0]
+        if count <= left:
+            return np.arange(first, first + count)
+        parts, missing = [], count
+        for first, left in self._extents:
+            parts.append(np.arange(first, first + min(left, missing)))
+            missing -= len(parts[-1])
+        return np.concatenate(parts)[:count]
+
+    def publish(self, written: int, rows: int, steps: int) -> None:
+        """Everything up to record ``written`` is complete; so many rows and permits are used up.
+
+        Ctrl-C may come after any call, also that of the kernel: they are used up before it, in one go without a call, so that no
+        row is ever filled again. What was not published then is with the next record.
+        """
+        extents = self._extents
+        first, left = extents[0] if rows else (0, 0)
+        if rows and rows >= left:
+            extents = self._behind(rows)
+        elif rows:
+            extents[0] = (first + rows, left - rows)
+        self._extents = extents
+        self._room -= written - self.written
+        self.written = written
+        self._permits -= steps
+        self.left -= rows
+        self.steps += steps
+        rings = self._kernels.publish(self._lane.address, written)
+        if len(self._extents) <= 1 and not self._asked:
+            self._asked = self._try(MessageType.MORE)
+        if rings:
+            self._try(MessageType.RING)
+
+    def publish_again(self) -> None:
+        """Publish what is complete, also where Ctrl-C came between `publish`'s count and its kernel."""
+        if self._kernels.publish(self._lane.address, self.written):
+            self._try(MessageType.RING)
+
+    def _behind(self, rows: int) -> deque[tuple[int, int]]:
+        """The extents without their first so many rows."""
+        extents = self._extents.copy()
+        while rows:
+            first, left = extents.popleft()
+            if rows < left:
+                extents.appendleft((first + rows, left - rows))
+            rows -= min(rows, left)
+        return extents
+
+    def end_episode(self, stream: int, flags: int, deadline: Deadline) -> None:
+        """A record without a row: see `words.ENDED`."""
+        self._make_room(1, deadline)
+        self._note(stream, ring_format.ENDED | flags, 0)
+
+    def _skip(self) -> None:
+        """Give the rest of an extent back. See NOTE [old rows]."""
+        _, left = self._extents[0]
+        self._note(left, ring_format.SKIPPED, left)
+
+    def _note(self, what: int, flags: int, rows: int) -> None:
+        self._kernels.note(self._lane.address, self.written, what, flags)
+        self.publish(self.written + 1, rows, 0)
+
+    def _make_room(self, rows: int, deadline: Deadline) -> None:
+        """Records are only ever short of room when many episodes end at once: then the owner is told to look."""
+        while self._room < rows + 2:  # one more stays free for giving an extent back
+            self._room = self._lane.room(self.written)
+            if self._room < rows + 2:
+                self.ask(MessageType.FLUSH, MessageType.FLUSHED, b"", deadline)
+
+    # -- asking ----------------------------------------------------------------------------------------------------------
+
+    def hello(self, pid: int, death_fd: int) -> None:
+        self._send(MessageType.HELLO, pid, fds=(death_fd,))
+
+    def numbers(self, streams: Sequence[Any], deadline: Deadline) -> list[int]:
+        """The table's numbers of streams."""
+        try:
+            body = pickle.dumps(list(streams), protocol=5)
+        except Exception as error:  # pickling runs the code of whatever names a stream
+            raise CannotSend(f"the name of a stream does not pickle: {error}") from error
+        if len(body) > messages.NAMES_BYTES:
+            half = len(streams) // 2
+            if not half:
+                raise ConfigError(
+                    f"the name of a stream takes {len(body)} bytes, {messages.NAMES_BYTES} at most: use a shorter one"
+                )
+            return self.numbers(streams[:half], deadline) + self.numbers(streams[half:], deadline)
+        answer = self.ask(MessageType.NAMES, MessageType.NUMBERS, body, deadline)
+        if answer.kind == MessageType.REFUSED:
+            raise ConfigError(f"the owner cannot use the name of a stream: {answer.body.decode()}")
+        numbers: list[int] = np.frombuffer(answer.body, np.int64).tolist()
+        return numbers
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Say that these numbers of streams are not used any more. If it cannot be said, the owner keeps them: no harm."""
+        self.publish_again()
+        for first in range(0, len(numbers), _DROPS):
+            body = np.asarray(numbers[first : first + _DROPS], np.int64).tobytes()
+            try:
+                messages.send(self._sock, messages.pack(MessageType.DROP, body=body))
+            except OSError:
+                return
+
+    def ask(self, kind: MessageType, wanted: MessageType, body: bytes, deadline: Deadline) -> Message:
+        """One question and its answer, or REFUSED."""
+        self._token += 1
+        self._send(kind, self._token, body=body)
+        self._answer = None
+        while True:
+            answer = self._answer
+            if answer is not None and answer.kind in (wanted, MessageType.REFUSED) and answer.a == self._token:
+                return answer
+            if not self._listen(deadline.left()) and deadline.expired:
+                raise Timeout(f"the table's process {self._owner} has not answered in time: raise timeout_s")
+
+    def _wait(self, rows: int, steps: int, deadline: Deadline, warned: bool) -> bool:
+        """Until the owner has said something; whether a warning was given."""
+        if not self._needs:
+            self._needs = self._asked = True
+            self._send(MessageType.NEED, rows, steps)
+        left = deadline.left()
+        if self._listen(WARN_AFTER_S if left is None and not warned else left):
+            return warned
+        if left is None:
+            if not warned:
+                text = f"waiting to insert for {WARN_AFTER_S:g} s: {self._why}"
+                warnings.warn(text, RuntimeWarning, stacklevel=5)
+            return True
+        if deadline.expired:
+            self._give_up(rows, steps)
+        return warned
+
+    def _give_up(self, rows: int, steps: int) -> None:
+        """The time is over: ask why once more, for numbers that are true now; raise Timeout unless what was needed has come."""
+        self._send(MessageType.NEED, rows, steps)
+        answer = Deadline(_ANSWER_S)
+        self._why, before = "", self._why
+        while not self._why and self._needs and not answer.expired:
+            self._listen(answer.left())
+        if self._needs:
+            self._send(MessageType.NEED, 0, 0)
+            self._needs = False
+            raise Timeout(f"still cannot insert: {self._why or before}")
+
+    # -- the socket ------------------------------------------------------------------------------------------------------
+
+    def _try(self, kind: MessageType) -> bool:
+        """Send what need not arrive: if the owner is gone, or does not read, the next wait says so."""
+        try:
+            messages.send(self._sock, messages.pack(kind))
+        except OSError:
+            return False
+        return True
+
+    def _send(self, kind: MessageType, a: int = 0, b: int = 0, body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        try:
+            messages.send(self._sock, messages.pack(kind, a, b, body), fds)
+        except BlockingIOError:
+            raise Broken(f"the table's process {self._owner} has not read {kind.name} and what came before it") from None
+        except ConnectionError:
+            raise self._gone() from None
+
+    def _listen(self, left_s: float | None) -> bool:
+        """Take in what the owner says; ``False`` if that is nothing within the time."""
+        heard = self._hear()
+        if heard:
+            return True
+        ready = readable([self._sock.fileno(), self._owner_fd], left_s)
+        if not ready:
+            return False
+        if not self._hear() and self._owner_fd in ready:
+            raise self._gone()
+        return True
+
+    def _hear(self) -> bool:
+        heard = False
+        while True:
+            try:
+                message = messages.receive(self._sock)
+            except BlockingIOError:
+                return heard
+            except ConnectionResetError:
+                message = None
+            if message is None:
+                raise self._gone()
+            heard = True
+            self._take_in(message)
+
+    def _take_in(self, message: Message) -> None:
+        kind = message.kind
+        if kind == MessageType.GRANT:
+            self._extents.append((message.a, message.b))
+            self.left += message.b
+            self._asked = False
+        elif kind == MessageType.GO:
+            self._needs = False
+        elif kind == MessageType.WHY:
+            self._why = message.body.decode(errors="replace")
+        elif kind == MessageType.CLOSED:
+            raise self._shut()
+        else:
+            self._answer = message
+
+    def _shut(self) -> AsyncLoaderError:
+        if self._lane.state() == ring_format.HAS_FAILED:
+            return Broken(f"the thread that serves writers has failed in the table's process {self._owner}: see its log")
+        return Closed(f"the replay buffer was closed by its process {self._owner}: nothing can be added any more")
+
+    def _gone(self) -> AsyncLoaderError:
+        if self._lane.state() == ring_format.OPEN:
+            readable([self._owner_fd], _DYING_S)
+            return Broken(f"process {self._owner}, which had the replay buffer, has died: nothing can be added any more")
+        return self._shut()
+
+    def close(self) -> None:
+        self._sock.close()
+        messages.close_fd(self._owner_fd)

@@ -1,0 +1,359 @@
+"""ProcessWriter: adds steps to a table that another process owns. Decides no id, links nothing. See NOTE [lane]."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from typing import Any, Never
+
+import numpy as np
+
+from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
+from async_loader.lifecycle import Deadline, seconds
+from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
+from async_loader.replay.arguments import floats_of, one_float, one_of
+from async_loader.replay.base.row_format import AWAITS, FINAL, TERMINATED, TRUNCATED
+from async_loader.replay.multiprocess.messages import MessageType, close_fd
+from async_loader.replay.multiprocess.publish_ring import Floats, Ids, PublishRing
+from async_loader.replay.multiprocess.row_grants import RowGrants
+from async_loader.replay.multiprocess.writer_handle import Terms
+from async_loader.replay.samplers import priority_rules
+from async_loader.replay.stream_names import stream_name, stream_names
+from async_loader.replay.table.step_packer import NO_FIELDS, Ends, StepPacker
+from async_loader.replay.table.storage import Storage
+from async_loader.replay.writer import how_ended
+from async_loader.shm.segment import Segment
+from async_loader.table import Streams
+
+_CLOSE_S = 5.0
+_MANY = 256
+"""Streams with a number, from which on those that have ended are forgotten."""
+_NO_FLOATS: Floats = np.empty(0)
+_ONE, _TWO = np.array([1]), np.array([2])
+
+
+def _at(point: str) -> None:
+    """Between reserving, writing and publishing a row. Tests end the process here."""
+
+
+@explain_wrong_attributes
+class ProcessWriter:
+    """Adds the steps of another process than the table's. A `async_loader.table.Writer`, made by `WriterHandle.open`.
+
+    Threads: one at a time, in the process that opened it. Cost: about that of `ReplayBuffer.add`; it waits for the
+    owner only when that withholds rows, when a stream is new, and for the first rows. What has been added can be drawn from
+    then on by whoever samples in the owner's process.
+    """
+
+    def __init__(
+        self, sock: socket.socket, owner_fd: int, lane: PublishRing, clock: Segment, storage: Storage, terms: Terms
+    ) -> None:
+        from async_loader.replay.kernels import publish_ring  # late: see compiled.py
+
+        layout = storage.layout
+        self._kernels, self._storage, self._terms, self._lane = publish_ring, storage, terms, lane
+        self._pid = os.getpid()
+        self._closed = False
+        self._step_packer = StepPacker(layout, storage.base)
+        self._ends = Ends(layout.schema)
+        self._row_grants = RowGrants(sock, owner_fd, lane, clock, terms.owner, layout.capacity // 2)
+        self._numbers: dict[Hashable, int] = {}
+        self._open: set[int] = set()  # streams whose episode may go on
+        self._many = _MANY
+        self.schema = layout.schema
+        self._stream, self._flags, self._ids = (np.zeros(1, np.int64) for _ in range(3))  # of one step
+
+    def _begin(self, stream: Hashable) -> None:
+        """Tell the owner who writes, and to which stream."""
+        death_fd = os.pidfd_open(self._pid)
+        try:
+            self._row_grants.hello(self._pid, death_fd)
+        finally:
+            close_fd(death_fd)
+        self.stream = stream_name(stream)
+        self._number(stream, Deadline(None))
+
+    @property
+    def steps(self) -> int:
+        """Steps that this writer has added. It never falls; a call that Ctrl-C interrupts has added its step or has not."""
+        return self._row_grants.steps
+
+    # -- adding ----------------------------------------------------------------------------------------------------------
+
+    @by_name
+    def append(
+        self,
+        step: Mapping[str, Any] | None = None,
+        /,
+        *misplaced: Never,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_obs: Any = None,
+        stream: Hashable | None = None,
+        priority: float | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> int:
+        """Add a stream's next step. As `LocalWriter.append`.
+
+        Returns
+        -------
+        int
+            The step's id.
+
+        Raises
+        ------
+        SchemaError
+            Names the field that does not fit. Nothing was written.
+        Timeout
+            The limiter lets nothing in, or writers hold all rows. Nothing was written.
+        Closed, Broken
+            The table was closed, or its process has died. Nothing was written.
+        """
+        if misplaced:
+            raise misplaced_fields("ProcessWriter.append", misplaced)
+        self._check_mine()
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
+        step_packer = self._step_packer
+        values = fields if step is None else dict(one_of(step, fields, "step"))
+        flags = self._ends.into(values, terminated, truncated)
+        checked = step_packer.values(values)
+        ends = None if final_obs is None else step_packer.final_values(final_obs)
+        flags = step_packer.flags(checked, ends is not None, flags)
+        given = _NO_FLOATS
+        if priority is not None or self._terms.given:
+            given = self._priorities(None if priority is None else one_float(priority, "priority"), 1)
+        number = self._numbers[self.stream] if stream is None else self._number(stream_name(stream), Deadline(timeout_s))
+        rows = _TWO if flags & AWAITS else _ONE
+        if not self._row_grants.ready_at_once(int(rows[0])):
+            with _in_seconds(timeout_s):
+                self._row_grants.ready(rows, 1, Deadline(timeout_s))
+        self._stream[0], self._flags[0] = number, flags
+        final = NO_FIELDS if ends is None else step_packer.put_final(ends)
+        self._write(step_packer.put(checked), final, 0, 1, int(rows[0]), self._stream, self._flags, given, self._ids)
+        return int(self._ids[0])
+
+    @by_name
+    def extend(
+        self,
+        batch: Mapping[str, Any] | None = None,
+        /,
+        *misplaced: Never,
+        terminated: Any = False,
+        truncated: Any = False,
+        final_obs: Any = None,
+        stream: Streams | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> Ids:
+        """Add many steps. As `LocalWriter.extend`.
+
+        Raises
+        ------
+        SchemaError, Closed, Broken
+            As `append`.
+        Timeout
+            As `append`; what is written is written in pieces, and it says how many rows were.
+        """
+        if misplaced:
+            raise misplaced_fields("ProcessWriter.extend", misplaced, "batch")
+        self._check_mine()
+        step_packer, deadline = self._step_packer, Deadline(timeout_s)
+        values = dict(one_of(batch, fields, "batch"))
+        said = self._ends.into_columns(values, terminated, truncated)
+        columns = step_packer.columns(values)
+        count = len(columns[0])
+        flags = step_packer.column_ends(columns, said)
+        final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
+        if final_obs is not None:
+            finals, has_final = step_packer.final_columns(final_obs, flags & (TERMINATED | TRUNCATED) != 0)
+            final = step_packer.fields(step_packer.followed, finals)
+        flags = step_packer.check_ends(flags, has_final)
+        given = self._priorities(priority, count)
+        streams = self._streams(stream, count, deadline)
+        source = step_packer.fields(step_packer.everything, columns)
+        rows, ids, start = np.cumsum(1 + (flags & AWAITS != 0)), np.empty(count, np.int64), 0
+        while start < count:
+            before = int(rows[start - 1]) if start else 0
+            with _in_seconds(timeout_s, start, count):
+                stop = start + self._row_grants.ready(rows[start:] - before, count - start, deadline)
+            self._write(source, final, start, stop, int(rows[stop - 1]) - before, streams, flags, given, ids)
+            start = stop
+        del columns, finals  # whose memory the kernels read
+        return ids
+
+    @explain_wrong_names
+    def end_episode(
+        self,
+        *,
+        final_obs: Any = None,
+        stream: Hashable | None = None,
+        terminated: bool = False,
+        truncated: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """The episode ended after its last step. As `ReplayBuffer.end_episode`, for an episode that this writer began."""
+        self._check_mine()
+        flags, deadline = how_ended(terminated, truncated), Deadline(timeout_s)
+        ends = None if final_obs is None else self._step_packer.final_values(final_obs)
+        number = self._numbers.get(self.stream if stream is None else stream_name(stream), -1)
+        if number not in self._open:
+            return
+        with _in_seconds(timeout_s):
+            if ends is None:
+                self._row_grants.end_episode(number, flags, deadline)
+                self._open.discard(number)
+                return
+            self._row_grants.ready(_ONE, 0, deadline)
+        self._stream[0], self._flags[0] = number, FINAL | flags
+        self._write(self._step_packer.put_final(ends), NO_FIELDS, 0, 1, 1, self._stream, self._flags, _NO_FLOATS, self._ids)
+
+    def _write(
+        self,
+        source: Ids,
+        final: Ids,
+        start: int,
+        stop: int,
+        rows: int,
+        streams: Ids,
+        flags: Ids,
+        given: Floats,
+        ids: Ids,
+    ) -> None:
+        """Fill ``rows`` rows that are there, and publish them."""
+        row_grants, lane = self._row_grants, self._lane.address
+        names = row_grants.names(rows)
+        _at("reserved")
+        geometry = self._storage.geometry
+        written = self._kernels.fill(
+            geometry, source, final, start, stop, names, streams, flags, given, ids, lane, row_grants.written
+        )
+        _at("written")
+        steps = 0 if flags[start] & FINAL else stop - start
+        numbers, said = streams[start:stop].tolist(), flags[start:stop].tolist()
+        self._open.update(numbers)  # before, as Ctrl-C may come between: what is open and not here could not be ended
+        row_grants.publish(written, rows, steps)
+        _at("published")
+        for number, last in dict(zip(numbers, said, strict=True)).items():  # the last row of each stream counts
+            if last & (TERMINATED | TRUNCATED):
+                self._open.discard(number)
+
+    # -- what is added ---------------------------------------------------------------------------------------------------
+
+    def _priorities(self, priority: Any, count: int) -> Floats:
+        terms = self._terms
+        if priority is None:
+            if terms.given:
+                priority_rules.check(np.full(count, np.nan), given=True)
+            return _NO_FLOATS
+        if not terms.prioritized:
+            raise Unsupported(f"this table's {terms.sampler} and {terms.remover} use no priorities: leave them out")
+        given = floats_of(priority, "priority")
+        if given.shape != (count,):
+            raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
+        priority_rules.check_given(given)
+        priority_rules.check(given, given=terms.given)
+        return given
+
+    def _streams(self, stream: Any, count: int, deadline: Deadline) -> Ids:
+        names = self.stream if stream is None else stream_names(stream, count, self._numbers)
+        if not isinstance(names, list):
+            return np.full(count, self._number(names, deadline), np.int64)
+        new = [name for name in dict.fromkeys(names) if name not in self._numbers]
+        if new:
+            self._forget_ended(set(names))
+            self._numbers.update(zip(new, self._row_grants.numbers(new, deadline), strict=True))
+        return np.array([self._numbers[name] for name in names], np.int64)
+
+    def _number(self, stream: Hashable, deadline: Deadline) -> int:
+        number = self._numbers.get(stream)
+        if number is None:
+            self._forget_ended({stream})
+            (number,) = self._row_grants.numbers([stream], deadline)
+            self._numbers[stream] = number
+        return number
+
+    def _forget_ended(self, keep: Container[Hashable]) -> None:
+        """Before more streams are named: forget those whose episodes have ended, where they are more than a few.
+
+        The owner is told first. Ctrl-C between the two leaves numbers here that the owner may give to others: so they are
+        taken out of `_numbers` before it hears of them, and at worst it keeps some for longer than needed.
+        """
+        if len(self._numbers) < self._many:
+            return
+        own = self.stream
+        ended = {
+            name: number
+            for name, number in self._numbers.items()
+            if number not in self._open and name not in keep and name != own
+        }
+        self._numbers = {name: number for name, number in self._numbers.items() if name not in ended}
+        self._many = max(_MANY, 2 * len(self._numbers))
+        self._row_grants.drop(list(ended.values()))
+
+    # -- the end ---------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all that was added is in the table: linked, told to samplers, visible to readers of its memory."""
+        self._check_mine()
+        self._row_grants.publish_again()
+        self._row_grants.ask(MessageType.FLUSH, MessageType.FLUSHED, b"", Deadline(timeout_s))
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """End the writer's open episodes, as `end_episode` without more does, and give back its rows. May be called again.
+
+        Waits for ``timeout_s``, by default 5 s, until the owner has taken in everything, and raises nothing if it is gone or
+        has not answered: it takes it in all the same. In a forked child it only closes the child's copies.
+        """
+        limit = _CLOSE_S if timeout_s is None else seconds("timeout_s", timeout_s)
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(AsyncLoaderError):
+            if os.getpid() == self._pid:
+                self._row_grants.publish_again()
+                self._row_grants.ask(MessageType.BYE, MessageType.FLUSHED, b"", Deadline(limit))
+        self._row_grants.close()
+
+    def _check_mine(self) -> None:
+        if self._closed:
+            raise Closed("this writer was closed: get another writer_handle()")
+        if os.getpid() != self._pid:
+            raise Unsupported(
+                f"this writer belongs to process {self._pid}, and process {os.getpid()} is a fork of it: "
+                "get another writer_handle() for each process"
+            )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        return f"<ProcessWriter stream={self.stream!r} steps={self.steps} {'closed' if self._closed else 'open'}>"
+
+    def __enter__(self) -> ProcessWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When modules are being taken apart the process ends, and the owner takes in all that is complete.
+        if not finalizing() and not getattr(self, "_closed", True):
+            self.close()
+
+
+@contextlib.contextmanager
+def _in_seconds(timeout_s: float | None, done: int = 0, count: int = 0) -> Iterator[None]:
+    """Say in a Timeout how long was waited, and in every error how many steps of many are in."""
+    try:
+        yield
+    except (Timeout, Closed, Broken) as error:
+        said = f"{timeout_s:g} s have passed, and {error}" if isinstance(error, Timeout) else str(error)
+        raise type(error)(f"{done} of {count} steps are in: {said}" if count else said) from None

@@ -1,0 +1,211 @@
+"""Where every field of every row lies, in one block of shared memory. Decides nothing about what is in the rows.
+
+::
+
+    packed rows                                          columns
+    row 0: head, small fields | row 1: head, small ... | large field 0: row 0, row 1 ... | large field 1 ...
+
+The row of an id is ``id % rows``; ids are 64 bits wide and never reused. The head is described in row_format.py.
+
+# NOTE [spare rows]
+There are more rows than the capacity: what leaves the newest `capacity` steps stays readable until as many more as there
+are spare rows have come. So all of the newest `capacity` can be drawn at every moment, also while the writer is in the
+middle of a row, and whoever drew the oldest has that many additions of time to read it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.errors import ConfigError
+from async_loader.replay.base import row_format
+from async_loader.schema import PackedRow, Schema
+from async_loader.shm.hugepages import HugePages
+from async_loader.shm.limits import human
+from async_loader.shm.segment import Segment
+
+# Fields of this size and above are columns. 256 rows with one field beside 176 bytes of others, drawn out of 300 MB:
+# as a column 28 us at 64 bytes, 31 at 256, 67 at 1 KiB; within the packed row 35, 41 and 77, for the second copy that
+# unpacking is. But every further column costs as much again (five of them 61 us against 17), so fields share
+# a row until copying their bytes twice outweighs another pass.
+COLUMN_BYTES = 1024
+
+_PAGE = 4096
+_MARK_BYTES = 64  # at the end: a byte that says whether the rows are being loaded
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLayout:
+    """Where every field of every row lies. Pure arithmetic.
+
+    Attributes
+    ----------
+    schema : Schema
+        Of a step, as it is stored.
+    capacity : int
+        Steps that are live at most.
+    rows : int
+        Rows in memory. See NOTE [spare rows].
+    stride : int
+        Bytes from packed row to packed row.
+    places : tuple of (int, int)
+        For every field: its offset in row 0 from the start of the block, and the bytes from row to row.
+    nbytes : int
+        Of everything, with the mark at the end.
+    """
+
+    schema: Schema
+    capacity: int
+    rows: int
+    stride: int
+    places: tuple[tuple[int, int], ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, schema: Schema, capacity: int, spare: int | None = None) -> StorageLayout:
+        """For steps of ``schema``. ``spare`` is for tests."""
+        small = [i for i, field in enumerate(schema.fields) if field.nbytes < COLUMN_BYTES]
+        packed = PackedRow.of([schema.fields[i] for i in small])
+        stride = row_format.HEAD_BYTES + (packed.stride if small else 0)
+        stride = -(-stride // 16) * 16 if any(schema.fields[i].dtype.itemsize > 8 for i in small) else stride
+        count = capacity + (_spare(capacity, stride + schema.nbytes) if spare is None else spare)
+        places = {i: (row_format.HEAD_BYTES + offset, stride) for i, offset in zip(small, packed.offsets, strict=True)}
+        end = count * stride
+        for i, field in enumerate(schema.fields):
+            if i not in places:
+                places[i] = (_pages(end), field.nbytes)
+                end = _pages(end) + count * field.nbytes
+        nbytes = _pages(end + _MARK_BYTES)
+        return cls(schema, capacity, count, stride, tuple(places[i] for i in range(len(schema.fields))), nbytes)
+
+    @classmethod
+    def within(cls, schema: Schema, nbytes: int, capacity: int | None = None) -> StorageLayout:
+        """The largest one, of at most ``capacity`` steps, that takes no more than ``nbytes``.
+
+        Raises
+        ------
+        ConfigError
+            If not even one step fits.
+        """
+        if capacity is not None and (whole := cls.of(schema, capacity)).nbytes <= nbytes:
+            return whole
+        low, high = 0, max(1, nbytes // row_format.HEAD_BYTES)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if cls.of(schema, middle).nbytes <= nbytes else (low, middle - 1)
+        if low == 0:
+            least = cls.of(schema, 1).nbytes
+            raise ConfigError(f"capacity of {human(nbytes)}: one step of {schema.nbytes} bytes already takes {human(least)}")
+        return cls.of(schema, low)
+
+    @property
+    def spare(self) -> int:
+        """Rows beyond the capacity."""
+        return self.rows - self.capacity
+
+    @property
+    def burst(self) -> int:
+        """Steps that are written at a time at most: with their final observations they stay within the spare rows."""
+        return max(1, self.spare // 2 - 1)
+
+
+def _spare(capacity: int, nbytes: int) -> int:
+    """A thirty-second of the capacity or 64 KiB, whichever is more; at least 4, at most 1024."""
+    return max(4, min(1024, max(capacity // 32, (64 << 10) // nbytes)))
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE
+
+
+class Storage:
+    """The rows, in this process. Whoever has a copy (by fork, or by pickling while being spawned) sees the same ones.
+
+    Parameters
+    ----------
+    segment : Segment
+    layout : StorageLayout
+
+    Attributes
+    ----------
+    geometry : int64 array
+        What kernels need to know; see row_format.py. Its owner fills in the rest.
+    cells : list of arrays [rows, *shape]
+        Every field of all rows.
+    ready : int
+        Rows for which `make_ready` has been called.
+    """
+
+    def __init__(self, segment: Segment, layout: StorageLayout) -> None:
+        self.layout = layout
+        self.segment = segment
+        self._block = segment.bytes(0, layout.nbytes)
+        self._mark = segment.bytes(layout.nbytes - _MARK_BYTES, _MARK_BYTES)
+        self.base = self._block.ctypes.data
+        self.geometry = self.fresh_geometry()
+        self.pid = os.getpid()
+        self._huge = HugePages(self.base, layout.nbytes)
+        self.ready = 0
+
+    @classmethod
+    def create(cls, layout: StorageLayout) -> Storage:
+        """In a new segment, whose pages are taken as they are written.
+
+        Raises
+        ------
+        OutOfMemory
+            When the full table would not fit, before anything is allocated.
+        """
+        purpose = f"replay buffer of {layout.capacity} steps of {layout.schema.nbytes} bytes"
+        return cls(Segment.create(layout.nbytes, purpose, commit=False), layout)
+
+    @property
+    def loading(self) -> bool:
+        """Whether all rows are being replaced by those of a checkpoint. Every process that shares the storage sees it."""
+        return bool(self._mark[0])
+
+    @loading.setter
+    def loading(self, loading: bool) -> None:
+        self._mark[0] = loading
+
+    def make_ready(self, rows: int) -> None:
+        """Before the first ``rows`` rows are written for the first time: huge pages under them, and a little further."""
+        layout = self.layout
+        regions = {(0, layout.stride), *((offset, stride) for offset, stride in layout.places if stride != layout.stride)}
+        ends = [
+            (self._huge.under(offset + self.ready * stride, offset + rows * stride) - offset) // stride
+            for offset, stride in regions
+        ]
+        self.ready = min(ends) if self._huge.wanted and min(ends) < layout.rows else sys.maxsize
+
+    def fresh_geometry(self) -> npt.NDArray[np.int64]:
+        """That of a table that holds nothing."""
+        geometry = np.zeros(row_format.PLACES, np.int64)
+        geometry[row_format.BASE] = self.base
+        geometry[row_format.STRIDE] = self.layout.stride
+        geometry[row_format.ROWS] = self.layout.rows
+        return geometry
+
+    @property
+    def cells(self) -> list[npt.NDArray[Any]]:
+        return [self.cell(i) for i in range(len(self.layout.schema.fields))]
+
+    def cell(self, i: int) -> npt.NDArray[Any]:
+        """Field ``i`` of all rows, ``[rows, *shape]``."""
+        field = self.layout.schema.fields[i]
+        offset, stride = self.layout.places[i]
+        within = np.empty(field.shape, field.dtype).strides
+        return np.ndarray((self.layout.rows, *field.shape), field.dtype, self._block, offset, (stride, *within))
+
+    def heads(self) -> npt.NDArray[np.int64]:
+        """The heads of all rows, ``[rows, 4]``. See row_format.py."""
+        return np.ndarray((self.layout.rows, 4), np.int64, self._block, 0, (self.layout.stride, 8))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Storage, (self.segment, self.layout)

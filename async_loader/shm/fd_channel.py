@@ -1,0 +1,138 @@
+"""Whole records, and descriptors, between a loader and one worker process. Knows no meaning.
+
+One AF_UNIX SOCK_SEQPACKET pair per worker: a process killed in the middle of a send leaves no half record, and no
+other process has a share in it. Records up to 64 KiB travel in the socket, larger payloads in a memfd beside it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from async_loader.errors import CannotSend
+from async_loader.shm.segment import Segment, close_all
+
+_INLINE = 48 << 10  # bytes of message and payload that fit a record; the socket's buffer then holds at least two
+_RECORD = 64 << 10
+_MAX_FDS = 250  # the kernel takes 253
+_HEADER = struct.Struct("<QQBB")  # bytes of message, bytes of payload, and whether each of them is in a memfd
+
+Message = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Record:
+    """One received record. ``payload`` is empty, bytes, or an array on a mapped memfd; ``fds`` belong to who receives it."""
+
+    message: Message
+    payload: Any = b""
+    fds: list[int] = field(default_factory=list)
+
+
+class FdChannel:
+    """One end.
+
+    Parameters
+    ----------
+    sock : socket.socket
+        Owned by the channel.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    @staticmethod
+    def pair() -> tuple[FdChannel, FdChannel]:
+        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return FdChannel(left), FdChannel(right)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def detach(self) -> int:
+        return self._sock.detach()
+
+    def set_blocking(self, blocking: bool) -> None:
+        self._sock.setblocking(blocking)
+
+    def send(self, message: Message, payload: bytes | Segment = b"", fds: Sequence[int] = ()) -> None:
+        """Send one record.
+
+        Raises
+        ------
+        OSError
+            BrokenPipeError, ConnectionResetError when the other end is gone; BlockingIOError when it does not read.
+        """
+        pickled = pickle.dumps(message, protocol=5)
+        head = pickled if len(pickled) <= _INLINE else _spill(pickled)
+        if isinstance(payload, bytes) and len(payload) + _inline(head) > _INLINE:
+            payload = _spill(payload)
+        beside = [part for part in (head, payload) if isinstance(part, Segment)]
+        if len(fds) + len(beside) > _MAX_FDS:
+            raise CannotSend(f"it holds {len(fds)} shared segments, {_MAX_FDS} can be sent at once: put them into one")
+        descriptors = array.array("i", [*(segment.fileno() for segment in beside), *fds])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)] if descriptors else []
+        header = _HEADER.pack(_size(head), _size(payload), isinstance(head, Segment), isinstance(payload, Segment))
+        inline = [part for part in (head, payload) if isinstance(part, bytes)]
+        self._sock.sendmsg([header, *inline], ancillary, socket.MSG_NOSIGNAL)
+
+    def receive(self) -> Record | None:
+        """The next record; ``None`` when the other end is closed.
+
+        Raises
+        ------
+        BlockingIOError
+            On a non-blocking channel with nothing to read.
+        """
+        data, ancillary, _, _ = self._sock.recvmsg(_RECORD, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            return None
+        fds = array.array("i")
+        for _level, _kind, raw in ancillary:
+            fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
+        message_bytes, payload_bytes, message_beside, payload_beside = _HEADER.unpack_from(data)
+        start = _HEADER.size
+        try:
+            # The mapping outlives the descriptor, which the segment closes when it is dropped here.
+            if message_beside:
+                message = pickle.loads(Segment.attach(fds.pop(0), message_bytes).view())
+            else:
+                message = pickle.loads(memoryview(data)[start : start + message_bytes])
+                start += message_bytes
+            if payload_beside:
+                payload: Any = Segment.attach(fds.pop(0), payload_bytes).bytes()
+            else:
+                payload = data[start : start + payload_bytes]
+        except BaseException:
+            close_all(fds)
+            raise
+        return Record(message, payload, list(fds))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+
+def from_fd(fd: int) -> FdChannel:
+    """The end that was inherited, or received, as a descriptor."""
+    return FdChannel(socket.socket(fileno=fd))
+
+
+def _size(part: bytes | Segment) -> int:
+    return part.nbytes if isinstance(part, Segment) else len(part)
+
+
+def _inline(part: bytes | Segment) -> int:
+    return 0 if isinstance(part, Segment) else len(part)
+
+
+def _spill(payload: bytes) -> Segment:
+    segment = Segment.create(len(payload), "a payload for a worker")
+    segment.bytes()[:] = memoryview(payload)
+    return segment

@@ -1,0 +1,151 @@
+"""The compiled path: batches of arrays gathered in bulk are what item by item would give."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from dataset_rig import same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Subset, TensorDataset
+
+from async_loader import DataLoader
+from async_loader.dataset.array_dataset import Columns, columns_of
+from async_loader.errors import ConfigError
+
+DTYPES = ["?", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "f2", "f4", "f8", "c8", "c16"]
+
+
+@st.composite
+def columns(draw, rows):
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    shape = (rows, *draw(st.lists(st.integers(0, 3), max_size=2)))
+    array = (np.arange(np.prod(shape)) * 3 % 200).reshape(shape).astype(dtype)
+    form = draw(st.sampled_from(["array", "fortran", "reversed", "read-only", "strided", "tensor", "tensor strided"]))
+    if form == "fortran":
+        return np.asfortranarray(array)
+    if form == "reversed":
+        return array[::-1]
+    if form == "strided":
+        return np.repeat(array, 2, axis=0)[::2]
+    if form == "tensor":
+        return torch.from_numpy(array)
+    if form == "tensor strided":
+        return torch.from_numpy(np.repeat(array, 2, axis=0))[::2]
+    array.flags.writeable = form != "read-only"
+    return array
+
+
+@st.composite
+def datasets(draw):
+    rows = draw(st.integers(1, 12))
+    kind = draw(st.sampled_from(["one", "tuple", "dict", "TensorDataset"]))
+    if kind == "one":
+        data = draw(columns(rows))
+    else:
+        parts = draw(st.lists(columns(rows), min_size=1, max_size=3))
+        data = tuple(parts) if kind == "tuple" else {f"c{i}": p for i, p in enumerate(parts)}
+        if kind == "TensorDataset":
+            data = TensorDataset(*(p if isinstance(p, torch.Tensor) else torch.from_numpy(p.copy()) for p in parts))
+    if kind in ("one", "TensorDataset") and draw(st.booleans()):
+        data = Subset(data, draw(st.lists(st.integers(-rows, rows - 1), min_size=1, max_size=9)))
+    return data
+
+
+@given(datasets(), st.integers(1, 5), st.booleans(), st.sampled_from(["keep", "drop", "roll_over"]), st.data())
+@settings(deadline=None, max_examples=40)
+def test_it_gives_what_item_by_item_gives(dataset, batch_size, shuffle, last, data):
+    options = {"batch_size": batch_size, "shuffle": shuffle, "last_batch": last, "seed": 3}
+    if not shuffle and data.draw(st.booleans()):
+        n = len(columns_of(dataset))
+        options["sampler"] = data.draw(st.lists(st.integers(-n, n - 1), max_size=9))
+    bulk, plain = (DataLoader(dataset, bulk=choice, **options) for choice in (True, False))
+    for _ in range(2):
+        assert len(bulk) == len(plain)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's, of tensors on read-only arrays
+            same(list(bulk), list(plain))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_that_are_strided_are_gathered_whatever_their_dtype(dtype):
+    data = torch.from_numpy(np.arange(12).astype(dtype))[::2]
+    same(list(DataLoader(data, 4, bulk=True)), [data[:4], data[4:]])
+
+
+def test_conjugated_tensors_are_gathered_as_they_read():
+    data = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    same(list(DataLoader(data, 2, bulk=True)), [torch.tensor([1 - 2j, 3 + 1j])])
+
+
+def test_tensors_of_dtypes_that_numpy_lacks_are_gathered_too():
+    data = torch.arange(12).to(torch.bfloat16).reshape(6, 2)
+    same(list(DataLoader(data, 4, bulk=True)), [data[:4], data[4:]])
+
+
+def test_memory_is_used_again_and_never_while_a_batch_is_held():
+    data = np.repeat(np.arange(40, dtype=np.uint8), 100_000).reshape(40, 100_000)
+    kept = list(DataLoader(data, 8, bulk=True))
+    assert all((batch == torch.arange(i * 8, i * 8 + 8).reshape(8, 1)).all() for i, batch in enumerate(kept))
+
+
+def test_large_batches_are_gathered_ahead_by_a_thread():
+    data = np.zeros((64, 100_000), np.uint8)
+    with DataLoader(data, 16, num_workers=2, bulk=True) as loader:
+        assert loader._pool.kind == "thread"
+        assert [b.shape[0] for b in loader] == [16] * 4
+    assert DataLoader(data[:, :10], 16, num_workers=2)._pool.kind == "inline"
+
+
+def test_shards_are_gathered_one_by_one():
+    data = np.arange(10)
+    loader = DataLoader(data, batch_sampler=[[[0, 1], [2]], [[3], [4, 5]]], bulk=True)
+    same(list(loader), [[torch.tensor([0, 1]), torch.tensor([2])], [torch.tensor([3]), torch.tensor([4, 5])]])
+
+
+@pytest.mark.parametrize("index", [[0, 10], [-11], [3, -12, 2]])
+def test_an_index_out_of_bounds_is_an_error_and_the_next_batch_comes(index):
+    loader = iter(DataLoader(np.arange(10), batch_sampler=[index, [1]], bulk=True))
+    with pytest.raises(IndexError, match="out of bounds for a dataset of 10 items"):
+        next(loader)
+    assert next(loader).tolist() == [1]
+
+
+class Own:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return i
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "reason"),
+    [
+        (Own(), {}, "dataset: Own is no array"),
+        ([1, 2], {}, "dataset: list is no array"),
+        ((np.zeros(3), np.array(["a", "b", "c"])), {}, "dataset: column 1 has dtype <U1"),
+        ({"x": np.zeros(3), "y": [1, 2, 3]}, {}, "dataset: column 'y' is list"),
+        (np.zeros(3, ">f4"), {}, "dtype >f4"),
+        (np.zeros(3, np.uint64), {}, "dtype uint64"),
+        (torch.zeros(3).to(torch.float8_e4m3fn), {}, "has dtype torch.float8_e4m3fn"),
+        (torch.zeros(3, requires_grad=True), {}, "no plain tensor"),
+        (torch.nn.Parameter(torch.zeros(3)), {}, "is a Parameter, whose class an item keeps"),
+        (np.ma.zeros(3), {}, "is MaskedArray"),
+        (np.zeros(3), {"collate_fn": list}, "collate_fn: it is not the default one"),
+        (Own(), {"collate_fn": list}, "dataset: .*; collate_fn: "),
+        (np.zeros(3), {"batch_size": None}, "batch_size: it is None"),
+    ],
+)
+def test_true_says_why_it_cannot_be_had(dataset, options, reason):
+    with pytest.raises(ConfigError, match=f"bulk is True and cannot be had .*{reason}"):
+        DataLoader(dataset, bulk=True, **options)
+    DataLoader(dataset, **options)  # it finds out by itself
+
+
+def test_columns_can_be_made_by_hand():
+    made = Columns([np.arange(5), np.arange(5) * 2], tuple)
+    same(made.gather(np.array([4, -5])), (torch.tensor([4, 0]), torch.tensor([8, 0])))

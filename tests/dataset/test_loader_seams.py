@@ -1,0 +1,221 @@
+"""Where a loader meets what surrounds it: loaders within its datasets, forks, workers that could not be made ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import RandomSampler, WeightedRandomSampler
+
+from async_loader import DataLoader
+from async_loader.compat.gluon.data import DataLoader as GluonLoader
+from async_loader.compat.gluon.data.batchify import Stack
+from async_loader.compat.torch import StatefulDataLoader
+from async_loader.dataset.ferry import Ferry
+from async_loader.errors import Broken
+from async_loader.pipeline.pool import Pool
+from async_loader.testing.fake_device import FakeBackend
+
+ROW = 4096
+
+
+def _read(rows):
+    return next(iter(DataLoader(rows, len(rows))))
+
+
+class Keeping:
+    """Keeps, from item 40 on, a batch that was made in the worker, and makes its items of that."""
+
+    def __init__(self, make):
+        self._make, self._kept = make, None
+
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, i):
+        if i < 40:
+            return np.full(ROW, i + i % 2, np.float32)
+        if self._kept is None:
+            self._kept = np.asarray(self._make([np.full(ROW, j, np.float32) for j in range(2)]))
+        return self._kept[i % 2] + np.float32(i)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+
+class Streamed:
+    def __init__(self, make):
+        self._items = Keeping(make)
+
+    def __iter__(self):
+        return iter(self._items)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Keeping(_read), 4, num_workers=1),
+        lambda: DataLoader(Streamed(_read), 4, num_workers=1),
+        lambda: GluonLoader(Keeping(Stack()), 4, num_workers=1),
+    ],
+    ids=["core", "stream", "gluon"],
+)
+def test_a_batch_that_a_dataset_keeps_is_not_in_memory_that_is_used_again(make):
+    loader = make()
+    assert [int(row[0]) for batch in loader for row in batch] == [i + i % 2 for i in range(120)]
+    loader._pool.close()
+
+
+class Fives:
+    def begin(self, here):
+        return lambda task: task * 5
+
+
+def _in_child(what):
+    """Its exit status; a child that hangs is ended by the alarm."""
+    pid = os.fork()
+    if not pid:
+        import signal
+
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)
+            what()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_a_ferry_says_in_a_forked_child_whose_it_is():
+    def ask():
+        with pytest.raises(Broken, match="belongs to process"):
+            list(ferry)
+
+    with Pool(Fives(), 1, kind="thread") as pool:
+        ferry = Ferry(pool.iterate(range(9)), lambda batch: batch)
+        assert next(ferry) == 0
+        assert _in_child(ask) == 0
+        assert list(ferry) == [5 * n for n in range(1, 9)]
+        ferry.close()
+
+
+def test_a_forked_child_drops_an_iteration_whose_lock_was_held():
+    held, go = threading.Event(), threading.Event()
+
+    def hold(lock):
+        with lock:
+            held.set()
+            go.wait()
+
+    with Pool(Fives(), 1, kind="thread") as pool:
+        iteration = pool.iterate(range(3))
+        thread = threading.Thread(target=hold, args=(iteration.queue._lock,))
+        thread.start()
+        held.wait()
+        try:
+            status = _in_child(iteration.close)
+        finally:
+            go.set()
+            thread.join()
+        assert status == 0
+        assert list(iteration) == [0, 5, 10]
+
+
+def test_no_batch_comes_of_a_worker_that_could_not_be_initialised():
+    def fail(worker):
+        raise OSError("no such device")
+
+    with DataLoader(list(range(6)), 2, num_workers=1, worker_type="thread", worker_init_fn=fail) as loader:
+        epoch = iter(loader)
+        for _ in range(3):
+            with pytest.raises(OSError, match="no such device"):
+                next(epoch)
+        assert list(epoch) == []
+
+
+class Holed:
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        if i == 5:
+            raise LookupError("item 5")
+        return i
+
+
+class Counting:
+    """A sampler with a state."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < 20:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def __len__(self):
+        return 20
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("after", [2, 3, 4])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Holed(), 2),
+        lambda: DataLoader(Holed(), 2, num_workers=2, worker_type="thread", sampler=Counting()),
+        lambda: DataLoader(Holed(), 2, device=FakeBackend()),
+        lambda: StatefulDataLoader(Holed(), 2, sampler=Counting()),
+    ],
+    ids=["inline", "thread", "device", "torch"],
+)
+def test_a_batch_that_failed_counts_in_a_state(make, after):
+    one, two = make(), make()
+    epoch, said = iter(one), []
+    for _ in range(after):
+        try:
+            said.append(next(epoch).cpu().tolist())
+        except LookupError:
+            said.append("failed")
+    state = one.state_dict()
+    assert said == [[0, 1], [2, 3], "failed", [6, 7]][:after]
+    rest = [[6, 7], [8, 9]] if after == 3 else [[8, 9]] if after == 4 else []
+    two.load_state_dict(state)
+    again = iter(two)
+    if after == 2:
+        with pytest.raises(LookupError):
+            next(again)
+    assert [batch.cpu().tolist() for batch, _ in zip(again, rest, strict=False)] == rest
+    for loader in (one, two):
+        loader.close()
+
+
+@pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader], ids=["core", "torch"])
+@pytest.mark.parametrize("at", [0, 3])
+def test_what_was_drawn_from_the_global_generator_is_drawn_again(make, at):
+    for sampler in (RandomSampler(range(20)), RandomSampler(range(20), True, 20), WeightedRandomSampler([1.0] * 20, 20)):
+        one, two = (make(list(range(20)), 2, sampler=sampler) for _ in range(2))
+        epoch = iter(one)
+        for _ in range(at):
+            next(epoch)
+        state = json.loads(json.dumps(one.state_dict()))
+        rest = [batch.tolist() for batch in epoch]
+        two.load_state_dict(state)
+        before = torch.get_rng_state()
+        assert [batch.tolist() for batch in two] == rest
+        assert len(rest) == 10 - at
+        if make is DataLoader:
+            assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,102 @@
+"""Collation: what torch's default_collate gives, item for item and error for error."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+import torch
+from dataset_rig import same
+from torch.utils.data import default_collate as theirs
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from async_loader.dataset.torch_collate import default_collate
+from async_loader.pipeline.batches import arena
+
+Point = collections.namedtuple("Point", "x y")
+LEAVES = [
+    *(np.array([[1, 2], [3, 4]], dtype) for dtype in ("?", "u1", "i8", "f2", "f4", "f8", "c8", "u8")),
+    *(np.dtype(dtype).type(1) for dtype in ("?", "u1", "i2", "i8", "f2", "f4", "f8", "c16")),
+    np.array(2.5),
+    np.zeros((0, 3)),
+    torch.tensor(1),
+    torch.ones(2, 3),
+    torch.ones(2, dtype=torch.bfloat16),
+    torch.ones(2, requires_grad=True),
+    torch.nn.Parameter(torch.ones(2)),
+    1,
+    2.5,
+    True,
+    "text",
+    b"bytes",
+    Point(1, np.zeros(2)),
+    (1, 2.0),
+    [torch.ones(1), "x"],
+    {"a": 1, "b": {"c": np.zeros(3)}},
+    collections.OrderedDict(a=1.0),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*'np.bool_' scalars to be interpreted:DeprecationWarning")  # torch's, of numpy 1.26
+@pytest.mark.parametrize("in_slot", [False, True])
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: f"{type(leaf).__name__}-{getattr(leaf, 'dtype', '')}")
+def test_it_gives_what_torch_gives(leaf, in_slot):
+    batch = [leaf] * 3
+    with arena.within(arena.Arena(np.zeros(4096, np.uint8)) if in_slot else None):
+        same(default_collate(batch), theirs(batch))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [np.zeros(2), np.zeros(3)],
+        [torch.zeros(2), torch.zeros(3)],
+        [np.array(["a"])] * 2,
+        [np.zeros(2, object)] * 2,
+        [np.zeros(2, ">f4")] * 2,
+        [object(), object()],
+        [None, None],
+        [(1, 2), (1,)],
+        [{"a": 1}, {"b": 1}],
+        [np.uint64(3)] * 2,
+        [np.float32(1), "x"],
+        [torch.eye(2).to_sparse()] * 2,
+    ],
+    ids=lambda batch: type(batch[0]).__name__,
+)
+def test_it_fails_as_torch_fails(batch):
+    with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever it is
+        theirs(batch)
+    with arena.within(arena.Arena(np.zeros(4096, np.uint8))), pytest.raises(expected.type) as found:
+        default_collate(batch)
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize(
+    "batch", [[np.float32(1), np.float64(2)], [np.zeros(2, "f4"), np.zeros(2, "f8")], [torch.zeros(2), torch.zeros(2).double()]]
+)
+def test_mixed_dtypes_are_promoted_as_torch_does(batch):
+    with arena.within(arena.Arena(np.zeros(4096, np.uint8))):
+        same(default_collate(batch), theirs(batch))
+
+
+def test_a_rule_of_the_users_is_kept():
+    class Mine:
+        pass
+
+    before = dict(default_collate_fn_map)
+    default_collate_fn_map[Mine] = lambda batch, *, collate_fn_map=None: len(batch)
+    default_collate_fn_map[np.ndarray] = lambda batch, *, collate_fn_map=None: "arrays"
+    try:
+        assert default_collate([Mine(), Mine()]) == 2
+        assert default_collate([np.zeros(2)]) == "arrays"
+    finally:
+        default_collate_fn_map.clear()
+        default_collate_fn_map.update(before)
+    same(default_collate([np.zeros(2)]), torch.zeros(1, 2, dtype=torch.float64))
+
+
+def test_a_batch_too_large_for_its_slot_lies_elsewhere():
+    with arena.within(arena.Arena(np.zeros(64, np.uint8))):
+        same(default_collate([np.ones(100)] * 3), torch.ones(3, 100, dtype=torch.float64))

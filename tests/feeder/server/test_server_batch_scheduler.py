@@ -1,0 +1,430 @@
+"""Who gets which batch: by waiting time, within credit, again when a learner is gone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from server_rig import SCHEMA, Rig
+
+from async_loader import Field, ReplayBuffer
+from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.wire import (
+    REDELIVERED,
+    SENT_BEFORE,
+    Batch,
+    End,
+    Error,
+    ErrorCode,
+    Ping,
+    Priorities,
+    Reader,
+    Status,
+    schema_of,
+)
+from async_loader.feeder.wire.control import View
+from async_loader.replay.rate_limiter import MinSize, Queue
+from async_loader.replay.samplers import Fifo, Prioritized
+from async_loader.schema import Schema
+
+
+def queue(size: int = 100) -> dict[str, ReplayBuffer]:
+    return {"t": ReplayBuffer(size, SCHEMA, sampler=Fifo(), limiter=Queue(size), max_times_sampled=1)}
+
+
+def batches(peer) -> list:
+    found = []
+    while (message := peer.receive(Plane.PULL, wait=False)) is not None:
+        found.append(message)
+    return found
+
+
+def test_credit_is_absolute_so_that_a_pull_may_be_lost_doubled_or_late():
+    with Rig() as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(100))
+        peer.open_reader()
+        for granted, sent in ((2, 2), (2, 0), (1, 0), (5, 3), (3, 0), (6, 1)):
+            peer.pull(granted)
+            assert len(batches(peer)) == sent
+        sequences = []
+        peer.pull(8)
+        sequences = [message.sequence for message in batches(peer)]
+        assert sequences == [6, 7]
+
+
+def test_a_reader_is_sent_no_more_than_some_whatever_it_grants():
+    with Rig() as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(100))
+        peer.open_reader()
+        peer.pull(2**64 - 1)
+        for _ in range(20):
+            rig.turn()
+        assert len(batches(peer)) == 64
+
+
+def test_whoever_has_waited_longest_comes_first_and_who_wants_much_is_not_passed_for_ever():
+    with Rig(queue()) as rig:
+        writer, one, two = rig.peer(), rig.peer(), rig.peer()
+        writer.open_writer()
+        large, small = one.open_reader(batch_size=10), two.open_reader(batch_size=2)
+        one.pull(1)
+        rig.turn()
+        two.pull(9)
+        for n in range(9):
+            writer.insert(n, [n])
+            assert batches(one) == batches(two) == []
+        writer.insert(9, [9])
+        (first,) = batches(one)
+        assert one.values(first, large) == list(range(10))
+        for n in range(10, 14):
+            writer.insert(n, [n])
+        assert [two.values(message, small) for message in batches(two)] == [[10, 11], [12, 13]]
+
+
+def test_where_drawing_takes_nothing_away_those_behind_may_pass():
+    with Rig({"t": ReplayBuffer(100, SCHEMA, sampler=Fifo(), seed=0)}) as rig:
+        writer, one, two = rig.peer(), rig.peer(), rig.peer()
+        writer.open_writer()
+        one.open_reader(batch_size=50)
+        two.open_reader(batch_size=2)
+        one.pull(1)
+        rig.turn()
+        two.pull(1)
+        writer.insert(0, range(5))
+        rig.turn()
+        assert len(batches(two)) == 1
+        assert batches(one) == []
+        writer.insert(1, range(5, 60))
+        rig.turn()
+        assert len(batches(one)) == 1
+
+
+def test_learners_take_turns():
+    with Rig() as rig:
+        peers = [rig.peer() for _ in range(3)]
+        peers[0].open_writer()
+        peers[0].insert(0, range(100))
+        for peer in peers:
+            peer.open_reader()
+        for peer in peers:
+            peer.pull(50)
+        rig.turn()
+        served = []
+        for peer in peers:
+            peer._turn = None
+            served.append(sum(1 for _ in iter(lambda p=peer: p.receive(Plane.PULL, wait=False), None)))
+        assert sorted(served) == [21, 21, 22]
+
+
+def test_what_a_dead_learner_had_is_delivered_again_to_another_with_a_flag_and_cut_as_that_one_wants():
+    with Rig(queue()) as rig:
+        writer, dead, other = rig.peer(), rig.peer(), rig.peer()
+        writer.open_writer()
+        writer.insert(0, range(12))
+        reader = dead.open_reader(batch_size=4)
+        assert reader.body.leased
+        dead.pull(2)
+        first, _ = batches(dead)
+        dead.give_back([first.sequence])
+        rig.turn()
+        rig.clock.now += 5
+        for peer in (other, writer):
+            peer.ask(Plane.CONTROL, Ping())
+        rig.pass_time(6)
+        assert dead.session not in [one.number for one in rig.server_state.sessions]
+        reader = other.open_reader(batch_size=3)
+        other.pull(3)
+        came = batches(other)
+        assert [other.values(message, reader) for message in came] == [[4, 5, 6], [7, 8, 9], [10, 11]][: len(came)]
+        assert [bool(message.flags & REDELIVERED) for message in came] == [True, True]
+        assert [other.redelivered(message, reader) for message in came] == [[True] * 3, [True, False, False]]
+        writer.insert(1, [12])
+        (last,) = batches(other)
+        assert other.values(last, reader) == [10, 11, 12]
+        assert other.redelivered(last, reader) == [False] * 3
+        assert not last.flags & REDELIVERED
+        other.give_back([0, 1, 2, 77])
+        other.close_reader()
+        assert rig.server_state.tables["t"].scheduler.finished
+
+
+def test_a_reader_that_closes_in_good_order_says_what_was_used_what_was_seen_and_what_was_neither():
+    with Rig(queue()) as rig:
+        peer, other = rig.peer(), rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(20))
+        peer.open_reader(batch_size=2)
+        peer.pull(8)
+        assert len(batches(peer)) == 8
+        peer.give_back([0])
+        peer.close_reader(arrived=6, seen=[3], unseen=[5, 4])  # 1 and 2 were used, 6 and 7 did not arrive
+        reader = other.open_reader(batch_size=2)
+        other.pull(7)
+        came = [(other.values(one, reader), other.redelivered(one, reader)) for one in batches(other)]
+        new = [([n, n + 1], [False, False]) for n in (8, 10, 12, 14, 16, 18)]
+        assert came == [([6, 7], [True, True]), *new]
+        assert not rig.server_state.tables["t"].scheduler.readers[0].leases.keys() - set(range(7))
+
+
+def test_what_a_returned_message_of_used_batches_says_is_not_needed_when_the_reader_closes():
+    """RETURN and CLOSE_READER go over two connections: which of them comes first makes no difference."""
+    for late in (False, True):
+        with Rig(queue()) as rig:
+            peer = rig.peer()
+            peer.open_writer()
+            peer.insert(0, range(4))
+            peer.open_reader(batch_size=2)
+            peer.pull(2)
+            batches(peer)
+            if not late:
+                peer.give_back([0])
+            peer.close_reader(arrived=2, unseen=[1])
+            if late:
+                peer.give_back([0])
+            reader = peer.open_reader(batch_size=2)
+            peer.pull(2)
+            (message,) = [one for one in batches(peer) if one.sequence == 0 and isinstance(one.body, Batch)]
+            assert (peer.values(message, reader), peer.redelivered(message, reader)) == ([2, 3], [False, False])
+
+
+def test_rows_that_an_earlier_server_may_have_handed_out_say_so():
+    with Rig(queue()) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(3), message_flags=SENT_BEFORE)
+        peer.insert(1, range(3, 8))
+        reader = peer.open_reader(batch_size=4)
+        peer.pull(2)
+        found = [peer.redelivered(one, reader) for one in batches(peer)]
+        assert found == [[True, True, True, False], [False] * 4]
+
+
+def test_rows_of_a_table_that_is_no_queue_say_nothing():
+    with Rig() as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        reader = peer.open_reader()
+        assert "redelivered" not in [field.name for field in schema_of(reader.body.schema).fields]
+
+
+def test_a_reader_that_is_closed_or_opened_again_gives_its_leases_back():
+    with Rig(queue()) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(4))
+        reader = peer.open_reader(batch_size=4)
+        for again in (False, True, True):
+            peer.pull(1)
+            (message,) = batches(peer)
+            assert (bool(message.flags & REDELIVERED), peer.values(message, reader)) == (again, [0, 1, 2, 3])
+            assert isinstance(peer.open_reader(batch_size=4).body, Reader)
+
+
+def test_what_was_seen_through_another_view_waits_for_a_reader_of_that_view():
+    schema = Schema.of({"x": np.int64, "reward": np.float32})
+    tables = {"t": ReplayBuffer(100, schema, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)}
+    with Rig(tables) as rig:
+        peer = rig.peer()
+        peer.open_writer(schema=schema)
+        peer.insert(0, range(4), schema=schema)
+        peer.open_reader(1, batch_size=4)
+        peer.pull(1)
+        assert len(batches(peer)) == 1
+        peer.close_reader(1, arrived=1, seen=[0])
+        peer.open_reader(2, batch_size=4, view=View(n=1, gamma=0.9))
+        peer.pull(1, 2)
+        assert batches(peer) == []
+        peer.open_reader(3, batch_size=4)
+        peer.pull(1, 3)
+        (message,) = batches(peer)
+        assert (message.number, message.flags) == (3, REDELIVERED)
+
+
+def test_who_waits_too_long_is_told_and_told_again_and_served_nevertheless():
+    with Rig({"t": ReplayBuffer(100, SCHEMA, limiter=MinSize(10))}) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.open_reader(timeout_s=2.0)
+        peer.pull(1)
+        rig.turn()
+        for _ in range(3):
+            rig.pass_time(1.5)
+            assert batches(peer) == []
+            rig.pass_time(0.6)
+            (message,) = batches(peer)
+            assert isinstance(message.body, Error)
+            assert (message.body.code, message.number, message.body.retryable) == (ErrorCode.TIMEOUT, 1, True)
+            assert "10" in message.body.text
+        peer.insert(0, range(10))
+        assert [type(message.body) for message in batches(peer)] == [Batch]
+
+
+def test_a_batch_that_can_never_be_is_refused_when_the_reader_opens():
+    with Rig(queue(10)) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        answer = peer.open_reader(batch_size=11).body
+        assert (answer.code, answer.retryable) == (ErrorCode.UNSUPPORTED, False)
+        answer = peer.open_reader(batch_size=1 << 20, view=View(n=1, gamma=0.5)).body
+        assert answer.code == ErrorCode.UNSUPPORTED
+
+
+def test_batches_that_fit_into_no_message_are_refused():
+    schema = Schema.of([Field((1 << 20,), np.dtype(np.float32), name="x")])
+    with Rig({"t": ReplayBuffer(10, schema)}) as rig:
+        peer = rig.peer()
+        assert peer.open_reader(batch_size=17).body.code == ErrorCode.TOO_LARGE
+        assert isinstance(peer.open_reader(batch_size=15).body, Reader)
+        assert rig.server_state.tables["t"].scheduler.readers[0].ahead == 4, "256 MiB are on their way at most"
+
+
+@pytest.mark.parametrize("n", [1025, 1 << 20])
+def test_a_view_that_would_keep_steps_from_being_drawn_is_refused(n):
+    with Rig({"t": ReplayBuffer(100, Schema.of({"x": np.int64, "reward": np.float32}))}) as rig:
+        assert rig.peer().open_reader(view=View(n=n, gamma=0.9)).body.code == ErrorCode.UNSUPPORTED
+
+
+def test_views_are_counted():
+    with Rig({"t": ReplayBuffer(100, Schema.of({"x": np.int64, "reward": np.float32}))}) as rig:
+        peer = rig.peer()
+        answers = [peer.open_reader(view=View(n=1, gamma=i / 100)).body for i in range(70)]
+        assert [isinstance(one, Reader) for one in answers] == [True] * 64 + [False] * 6
+        assert answers[-1].code == ErrorCode.LIMIT
+
+
+def test_a_learner_that_does_not_read_loses_no_batch_and_is_served_on_when_it_reads():
+    with Rig(queue(2000)) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(1000))
+        reader = peer.open_reader(batch_size=1)
+        for granted in range(1, 1001):
+            peer.pull(granted)
+            if granted % 200 == 0:
+                rig.turn()
+        for _ in range(40):
+            rig.turn()
+        unsent = rig.server._sockets.unsent
+        values = []
+        while len(values) < 1000:
+            values += [peer.values(message, reader)[0] for message in batches(peer)]
+            peer.pull(1000)
+            peer.give_back(range(len(values)))
+            rig.turn()
+        assert values == list(range(1000))
+        assert unsent < 50, "who cannot be sent to is not tried all the time"
+
+
+def test_priorities_are_applied_and_those_of_rows_that_are_gone_counted():
+    with Rig({"t": ReplayBuffer(10, SCHEMA, sampler=Prioritized(0.6), seed=0)}) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(20))
+        peer.open_reader()
+        answer = peer.ask(Plane.PULL, Priorities(np.array([3, 15, 19]), np.array([1.0, 2.0, 0.5])), 1, 77)
+        assert (answer.sequence, answer.body.applied, answer.body.stale) == (77, 2, 1)
+        peer.pull(1)
+        (message,) = batches(peer)
+        assert message.body.rows == 4
+
+
+def test_priorities_of_a_table_without_are_refused():
+    with Rig() as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.open_reader()
+        assert peer.ask(Plane.PULL, Priorities(np.array([3]), np.array([1.0])), 1).body.code == ErrorCode.UNSUPPORTED
+
+
+def test_a_queue_that_drains_hands_out_its_last_rows_and_waits_for_them_to_be_used():
+    with Rig(queue()) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(10))
+        reader = peer.open_reader(batch_size=4)
+        peer.pull(2)
+        assert len(batches(peer)) == 2
+        rig.server.stop()
+        assert not rig.server._over()
+        peer.pull(4)
+        rig.turn()
+        (last,) = batches(peer)
+        assert peer.values(last, reader) == [8, 9]
+        assert not rig.server._over()
+        peer.give_back([0, 1, 2])
+        rig.turn()
+        assert rig.server._over()
+        rig.server.close()
+        peer._turn = None
+        end = peer.receive(Plane.PULL)
+        assert isinstance(end.body, End)
+        assert (end.number, end.body.count) == (1, 3)
+
+
+def test_nobody_waits_for_a_drain_for_longer_than_was_said():
+    with Rig(queue(), drain_s=5.0) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(10))
+        peer.open_reader(batch_size=4)
+        rig.server.stop()
+        assert not rig.server._over()
+        rig.clock.now += 5
+        assert rig.server._over()
+
+
+def test_a_table_that_is_closed_ends_its_readers_and_writers_and_no_others():
+    tables = {**queue(), "other": ReplayBuffer(10, SCHEMA)}
+    with Rig(tables) as rig:
+        peer = rig.peer()
+        peer.open_writer(1)
+        peer.open_reader(1)
+        peer.open_writer(2, table="other")
+        peer.insert(0, range(150))
+        rig.turn()
+        peer.receive(Plane.INSERT, wait=False)
+        peer.close_writer(1)
+        rig.turn()
+        assert peer.receive(Plane.CONTROL, wait=False) is None
+        tables["t"].close()
+        assert isinstance(peer.receive(Plane.PULL).body, End)
+        assert peer.receive(Plane.CONTROL).body.code == ErrorCode.UNSUPPORTED
+        assert peer.receive(Plane.INSERT).body.code == ErrorCode.UNSUPPORTED
+        peer.insert(1, [1])
+        assert peer.receive(Plane.INSERT).body.code == ErrorCode.UNSUPPORTED
+        assert peer.open_reader(3).body.code == ErrorCode.UNSUPPORTED
+        assert peer.open_writer(3).body.code == ErrorCode.UNSUPPORTED
+        peer.insert(0, [1], number=2)
+        assert peer.receive(Plane.INSERT).body.applied == 1
+
+
+def test_rates_are_those_of_now_and_means_have_a_name_of_their_own():
+    with Rig() as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        for sequence in range(10):
+            peer.insert(sequence, range(20))
+            rig.pass_time(1.0)
+        table = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        assert table["inserts_per_s"] == pytest.approx(20, rel=0.3)
+        assert table["inserts_per_s_mean"] == pytest.approx(20, rel=0.3)
+        for _ in range(8):
+            rig.pass_time(1.0)
+        table = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]
+        assert table["inserts_per_s"] == 0
+        assert table["inserts_per_s_mean"] == pytest.approx(200 / 18, rel=0.3)
+        assert table["samples_per_s"] == 0
+
+
+def test_many_that_wait_for_the_same_are_one_line():
+    with Rig(queue(10)) as rig:
+        peer = rig.peer()
+        for number in range(8):
+            peer.open_writer(number, producer=bytes([number]) * 16)
+            peer.insert(0, range(10), number=number)
+        rig.turn()
+        (line,) = peer.ask(Plane.CONTROL, Status()).body.status["tables"]["t"]["waiting"]
+        assert line.startswith("7 producers (producer 01010101 and others) to insert: ")

@@ -1,0 +1,242 @@
+"""The loop through real sockets: it answers whatever others do, ends when it is told, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+from server_rig import SCHEMA, Peer, Rig
+
+from async_loader import ReplayBuffer
+from async_loader.feeder.server import Server
+from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.wire import Ack, Batch, Done, Drain, End, Hello, Message, Ping, Pong, Pull, Status, encode
+from tests.waiting_rig import until
+
+CHILD = """
+import os, sys
+import numpy as np
+from async_loader import ReplayBuffer
+from async_loader.feeder.server import Server
+from async_loader.feeder.server.sockets import Plane
+from async_loader.replay.rate_limiter import MinSize
+from async_loader.replay.table.nonblocking_table import warm
+warm()
+base = sys.argv[1]
+schema = {"x": np.int64, "done": np.bool_}
+server = Server({"t": ReplayBuffer(10000, schema, seed=0)}, {p: f"ipc://{base}.{p.value}" for p in Plane}, drain_s=2.0)
+print(os.getpid(), "torch" in sys.modules, flush=True)
+server.run()
+print("torch" in sys.modules, flush=True)
+"""
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def served():
+    """A server in a thread, on tcp."""
+    server = Server({"t": ReplayBuffer(10_000, SCHEMA, seed=0)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"), drain_s=1.0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    server.stop()
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    server.__dict__.clear()  # pytest keeps the server until after it was looked at what is left
+
+
+@pytest.fixture
+def child(tmp_path):
+    """A server in a process: the process, and where it listens."""
+    base = str(tmp_path / "s")
+    process = subprocess.Popen([sys.executable, "-c", CHILD, base], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said = process.stdout.readline().split()
+    assert len(said) == 2, process.stderr.read()
+    yield process, {plane: f"ipc://{base}.{plane.value}" for plane in Plane}, said
+    process.kill()
+    process.communicate()
+
+
+def filled(peer: Peer, rows: int = 2000) -> None:
+    peer.hello()
+    peer.open_writer()
+    for n in range(rows // 1000):
+        peer.insert(n, range(1000))
+    while peer.receive(Plane.INSERT).body.applied < rows // 1000:
+        continue
+
+
+def test_a_server_in_a_process_serves_drains_at_sigterm_and_exits_with_0(child, context):
+    process, endpoints, said = child
+    assert said[1] == "False", "a server has no use for torch"
+    with Peer(context, endpoints) as peer:
+        filled(peer)
+        peer.open_reader(batch_size=100)
+        peer.pull(3)
+        assert [peer.receive(Plane.PULL).body.rows for _ in range(3)] == [100] * 3
+        process.send_signal(signal.SIGTERM)
+        assert isinstance(peer.receive(Plane.PULL).body, End)
+        assert isinstance(peer.receive(Plane.CONTROL).body, End)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "False\n", "")
+
+
+def test_a_server_that_is_killed_leaves_nothing(child, context):
+    process, endpoints, _ = child
+    with Peer(context, endpoints) as peer:
+        filled(peer)
+        assert not psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+    assert not [name for name in os.listdir("/dev/shm") if "async_loader" in name]
+
+
+def test_drain_is_answered_when_everything_is_done(served, context):
+    with Peer(context, served.endpoints) as peer:
+        filled(peer)
+        peer.send(Plane.CONTROL, Drain())
+        assert [type(peer.receive(Plane.CONTROL).body) for _ in range(2)] == [Done, End]
+
+
+def test_a_server_that_never_ran_gives_its_sockets_back():
+    server = Server({"t": ReplayBuffer(10, SCHEMA)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"))
+    server.stop()
+    server.close()
+    server.close()
+    server.stop()
+
+
+def test_an_endpoint_that_is_taken_is_an_error_that_leaves_nothing():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoints = dict.fromkeys(Plane, "tcp://127.0.0.1:0") | {Plane.PULL: f"tcp://127.0.0.1:{taken.getsockname()[1]}"}
+        with pytest.raises(OSError, match="in use"):
+            Server({"t": ReplayBuffer(10, SCHEMA)}, endpoints)
+
+
+def test_a_ping_is_answered_in_the_first_round_whatever_else_waits():
+    with Rig() as rig:
+        flood, peer = rig.peer(), rig.peer()
+        flood.open_writer()
+        flood.insert(1, range(300))
+        flood.open_reader()
+        rig.turn()
+        before = rig.server.counters.snapshot()["messages_insert_in"]
+        for sequence in range(2, 302):
+            flood.insert(sequence, [sequence])
+        flood.pull(64)
+        peer.send(Plane.CONTROL, Ping())
+        assert isinstance(peer.receive(Plane.CONTROL).body, Pong)  # in one round
+        taken = rig.server.counters.snapshot()["messages_insert_in"] - before
+        assert 0 < taken < 300  # which left inserts for the next
+
+
+def test_a_peer_that_never_reads_harms_nobody(served, context):
+    with Peer(context, served.endpoints) as good, Peer(context, served.endpoints) as deaf:
+        filled(good)
+        deaf.hello()
+        deaf.open_reader(batch_size=1000)
+        before = psutil.Process().memory_info().rss
+        for i in range(3000):
+            deaf.pull(64 * i)
+            deaf.send(Plane.CONTROL, Status())
+        good.open_reader(batch_size=100)
+        for i in range(200):
+            good.pull(i + 1)
+            assert isinstance(good.receive(Plane.PULL).body, Batch)
+        assert isinstance(good.ask(Plane.CONTROL, Ping()).body, Pong)
+        assert psutil.Process().memory_info().rss - before < 200 << 20
+
+
+def garbage(good: bytes, kind: int, rng: np.random.Generator) -> list[bytes]:
+    """A message that is none."""
+    if kind == 0:
+        return [rng.bytes(64), rng.bytes(20)]
+    if kind == 1:
+        return [good[:40]]
+    if kind == 2:
+        return [good] * 3
+    if kind == 3:
+        return [b""]
+    damaged = bytearray(good)
+    damaged[int(rng.integers(0, 64))] ^= 1 << int(rng.integers(0, 8))
+    return [bytes(damaged)]
+
+
+def test_a_good_client_is_served_throughout_a_hundred_thousand_messages_that_are_none(served, context):
+    rng = np.random.default_rng(0)
+    good = encode(Message(Ping(), 77))[0]
+    many = [garbage(good, kind % 5, rng) for kind in range(500)]
+    handles = psutil.Process().num_fds()
+    with Peer(context, served.endpoints) as peer:
+        filled(peer)
+        peer.open_reader(batch_size=16)
+        sequence = 2
+        for pulled, block in enumerate(range(100), 1):
+            bad = context.socket(zmq.DEALER)
+            bad.linger = 0
+            bad.sndhwm = 0
+            bad.connect(served.endpoints[list(Plane)[block % 3]])
+            for i in range(1000):
+                bad.send_multipart(many[(block + i) % 500])
+            with socket.create_connection(("127.0.0.1", int(served.endpoints[Plane.CONTROL].rpartition(":")[2]))) as raw:
+                raw.sendall(rng.bytes(200))  # not even ZMTP
+            peer.pull(pulled)
+            assert isinstance(peer.receive(Plane.PULL).body, Batch)
+            peer.insert(sequence, [1, 2, 3])
+            sequence += 1
+            assert peer.receive(Plane.INSERT).body.applied == sequence
+            assert isinstance(peer.ask(Plane.CONTROL, Ping()).body, Pong)
+            bad.poll(2000)
+            bad.close()
+        counters = served.counters.snapshot()
+        assert counters["refused_malformed"] > 1000
+        assert counters["faults"] == 0
+        assert len(served._server_state.sessions) == 1
+        status = peer.ask(Plane.CONTROL, Status()).body.status
+        assert status["tables"]["t"]["rows_in"] == 2000 + 300
+    until(lambda: psutil.Process().num_fds() < handles + 100)  # ZeroMQ closes its sockets in a thread of its own
+
+
+def test_memory_stays_flat_while_clients_come_and_go(served, context):
+    def visit() -> None:
+        with Peer(context, served.endpoints) as peer:
+            peer.hello()
+            peer.open_writer(producer=os.urandom(16))
+            peer.insert(0, range(100))
+            assert isinstance(peer.receive(Plane.INSERT).body, Ack)
+            peer.open_reader(batch_size=32)
+            peer.pull(2)
+            assert isinstance(peer.receive(Plane.PULL).body, Batch)
+
+    for _ in range(20):
+        visit()
+    before, handles = psutil.Process().memory_info().rss, psutil.Process().num_fds()
+    for _ in range(150):
+        visit()
+    assert psutil.Process().memory_info().rss - before < 30 << 20
+    until(lambda: psutil.Process().num_fds() - handles < 50)
+
+
+def test_hello_in_a_version_that_is_none_is_answered(served, context):
+    with Peer(context, served.endpoints) as peer:
+        answer = peer.ask(Plane.CONTROL, Hello(client=b"c" * 16, pid=1, host="h", oldest=9, newest=9))
+        assert (answer.body.code, answer.body.expected) == (1, 3)
+        peer.send(Plane.PULL, Pull(1, 0, np.empty(0, np.uint32)))
+        assert peer.receive(Plane.PULL).body.code == 4

@@ -1,0 +1,259 @@
+"""Rows in a table are those that were acknowledged, in their order, once; whatever is sent twice, lost, fenced off or held up."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from server_rig import SCHEMA, rows_of
+
+from async_loader import ReplayBuffer
+from async_loader.errors import Malformed
+from async_loader.feeder.server.insert_queue import InsertQueue, Receipt
+from async_loader.feeder.wire import ErrorCode, RowLayout, insert
+from async_loader.replay.rate_limiter import RateLimiter
+from async_loader.replay.table.nonblocking_table import ServedTable
+
+ID = RowLayout.of(SCHEMA).schema_id
+KEYS = [bytes([i]) * 16 for i in range(3)]
+
+
+def table_of(capacity: int = 5000, limited: bool = True) -> ReplayBuffer:
+    return ReplayBuffer(
+        capacity,
+        SCHEMA,
+        seed=0,
+        limiter=RateLimiter(min_size_to_sample=4, samples_per_insert=1.0, error_buffer=(0.0, 12.0)) if limited else None,
+    )
+
+
+def intake_of(buffer: ReplayBuffer, window_rows: int = 1000) -> InsertQueue:
+    return InsertQueue("t", ServedTable(buffer), 1 << 20, window_rows)
+
+
+def message(values):
+    layout, steps = rows_of(values)
+    return insert(layout, steps)
+
+
+def stored(buffer: ReplayBuffer) -> list[int]:
+    """What is in the table, in the order in which it came."""
+    table = buffer._owner.table
+    ids = np.sort(table.ids[table.items.alive != 0])
+    return table.storage.cell(0)[table.find(ids)].reshape(-1).tolist()
+
+
+class ExactlyOnce(RuleBasedStateMachine):
+    """Each insert of (producer, epoch) holds the values (producer, epoch, sequence, row), as one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = table_of()
+        self.insert_queue = intake_of(self.buffer)
+        self.writers = {}
+        self.applied = {}  # rows that every (key, epoch) was told are in
+        self.received = {}
+
+    def values(self, key: int, epoch: int, sequence: int) -> list[int]:
+        return [((key * 100 + epoch) * 1000 + sequence) * 10 + i for i in range(1 + sequence % 4)]
+
+    @rule(key=st.integers(0, 2), newer=st.booleans())
+    def open(self, key, newer):
+        known = self.writers.get(key)
+        epoch = 0 if known is None else known.epoch + newer
+        writer, resumed = self.insert_queue.open(1, key, KEYS[key], epoch, SCHEMA)
+        assert resumed == (known is not None and not newer)
+        if resumed:
+            assert writer.told == known.producer.applied
+        else:
+            assert writer.told == 0
+            self.received[key] = 0
+        self.writers[key] = writer
+
+    @precondition(lambda self: self.writers)
+    @rule(data=st.data(), how=st.sampled_from(["next", "next", "next", "next", "again", "gap"]))
+    def send(self, data, how):
+        key = data.draw(st.sampled_from(sorted(self.writers)))
+        writer, expected = self.writers[key], self.received[key]
+        sequence = expected
+        if how == "again":
+            sequence = data.draw(st.integers(0, expected))
+        elif how == "gap":
+            sequence = expected + data.draw(st.integers(1, 3))
+        receipt = self.insert_queue.receive(writer, sequence, message(self.values(key, writer.epoch, sequence)), ID)
+        if sequence == expected:
+            assert receipt is Receipt.NEW
+            self.received[key] += 1
+        else:
+            assert receipt in ((Receipt.AGAIN,) if sequence < expected else (Receipt.GAP, Receipt.AFTER_GAP))
+
+    @precondition(lambda self: any(one.epoch for one in self.writers.values()))
+    @rule(data=st.data())
+    def an_earlier_epoch_is_refused(self, data):
+        key = data.draw(st.sampled_from([key for key, one in self.writers.items() if one.epoch]))
+        with pytest.raises(Malformed) as caught:
+            self.insert_queue.open(2, 9, KEYS[key], self.writers[key].epoch - 1, SCHEMA)
+        assert (caught.value.code, caught.value.expected) == (ErrorCode.FENCED, self.writers[key].epoch)
+
+    @rule(count=st.integers(1, 8))
+    def sample(self, count):
+        drawing = self.insert_queue.table.drawing(None, 0, 1, None)
+        count = min(count, drawing.most(count))
+        if count:
+            drawing.arrays(count)
+        self.insert_queue.advance()
+
+    @invariant()
+    def the_table_holds_what_was_acknowledged_in_order_and_once(self):
+        there = stored(self.buffer)
+        assert len(set(there)) == len(there)
+        for key, writer in self.writers.items():
+            mine = [one for one in there if one // 10_000 == key * 100 + writer.epoch]
+            applied = [one for n in range(writer.producer.applied) for one in self.values(key, writer.epoch, n)]
+            assert mine[: len(applied)] == applied
+            half = self.values(key, writer.epoch, writer.producer.applied)
+            assert mine[len(applied) :] == half[: len(mine) - len(applied)]
+            assert len(mine) - len(applied) < len(half)
+            assert writer.producer.received == self.received[key]
+            assert writer.producer.queued_rows >= 0
+            assert bool(writer.producer.queue) == (writer.producer.applied < writer.producer.received)
+            assert (writer.producer in self.insert_queue._blocked) == bool(writer.producer.queue)
+
+    def teardown(self):
+        for _ in range(10_000):
+            if not self.insert_queue.blocked:
+                break
+            self.sample(8)
+        assert not self.insert_queue.blocked
+        for key, writer in self.writers.items():
+            assert writer.producer.applied == self.received[key]
+        self.the_table_holds_what_was_acknowledged_in_order_and_once()
+
+
+TestExactlyOnce = ExactlyOnce.TestCase
+TestExactlyOnce.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_gap_is_told_once_for_each_flight_and_again_when_the_writer_began_again():
+    insert_queue = intake_of(table_of(limited=False))
+    writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
+    receipts = [insert_queue.receive(writer, n, message([n]), ID) for n in (0, 2, 3, 4, 2, 3, 1, 3)]
+    gap, after = Receipt.GAP, Receipt.AFTER_GAP
+    assert receipts == [Receipt.NEW, gap, after, after, gap, after, Receipt.NEW, gap]
+
+
+def test_producers_that_are_held_up_take_turns():
+    buffer = table_of()
+    insert_queue = intake_of(buffer)
+    writers = [insert_queue.open(1, i, KEYS[i], 0, SCHEMA)[0] for i in range(2)]
+    insert_queue.receive(writers[0], 0, message(range(12)), ID)
+    for n in range(1, 6):
+        insert_queue.receive(writers[0], n, message([100 + n]), ID)
+    insert_queue.receive(writers[1], 0, message([200]), ID)
+    buffer.sample(3, timeout_s=0)
+    insert_queue.advance()
+    assert stored(buffer)[12:] == [101, 200, 102]
+
+
+def test_who_ignores_its_window_is_refused_and_what_was_received_stays():
+    buffer = table_of()
+    insert_queue = intake_of(buffer, window_rows=10)
+    writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
+    insert_queue.receive(writer, 0, message(range(50)), ID)  # larger than the window, but alone
+    with pytest.raises(Malformed) as caught:
+        insert_queue.receive(writer, 1, message([1]), ID)
+    assert caught.value.code == ErrorCode.LIMIT
+    while insert_queue.blocked:
+        buffer.sample(4, timeout_s=0)
+        insert_queue.advance()
+    assert insert_queue.receive(writer, 1, message([50]), ID) is Receipt.NEW
+    assert stored(buffer) == list(range(51))
+
+
+@pytest.mark.parametrize("lie", ["schema", "flags", "final", "stream", "bool"])
+def test_an_insert_that_lies_is_not_received(lie):
+    buffer = table_of(limited=False)
+    insert_queue = intake_of(buffer)
+    writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
+    layout, steps = rows_of([1, 2], flags=[0, 4] if lie == "final" else None, streams=[0, 1 << 20] if lie == "stream" else None)
+    body = insert(layout, steps)
+    packed = bytearray(body.frames[0])
+    if lie == "flags":
+        packed[4] = 0x80
+    if lie == "bool":
+        packed[layout.offsets[1]] = 2
+    body = type(body)(body.rows, [packed])
+    with pytest.raises(Malformed) as caught:
+        insert_queue.receive(writer, 0, body, ID ^ (lie == "schema"))
+    assert caught.value.code == (ErrorCode.SCHEMA if lie == "schema" else ErrorCode.MALFORMED)
+    assert (writer.producer.received, stored(buffer), buffer.stats().streams) == (0, [], 0)
+
+
+def test_a_new_epoch_cuts_open_episodes_off_and_goes_on_in_the_same_streams():
+    buffer = table_of(limited=False)
+    insert_queue = intake_of(buffer)
+    writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
+    insert_queue.receive(writer, 0, message([1, 2]), ID)
+    for epoch in range(1, 20):
+        later, _ = insert_queue.open(2, 1, KEYS[0], epoch, SCHEMA)
+        insert_queue.receive(later, 0, message([10 * epoch]), ID)
+    assert buffer.stats().streams == 1, "actors that begin anew leave nothing behind"
+    table = buffer._owner.table
+    heads = table.storage.heads()[table.find(np.arange(3))]
+    assert heads[2, 1] == -1, "it continues nothing"
+    with pytest.raises(Malformed, match="fenced off"):
+        insert_queue.receive(writer, 1, message([3]), ID)
+
+
+@pytest.mark.parametrize(("closed", "most"), [(False, "GONE"), (True, "CLOSED")])
+def test_of_producers_that_are_gone_only_the_last_are_remembered(monkeypatch, closed, most):
+    monkeypatch.setattr(f"async_loader.feeder.server.insert_queue.{most}", 10)
+    insert_queue, forgotten = intake_of(table_of(limited=False)), []
+    insert_queue.on_forget = forgotten.append
+    kept, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
+    keys = [bytes([100 + i]) * 16 for i in range(50)]
+    for key in keys:
+        writer, _ = insert_queue.open(1, 2, key, 0, SCHEMA)
+        insert_queue.leave(writer, closed)
+        insert_queue.leave(writer, closed)
+    assert [key for key in keys if insert_queue.knows(key)] == keys[-10:]
+    assert forgotten == keys[:-10]
+    again, resumed = insert_queue.open(1, 2, keys[-10], 0, SCHEMA)
+    assert resumed
+    for i in range(50):
+        insert_queue.leave(insert_queue.open(1, 3, bytes([i]) * 16, 0, SCHEMA)[0], closed)
+    assert insert_queue.knows(keys[-10]), "what writes again is not forgotten"
+    assert insert_queue.open(2, 1, KEYS[0], 0, SCHEMA)[1], "nor what still writes"
+    assert kept.producer.key == KEYS[0]
+    assert again.producer.key == keys[-10]
+
+
+def test_an_actor_that_comes_back_after_many_others_closed_is_still_known(monkeypatch):
+    monkeypatch.setattr("async_loader.feeder.server.insert_queue.CLOSED", 4)
+    insert_queue = intake_of(table_of(limited=False))
+    insert_queue.leave(insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)[0])
+    for i in range(100):
+        insert_queue.leave(insert_queue.open(1, 2, bytes([100 + i]) * 16, 0, SCHEMA)[0], closed=True)
+    assert insert_queue.open(2, 1, KEYS[0], 0, SCHEMA)[1]
+
+
+def test_producers_that_come_and_go_leave_no_object_behind(monkeypatch):
+    for most in ("GONE", "CLOSED"):
+        monkeypatch.setattr(f"async_loader.feeder.server.insert_queue.{most}", 20)
+    insert_queue = intake_of(table_of(limited=False))
+
+    def come_and_go(first, count):
+        for i in range(first, first + count):
+            writer, _ = insert_queue.open(i, 1, i.to_bytes(16, "little"), 0, SCHEMA)
+            insert_queue.receive(writer, 0, message([i]), ID)
+            insert_queue.leave(writer, closed=bool(i % 2))
+        insert_queue.moved.clear()
+        gc.collect()
+        return sum(str(type(one).__module__).startswith("async_loader") for one in gc.get_objects())
+
+    before = come_and_go(0, 200)
+    assert come_and_go(1000, 2000) <= before + 5

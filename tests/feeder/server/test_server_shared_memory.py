@@ -1,0 +1,253 @@
+"""Batches in memory that a learner owns: filled only while it says so, and let go of with the learner, whatever it sends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+
+import numpy as np
+import pytest
+from server_rig import SCHEMA, Rig
+
+from async_loader import ReplayBuffer
+from async_loader.batch_layout import BatchLayout
+from async_loader.errors import Malformed
+from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.shared import Offer, Offering
+from async_loader.feeder.wire import REDELIVERED, Error, ErrorCode, Ping, Pong, Pull, SlotBatches, schema_of
+from async_loader.replay.rate_limiter import Queue
+from async_loader.replay.samplers import Fifo
+from async_loader.shm.segment import Segment
+
+SLOT = 4096
+
+
+def queue() -> dict[str, ReplayBuffer]:
+    return {"t": ReplayBuffer(100, SCHEMA, sampler=Fifo(), limiter=Queue(100), max_times_sampled=1)}
+
+
+class Learner:
+    """A peer with a reader and memory for it."""
+
+    def __init__(self, rig, peer, slots=3, rows=4, number=1):
+        self.rig, self.peer, self.number, self.sealed = rig, peer, number, False
+        self.reader = peer.open_reader(number, rows, transport="shm")
+        self.offer = Offer(peer.session, number, slots, SLOT)
+        self.segment = Segment.create(slots * SLOT, "a learner in a test")
+        self.layout = BatchLayout.contiguous(schema_of(self.reader.body.schema), rows)
+
+    def give(self, offer=None, seal=True):
+        """Offer the memory; raises what the server has against it."""
+        if seal and not self.sealed:
+            self.segment.seal()
+            self.sealed = True
+        memory_acceptor = self.rig.server._memory_acceptor
+        with contextlib.closing(Offering(memory_acceptor.path, offer or self.offer, self.segment.fileno())) as offering:
+            while not offering.taken():
+                for fd in select.select(memory_acceptor.filenos(), [], [], 20)[0]:
+                    memory_acceptor.handle(fd)
+
+    def pull(self, granted, returned=()):
+        self.peer.send(Plane.PULL, Pull(granted, 0, np.array(returned, np.uint32)), self.number)
+
+    def batches(self):
+        """(sequence, place, values) of everything that came."""
+        found = []
+        while (message := self.peer.receive(Plane.PULL, wait=False)) is not None:
+            if isinstance(message.body, Pong):
+                continue
+            assert isinstance(message.body, SlotBatches), message.body
+            for i, place in enumerate(message.body.places):
+                views = self.layout.views(self.segment.bytes(place.slot * SLOT, SLOT))
+                found.append((message.sequence + i, place, views[0][: place.rows].tolist()))
+        return found
+
+    def error(self):
+        return self.peer.receive(Plane.PULL).body
+
+
+@contextlib.contextmanager
+def learning(tmp_path, tables=None, rows=100, **settings):
+    with Rig(tables, memory=str(tmp_path / "memory"), **settings) as rig:
+        peer = rig.peer()
+        peer.open_writer()
+        peer.insert(0, range(rows))
+        learner = Learner(rig, peer)
+        try:
+            yield rig, learner
+        finally:
+            learner.segment.close()
+
+
+def mapped():
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:async_loader" in line for line in maps)
+
+
+def test_slots_are_filled_as_far_as_credit_and_slots_go_and_told_of_in_one_message(tmp_path):
+    with learning(tmp_path) as (_, learner):
+        assert learner.reader.body.transport == "shm"
+        learner.pull(9)
+        assert not learner.batches(), "it has no memory"
+        learner.give()
+        learner.pull(9, [2, 0])
+        message = learner.peer.receive(Plane.PULL)
+        assert [(place.slot, place.generation, place.rows) for place in message.body.places] == [(2, 1, 4), (0, 1, 4)]
+        assert message.sequence == 0
+        learner.pull(9, [1])
+        ((sequence, place, values),) = learner.batches()
+        assert (sequence, place.slot) == (2, 1)
+        index = learner.layout.views(learner.segment.bytes(SLOT, SLOT))[2].tolist()
+        assert values == index, "row i has x = i"
+        learner.pull(9, [0, 2])
+        assert [(sequence, place.slot, place.generation) for sequence, place, _ in learner.batches()] == [(3, 0, 2), (4, 2, 2)]
+        learner.pull(3, [0])
+        learner.pull(9)
+        assert [sequence for sequence, _, _ in learner.batches()] == [5], "slots count, and credit"
+
+
+@pytest.mark.parametrize("returned", [[7], [2**32 - 1], [0, 0], [1]])
+def test_slots_that_a_learner_cannot_give_are_refused_and_everybody_is_served_on(tmp_path, returned):
+    with learning(tmp_path) as (rig, learner):
+        learner.give()
+        learner.pull(0, [1])
+        learner.pull(1, returned)
+        error = learner.error()
+        assert isinstance(error, Error)
+        assert (error.code, error.retryable) == (ErrorCode.MALFORMED, False)
+        other = Learner(rig, rig.peer())
+        other.give()
+        other.pull(1, [0])
+        assert len(other.batches()) == 1
+        other.segment.close()
+        assert not rig.server.counters.faults
+
+
+def test_slots_of_a_reader_that_takes_none_are_refused(tmp_path):
+    with learning(tmp_path) as (_, learner):
+        learner.peer.open_reader(2)
+        learner.peer.send(Plane.PULL, Pull(1, 0, np.zeros(1, np.uint32)), 2)
+        assert "offer" in learner.error().text
+
+
+def test_a_pull_that_is_overtaken_by_a_new_opening_of_its_reader_gives_and_grants_nothing(tmp_path):
+    with learning(tmp_path) as (rig, learner):
+        learner.give()
+        learner.pull(7, [0, 1])
+        assert len(learner.batches()) == 2
+        learner.pull(9, [0, 2])
+        again = Learner(rig, learner.peer)  # its request is read first: it comes over another connection
+        assert not again.batches(), "no error either: the learner would end"
+        again.give()
+        again.pull(1, [0, 2])
+        assert [(sequence, place.slot) for sequence, place, _ in again.batches()] == [(0, 0)]
+        again.segment.close()
+
+
+def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
+    with learning(tmp_path) as (rig, learner):
+        before = mapped()  # the learner's own
+        with pytest.raises(Malformed, match="not sealed"):
+            learner.give(seal=False)
+        with pytest.raises(Malformed, match="no reader 2"):
+            learner.give(Offer(learner.peer.session, 2, 3, SLOT))
+        with pytest.raises(Malformed, match="no reader 1"):
+            learner.give(Offer(learner.peer.session + 2, 1, 3, SLOT))
+        with pytest.raises(Malformed, match="were announced"):
+            learner.give(Offer(learner.peer.session, 1, 4, SLOT))
+        assert mapped() == before
+        wide = Learner(rig, rig.peer(), rows=1000)
+        with pytest.raises(Malformed, match="offer larger ones"):
+            wide.give()
+        wide.segment.close()
+        assert not mapped() - before, "what was refused is not kept"
+        learner.give()
+        assert mapped() == before + 1
+        with pytest.raises(Malformed, match="has its memory"):
+            learner.give()
+
+
+def test_a_reader_that_asked_for_tcp_takes_no_memory(tmp_path):
+    with learning(tmp_path) as (_, learner):
+        assert learner.peer.open_reader(5).body.transport == "tcp"
+        with pytest.raises(Malformed, match="no reader 5"):
+            learner.give(Offer(learner.peer.session, 5, 3, SLOT))
+
+
+def test_a_server_that_takes_no_memory_says_so(tmp_path):
+    with Rig() as rig:
+        peer = rig.peer(greet=False)
+        assert peer.hello().body.memory_endpoint is None
+        peer.open_writer()
+        assert peer.open_reader(transport="shm").body.transport == "tcp"
+
+
+@pytest.mark.parametrize("how", ["closed", "opened again", "silent", "hello"])
+def test_the_memory_of_whoever_is_gone_is_let_go_of(tmp_path, how):
+    with learning(tmp_path) as (rig, learner):
+        before = mapped()
+        learner.give()
+        learner.pull(2, [0, 1, 2])
+        assert len(learner.batches()) == 2
+        assert mapped() == before + 1
+        if how == "closed":
+            learner.peer.close_reader()
+        elif how == "opened again":
+            learner.peer.open_reader(transport="shm")
+        elif how == "silent":
+            rig.pass_time(11.0)
+        else:
+            learner.peer.hello()
+        assert mapped() == before
+
+
+def test_what_a_queue_put_into_a_dead_learners_memory_goes_to_another(tmp_path):
+    with learning(tmp_path, queue(), rows=10) as (rig, learner):
+        learner.give()
+        learner.pull(2, [0, 1, 2])
+        assert [values for _, _, values in learner.batches()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        learner.segment.bytes()[:] = 255  # what lies there is the learner's to change
+        learner.peer.give_back([0])
+        rig.turn()
+        other = Learner(rig, rig.peer(), rows=3)
+        other.give()
+        learner.peer.close_reader(arrived=2, seen=[1])
+        other.pull(2, [0, 1])
+        found = other.batches()
+        assert [values for _, _, values in found] == [[4, 5, 6], [7, 8, 9]]
+        assert [place.flags for _, place, _ in found] == [REDELIVERED, REDELIVERED]
+        other.segment.close()
+
+
+def test_a_queue_that_drains_fills_a_part_of_a_slot(tmp_path):
+    with learning(tmp_path, queue(), rows=6) as (rig, learner):
+        learner.give()
+        learner.pull(3, [0, 1, 2])
+        assert [values for _, _, values in learner.batches()] == [[0, 1, 2, 3]]
+        rig.server.stop()
+        assert not rig.server._over()
+        rig.turn()
+        ((_, place, values),) = learner.batches()
+        assert (place.rows, values) == (2, [4, 5])
+
+
+def test_a_learner_that_cannot_be_told_loses_no_batch(tmp_path, monkeypatch):
+    with learning(tmp_path, queue(), rows=12) as (rig, learner):
+        learner.give()
+        tell, full = rig.server._dispatcher.tell, [True]
+        monkeypatch.setattr(rig.server._dispatcher, "tell", lambda *a, **k: not full[0] and tell(*a, **k))
+        learner.pull(3, [0, 1, 2])
+        rig.turn()
+        full[0] = False
+        assert not learner.batches(), "it is not tried all the time"
+        learner.peer.send(Plane.PULL, Ping())
+        found = [(sequence, values) for sequence, _, values in learner.batches()]
+        assert found == [(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7]), (2, [8, 9, 10, 11])]
+        assert rig.tables["t"].stats().sampled == 12
+
+
+def test_the_socket_for_memory_is_this_users_and_goes_with_the_server(tmp_path):
+    with Rig(memory=str(tmp_path / "memory")):
+        assert os.stat(tmp_path / "memory").st_mode & 0o777 == 0o600
+    assert not os.listdir(tmp_path)

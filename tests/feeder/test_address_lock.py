@@ -1,0 +1,208 @@
+"""One server at an address: the lock, the files, and who it is that is in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from async_loader.errors import AddressInUse, ConfigError, InsecureBindError
+from async_loader.feeder import address_lock as claims
+from async_loader.feeder.address_lock import AddressLock, pid_at
+from async_loader.feeder.addresses import parse
+
+PLANES = ("control", "insert", "pull")
+HOLDER = """
+import sys
+from async_loader.feeder.addresses import parse
+from async_loader.feeder.address_lock import AddressLock
+with AddressLock(parse(sys.argv[1])) as claim:
+    bound = [claim.bind(plane) for plane in ("control", "insert", "pull")]
+    print(bound[0][1], flush=True)
+    sys.stdin.read()
+    for one, _ in bound:
+        one.close()
+"""
+
+
+@contextlib.contextmanager
+def holder(address: str):
+    """Another process that holds an address, and what it was bound to."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.stdin.close()
+        process.wait(30)
+        process.stdout.close()
+
+
+def bind_all(claim: AddressLock) -> list[socket.socket]:
+    return [claim.bind(plane)[0] for plane in PLANES]
+
+
+@pytest.fixture(autouse=True)
+def no_lock_stays_open():
+    yield
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if ".lock" in os.path.basename(_leads_to(fd))]
+
+
+def _leads_to(fd: Path) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(fd)
+    return ""
+
+
+def talk(server: socket.socket, endpoint: str) -> None:
+    """Whether a connection to the endpoint comes to this socket."""
+    address = parse(endpoint)
+    family, where = (socket.AF_INET, (address.host, address.port)) if address.port else (socket.AF_UNIX, address.path)
+    with socket.socket(family) as client:
+        client.connect(where)
+        accepted, _ = server.accept()
+        with accepted:
+            client.sendall(b"hello")
+            assert accepted.recv(5, socket.MSG_WAITALL) == b"hello"
+
+
+def test_ipc_files_are_this_users_alone_and_gone_at_the_end(tmp_path):
+    before = os.umask(0o002)
+    try:
+        with AddressLock(parse(f"ipc://{tmp_path}/x")) as claim:
+            sockets = bind_all(claim)
+            assert {path.name for path in tmp_path.iterdir()} == {"x", "x.insert", "x.pull", "x.lock"}
+            assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
+            assert (tmp_path / "x.lock").read_text() == f"{os.getpid()}\n"
+            assert claim.endpoints == {"control": f"ipc://{tmp_path}/x", **{p: f"ipc://{tmp_path}/x.{p}" for p in PLANES[1:]}}
+            talk(sockets[1], claim.endpoints["insert"])
+            for one in sockets:
+                one.close()
+        assert list(tmp_path.iterdir()) == []
+        claim.close()
+    finally:
+        assert os.umask(before) == 0o002
+
+
+def test_a_second_server_is_refused_with_the_pid_of_the_first(tmp_path):
+    with holder(f"ipc://{tmp_path}/x") as (process, endpoint):
+        with pytest.raises(AddressInUse, match=f"in use by process {process.pid}") as caught:
+            AddressLock(parse(endpoint))
+        assert caught.value.pid == process.pid
+        with socket.socket(socket.AF_UNIX) as client:  # and the first goes on
+            client.connect(str(tmp_path / "x"))
+    with AddressLock(parse(endpoint)):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_server_in_this_process_is_refused_too(tmp_path):
+    with AddressLock(parse(f"ipc://{tmp_path}/x")):
+        with pytest.raises(AddressInUse, match="this process: close that one"):
+            AddressLock(parse(f"ipc://{tmp_path}/x"))
+        assert (tmp_path / "x.lock").exists()
+
+
+def test_the_files_of_a_killed_server_are_cleaned(tmp_path):
+    with holder(f"ipc://{tmp_path}/x") as (process, endpoint):
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    (tmp_path / "x.memory").touch()
+    (tmp_path / "x.memory").unlink()
+    with socket.socket(socket.AF_UNIX) as memory:
+        memory.bind(str(tmp_path / "x.memory"))
+    assert len(list(tmp_path.iterdir())) == 5
+    with AddressLock(parse(endpoint)) as claim:
+        assert {path.name for path in tmp_path.iterdir()} == {"x.lock"}
+        sockets = bind_all(claim)
+        talk(sockets[0], endpoint)
+        for one in sockets:
+            one.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_socket_is_not_removed(tmp_path):
+    (tmp_path / "x").write_text("precious")
+    with pytest.raises(ConfigError, match="no socket: name another"):
+        AddressLock(parse(f"ipc://{tmp_path}/x"))
+    assert {path.name for path in tmp_path.iterdir()} == {"x"}
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "x.lock").symlink_to(tmp_path / "target")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        AddressLock(parse(f"ipc://{tmp_path}/x"))
+    assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere/x.lock cannot be opened: .*: make the folder"):
+        AddressLock(parse(f"ipc://{tmp_path}/nowhere/x"))
+
+
+def test_a_lock_that_was_removed_between_open_and_flock_is_taken_anew(tmp_path, monkeypatch):
+    asked = []
+
+    def leads_to(path: str, fd: int) -> bool:
+        if not asked:
+            Path(path).unlink()  # as its last holder does
+        asked.append(fd)
+        return real(path, fd)
+
+    real = claims._leads_to
+    monkeypatch.setattr(claims, "_leads_to", leads_to)
+    with AddressLock(parse(f"ipc://{tmp_path}/x")):
+        assert len(asked) == 2
+        assert (tmp_path / "x.lock").read_text() == f"{os.getpid()}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tcp_port_in_use_is_refused_with_a_pid():
+    with holder("tcp://127.0.0.1:*") as (process, endpoint):
+        address = parse(endpoint)
+        with AddressLock(address) as claim:
+            with pytest.raises(AddressInUse, match=f"in use by process {process.pid}: end that one") as caught:
+                claim.bind("control")
+            assert caught.value.pid == process.pid
+    assert pid_at(address.port) is None
+
+
+def test_ports_that_the_system_chose_are_named():
+    with AddressLock(parse("tcp://127.0.0.1:*")) as claim:
+        sockets = bind_all(claim)
+        assert len({parse(endpoint).port for endpoint in claim.endpoints.values()} - {0}) == 3
+        talk(sockets[2], claim.endpoints["pull"])
+        assert pid_at(parse(claim.endpoints["pull"]).port) == os.getpid()
+        for one in sockets:
+            one.close()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "[2001:db8::1]"])
+def test_an_address_of_another_machine_cannot_be_bound(host):
+    with AddressLock(parse(f"tcp://{host}:5555"), allow_insecure=True) as claim:
+        with pytest.raises(ConfigError, match="cannot be bound"):
+            claim.bind("control")
+
+
+def test_an_insecure_bind_is_refused_or_logged_at_each_start(caplog):
+    with pytest.raises(InsecureBindError):
+        AddressLock(parse("tcp://*:5555"))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            AddressLock(parse("tcp://*:5555"), allow_insecure=True).close()
+    assert [record.getMessage()[:31] for record in caplog.records] == ["tcp://*:5555 is bound without k"] * 2
+    assert not AddressLock(parse("tcp://*:5555"), encrypted=True).insecure
+
+
+def test_the_errors_survive_pickling():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(AddressInUse("taken", 7)))
+    assert (str(error), error.pid) == ("taken", 7)

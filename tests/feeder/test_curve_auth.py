@@ -1,0 +1,280 @@
+"""Who gets in: known keys, and no others; also when a lock was undone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+import pytest
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from async_loader.errors import Broken, ConfigError
+from async_loader.feeder import curve_auth
+from async_loader.feeder.curve_auth import CurveAuthenticator, apply_client_keys
+from async_loader.feeder.curve_keys import ClientKeys, ServerKeys, load_client_keys, load_server_keys, make_keys
+from async_loader.feeder.server.sockets import Plane, ServerSockets
+from async_loader.feeder.wire import Limits
+from async_loader.feeder.zmtp import Null
+from async_loader.lifecycle import Deadline
+
+IN, REFUSED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH
+OUT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def authenticator(folder):
+    return CurveAuthenticator(load_server_keys(folder))
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def where(request, tmp_path):
+    return {
+        plane: "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/{plane.value}" for plane in Plane
+    }  # fmt: skip
+
+
+@pytest.fixture
+def ports(where, authenticator):
+    with contextlib.closing(ServerSockets(where, Limits(), mechanism=authenticator.mechanism)) as one:
+        yield one
+
+
+def stranger_keys(server_public: str) -> ClientKeys:
+    public, secret = zmq.curve_keypair()
+    return ClientKeys(name="alice", public=public.decode(), secret=secret.decode(), server=server_public)
+
+
+def knock(context, ports, keys) -> int:
+    """The first thing that happens to a connection with these keys; no message of it may come."""
+    with context.socket(zmq.DEALER) as client:
+        client.linger, client.reconnect_ivl = 0, -1
+        if keys is not None:
+            apply_client_keys(client, keys)
+        monitor = client.get_monitor_socket(IN | REFUSED | OUT)
+        client.connect(ports.endpoints[Plane.CONTROL])
+        with contextlib.suppress(zmq.Again):  # it may be out again
+            client.send(b"let me in", zmq.NOBLOCK)
+        deadline = Deadline(PATIENCE_S)
+        try:
+            while not deadline.expired:
+                ports.wait(0.01)
+                if monitor.poll(0):
+                    return int(parse_monitor_message(monitor.recv_multipart())["event"])
+            return -1
+        finally:
+            client.disable_monitor()
+            monitor.close()
+
+
+def heard(ports) -> list:
+    return [(route.user, frames) for route, frames in ports.receive(Plane.CONTROL, 100)]
+
+
+# -- connections ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_key_gets_in_under_its_name(context, ports, authenticator, folder):
+    for name in ("alice", "bob"):
+        with context.socket(zmq.DEALER) as client:
+            client.linger = 0
+            apply_client_keys(client, folder / f"{name}.secret")
+            client.connect(ports.endpoints[Plane.CONTROL])
+            client.send_multipart([b"hello", b"i am the queen"])
+            while not (came := heard(ports)):
+                ports.wait(PATIENCE_S)
+            assert came == [(name, [b"hello", b"i am the queen"])]
+    assert (authenticator.allowed, authenticator.refused) == (2, 0)
+
+
+def test_an_unknown_key_is_refused_with_a_reason(context, ports, authenticator, folder):
+    assert knock(context, ports, stranger_keys(load_server_keys(folder).public)) == REFUSED
+    assert (authenticator.allowed, authenticator.refused) == (0, 1)
+    assert heard(ports) == []
+
+
+def test_a_client_without_keys_is_refused(context, ports):
+    assert knock(context, ports, None) not in (IN, -1)
+    assert heard(ports) == []
+
+
+def test_a_client_that_expects_another_server_is_refused(context, ports, folder):
+    alice = load_client_keys(folder / "alice.secret")
+    other = ClientKeys(name="alice", public=alice.public, secret=alice.secret, server=stranger_keys(alice.server).public)
+    assert knock(context, ports, other) not in (IN, -1)
+    assert heard(ports) == []
+
+
+def test_a_client_with_anothers_public_key_is_refused(context, ports, folder):
+    alice = load_client_keys(folder / "alice.secret")
+    stolen = ClientKeys(name="alice", public=alice.public, secret=stranger_keys(alice.server).secret, server=alice.server)
+    assert knock(context, ports, stolen) not in (IN, -1)
+    assert heard(ports) == []
+
+
+def test_a_client_with_keys_is_refused_by_a_server_without(context, where, folder):
+    with contextlib.closing(ServerSockets(where, Limits())) as ports:
+        assert knock(context, ports, folder / "alice.secret") not in (IN, -1)
+        assert heard(ports) == []
+
+
+def test_a_key_that_was_removed_is_refused_after_the_next_start(context, folder, where):
+    (folder / "clients" / "bob.key").unlink()
+    authenticator = CurveAuthenticator(load_server_keys(folder))
+    with contextlib.closing(ServerSockets(where, Limits(), mechanism=authenticator.mechanism)) as ports:
+        assert knock(context, ports, folder / "bob.secret") == REFUSED
+        assert knock(context, ports, folder / "alice.secret") == IN
+
+
+def test_a_producer_belongs_to_the_first_who_asks(authenticator):
+    assert authenticator.owns("alice", b"p")
+    assert authenticator.owns("alice", b"p")
+    assert not authenticator.owns("bob", b"p")
+    assert not authenticator.owns(None, b"q")
+    authenticator.forget(b"p")
+    assert authenticator.owns("bob", b"p")
+
+
+# -- the trial at the start ----------------------------------------------------------------------------------------------
+
+
+def test_the_trial_passes_where_unknown_keys_are_refused_and_leaves_nothing(authenticator, tmp_path, monkeypatch):
+    monkeypatch.setattr(curve_auth.tempfile, "tempdir", str(tmp_path))
+    before = set(tmp_path.iterdir())
+    authenticator.self_test()
+    assert (authenticator.allowed, authenticator.refused) == (0, 0)
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_lock_that_opens_to_all_fails_the_trial(authenticator, monkeypatch):
+    monkeypatch.setattr(authenticator, "_admit", lambda public: "anyone")
+    with pytest.raises(Broken, match="got in"):
+        authenticator.self_test()
+
+
+def test_a_lock_that_asks_for_no_key_fails_the_trial(authenticator, monkeypatch):
+    """Connections without a mechanism that has keys are refused by the client, but not by this server."""
+    monkeypatch.setattr(authenticator, "mechanism", Null)
+    with pytest.raises(Broken, match="not refused by the authenticator"):
+        authenticator.self_test()
+
+
+def test_a_refusal_by_another_gatekeeper_fails_the_trial(authenticator, folder, monkeypatch):
+    other = CurveAuthenticator(load_server_keys(folder))
+    monkeypatch.setattr(authenticator, "mechanism", other.mechanism)
+    with pytest.raises(Broken, match="not refused by the authenticator"):
+        authenticator.self_test()
+
+
+def test_a_server_that_does_not_answer_fails_the_trial(authenticator, monkeypatch):
+    monkeypatch.setattr(ServerSockets, "_accept", lambda self, fd, now: None)
+    with pytest.raises(Broken, match="had no answer"):
+        authenticator.self_test(timeout_s=0.2)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_this_users_alone(folder):
+    before = os.umask(0)
+    try:
+        make_keys(folder, ["carol"])
+    finally:
+        os.umask(before)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {
+        "server.secret", "alice.secret", "bob.secret", "carol.secret", "alice.key", "bob.key", "carol.key"
+    }  # fmt: skip
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "clients")} == {0o700}
+    assert sorted(load_server_keys(folder).clients.values()) == ["alice", "bob", "carol"]
+
+
+def test_nothing_is_overwritten(folder):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for names in (["alice"], ["new", "bob"], []):
+        with pytest.raises(ConfigError, match="not overwritten"):
+            make_keys(folder, names)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["", "server", "../x", "a/b", ".x", "-x", "a b", "x" * 65, "é", "a\n"])
+def test_a_name_that_is_none_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="no client's name"):
+        make_keys(tmp_path / "keys", [name])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_one_name_twice_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="share names"):
+        make_keys(tmp_path / "keys", ["a", "a"])
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+def test_a_secret_that_others_can_get_at_is_refused(folder, mode):
+    for path in (folder / "server.secret", folder / "alice.secret", folder / "clients" / "alice.key"):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match=f"mode {mode:o}, others can get at it: chmod 600"):
+            load_client_keys(path) if path.name == "alice.secret" else load_server_keys(folder)
+        path.chmod(0o600)
+    load_server_keys(folder)
+
+
+def test_a_folder_of_clients_that_others_can_write_to_is_refused(folder):
+    (folder / "clients").chmod(0o777)
+    with pytest.raises(ConfigError, match="others can enter it"):
+        load_server_keys(folder)
+
+
+def test_links_and_fifos_are_no_keys(folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder / "alice.secret")
+    with pytest.raises(ConfigError, match="it is a link"):
+        load_client_keys(tmp_path / "link")
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with pytest.raises(ConfigError, match="is no file"):
+        load_client_keys(tmp_path / "fifo")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[" * 2000, '{"name": "alice"}', "\0", "x" * 5000, '{"public": "a", "secret": "b"}'])
+def test_what_is_no_key_file_is_refused(folder, text):
+    for path in (folder / "server.secret", folder / "alice.secret"):
+        path.write_text(text)
+    with pytest.raises(ConfigError, match="no key file"):
+        load_client_keys(folder / "alice.secret")
+    with pytest.raises(ConfigError, match="no key file"):
+        load_server_keys(folder)
+
+
+def test_keys_that_do_not_belong_together_are_refused(folder):
+    alice, bob = (load_client_keys(folder / f"{name}.secret") for name in ("alice", "bob"))
+    text = (folder / "alice.secret").read_text().replace(alice.secret, bob.secret)
+    (folder / "alice.secret").write_text(text)
+    with pytest.raises(ConfigError, match="not that of its secret"):
+        load_client_keys(folder / "alice.secret")
+
+
+def test_a_clients_key_under_another_name_or_two_names_is_refused(folder):
+    clients = folder / "clients"
+    (clients / "bob.key").write_text((clients / "alice.key").read_text())
+    with pytest.raises(ConfigError, match=r"is of 'alice': name it alice\.key"):
+        load_server_keys(folder)
+    (clients / "bob.key").write_text((clients / "alice.key").read_text().replace('"alice"', '"bob"'))
+    with pytest.raises(ConfigError, match="has the key of 'alice'"):
+        load_server_keys(folder)
+
+
+def test_without_clients_or_keys_there_is_no_server(tmp_path):
+    with pytest.raises(ConfigError, match=r"server\.secret cannot be read"):
+        load_server_keys(tmp_path)
+    make_keys(tmp_path / "keys")
+    with pytest.raises(ConfigError, match="nobody could connect"):
+        load_server_keys(tmp_path / "keys")
+
+
+def test_no_secret_is_in_a_repr(folder):
+    server, alice = load_server_keys(folder), load_client_keys(folder / "alice.secret")
+    assert isinstance(server, ServerKeys)
+    assert server.secret not in repr(server)
+    assert alice.secret not in f"{alice} {alice!r}"

@@ -1,0 +1,172 @@
+"""What of the torch backends can be known without a device: views, page-locking through a stub of the runtime, errors."""
+
+from __future__ import annotations
+
+import logging
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+import torch
+
+from async_loader.batch_layout import BatchLayout
+from async_loader.errors import ConfigError
+from async_loader.pipeline.device.backend import CudaBackend, DeviceBackend, backend_for, block_views, pieces
+from async_loader.schema import Schema
+from async_loader.testing.fake_device import FakeBackend
+
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+
+
+@pytest.mark.parametrize("make", [BatchLayout.contiguous, BatchLayout.packed])
+def test_views_of_a_block_are_the_arrays_of_the_batch(make):
+    for dtype in DTYPES:
+        layout = make(Schema.of({"a": ((3, 2), dtype), "flag": ((), "bool"), "empty": ((0, 4), "float32"), "n": "int32"}), 5)
+        root = np.zeros(-(-layout.nbytes // 64) * 64, np.uint8)
+        arrays = layout.views(root)
+        for array in arrays:
+            array[...] = np.arange(array.size).reshape(array.shape).astype(array.dtype)
+        for view, array in zip(block_views(torch.from_numpy(root), layout.regions), arrays, strict=True):
+            assert view.shape == array.shape
+            assert np.array_equal(view.numpy(), array), dtype
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "xpu:99", "no such thing", object()])
+def test_a_device_that_is_not_there_is_refused_before_anything_starts(device):
+    with pytest.raises(ConfigError, match="use"):
+        backend_for(device)
+
+
+def test_the_fake_and_backends_of_ones_own_are_devices():
+    assert isinstance(backend_for("fake"), FakeBackend)
+    mine: DeviceBackend = FakeBackend()
+    assert backend_for(mine) is mine
+
+
+def test_registrations_are_cut_between_slots_and_never_empty():
+    assert pieces(0, 4096) == []
+    assert pieces(3 * 4096, 4096, largest=2 * 4096) == [(0, 8192), (8192, 4096)]
+    assert pieces(3 * 4096, 3 * 4096, largest=4096) == [(0, 12288)]
+
+
+class Runtime:
+    """libcudart, as far as page-locking goes: answers what it is told to."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes, self.held, self.flags = list(codes), set(), set()
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert size > 0
+        self.flags.add(flags)
+        code = self.codes.pop(0) if self.codes else 0
+        if code == 0:
+            self.held.add(address)
+        return code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        if address not in self.held:
+            return 713
+        self.held.remove(address)
+        return 0
+
+
+class Stubbed(CudaBackend):
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(torch.device("cuda", 0))
+        self.runtime, self.drained = runtime, 0
+
+    def _runtime(self) -> Runtime:
+        return self.runtime
+
+    def _drain(self) -> None:
+        self.drained += 1
+
+
+@pytest.fixture
+def _small_pieces(monkeypatch):
+    cut = lambda nbytes, unit: pieces(nbytes, unit, 2 * 4096)  # noqa: E731
+    monkeypatch.setattr("async_loader.pipeline.device.backend.pieces", cut)
+
+
+MEMORY = np.zeros(4 * 4096, np.uint8)
+
+
+@pytest.mark.usefixtures("_small_pieces")
+def test_what_is_page_locked_is_released_piece_by_piece():
+    backend = Stubbed(Runtime())
+    assert backend.register(MEMORY, 4096)
+    assert backend.runtime.held == {MEMORY.ctypes.data, MEMORY.ctypes.data + 8192}
+    assert backend.runtime.flags == {1}
+    backend.unregister(MEMORY)
+    backend.unregister(MEMORY)
+    assert not backend.runtime.held
+    assert backend.drained == 0
+
+
+@pytest.mark.usefixtures("_small_pieces")
+def test_a_piece_that_fails_undoes_the_others_drains_the_error_and_is_told_once(caplog):
+    backend = Stubbed(Runtime(0, 2, 2))
+    with caplog.at_level(logging.WARNING, "async_loader"):
+        assert not backend.register(MEMORY, 4096)
+        assert not backend.register(MEMORY, 4096)
+    assert not backend.runtime.held
+    assert backend.drained == 2
+    assert [r.getMessage() for r in caplog.records] == [
+        "batches are copied to cuda:0 from pageable memory, which is slower: "
+        "cudaHostRegister of 8192 bytes failed with CUDA error 2"
+    ]
+
+
+@pytest.mark.usefixtures("_small_pieces")
+def test_memory_that_somebody_else_page_locked_is_used_and_left_to_him():
+    backend = Stubbed(Runtime(712))
+    assert backend.register(MEMORY, 4096)
+    assert backend.drained == 1
+    assert len(backend.runtime.held) == 1
+    backend.unregister(MEMORY)
+    assert not backend.runtime.held
+
+
+def test_the_cuda_backend_uses_streams_and_events_of_torch_cuda_only(monkeypatch):
+    """Spelled out because no test here can run it: which calls, on which stream, with which device."""
+    cuda = MagicMock()
+    monkeypatch.setattr("async_loader.pipeline.device.backend._cuda", lambda: cuda)
+    device = torch.device("cpu", 0)  # so that tensors can be made
+    backend = CudaBackend(device)
+    backend.open()
+    side = cuda.Stream.return_value
+    cuda.set_device.assert_called_once_with(device)
+    cuda.Stream.assert_called_once_with(device=device)
+    cuda.set_stream.assert_called_once_with(side)
+
+    root = np.arange(100, dtype=np.uint8)
+    block = backend.upload(root, 70)
+    assert block.shape == (128,)
+    assert block[:70].tolist() == list(range(70))
+
+    event = backend.record()
+    cuda.Event.assert_called_once_with(blocking=True)
+    event.record.assert_called_once_with(side)
+    backend.wait(event)
+    cuda.current_stream.assert_called_once_with(device)
+    event.wait.assert_called_once_with(cuda.current_stream.return_value)
+    tensor = MagicMock()
+    backend.protect(tensor)
+    tensor.record_stream.assert_called_once_with(cuda.current_stream.return_value)
+    backend.synchronize(event)
+    event.synchronize.assert_called_once_with()

@@ -1,0 +1,132 @@
+"""Records and descriptors between a loader and a worker."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from async_loader.shm.fd_channel import FdChannel, close_all, from_fd
+from async_loader.shm.segment import Segment
+
+
+@pytest.fixture
+def ends():
+    pair = FdChannel.pair()
+    yield pair
+    for end in pair:
+        end.close()
+
+
+def send_in_thread(channel, *args):
+    thread = threading.Thread(target=channel.send, args=args)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1000, 40_000, 48 << 10, (48 << 10) + 1, 64 << 10, 200_000, 5_000_000])
+def test_payloads_of_any_size_arrive_whole(ends, nbytes):
+    one, two = ends
+    payload = np.random.default_rng(nbytes).bytes(nbytes)
+    thread = send_in_thread(one, ("kind", 3, None), payload)
+    record = two.receive()
+    thread.join()
+    assert record.message == ("kind", 3, None)
+    assert bytes(record.payload) == payload
+    assert record.fds == []
+
+
+def test_a_segment_is_a_payload_without_being_copied(ends):
+    one, two = ends
+    segment = Segment.create(100_000, "a test")
+    segment.bytes()[:] = 7
+    one.send(("beside",), segment)
+    record = two.receive()
+    assert record.payload.nbytes == 100_000
+    segment.bytes()[0] = 9
+    assert record.payload[0] == 9
+    del segment
+    assert (record.payload[1:] == 7).all()  # the mapping outlives the sender's descriptor
+
+
+@pytest.mark.parametrize("nbytes", [10, 100_000])
+def test_descriptors_travel_beside_the_payload(ends, nbytes):
+    one, two = ends
+    segments = [Segment.create(4096, "a test") for _ in range(3)]
+    for i, segment in enumerate(segments):
+        segment.bytes()[0] = i
+    one.send(("fds",), b"x" * nbytes, [s.fileno() for s in segments])
+    record = two.receive()
+    assert len(record.fds) == 3
+    assert len(record.payload) == nbytes
+    again = [Segment.attach(fd, 4096) for fd in record.fds]
+    assert [s.bytes()[0] for s in again] == [0, 1, 2]
+    assert all(not os.get_inheritable(s.fileno()) for s in again)
+
+
+def test_records_keep_their_order_and_their_bounds(ends):
+    one, two = ends
+    for i in range(20):
+        one.send((i,), bytes([i]) * i)
+    for i in range(20):
+        record = two.receive()
+        assert record.message == (i,)
+        assert record.payload == bytes([i]) * i
+
+
+def test_a_large_message_is_spilled_too(ends):
+    one, two = ends
+    for nbytes in (40_000, 400_000):
+        thread = send_in_thread(one, ("layout", "x" * nbytes), b"y" * 20_000)
+        record = two.receive()
+        thread.join()
+        assert len(record.message[1]) == nbytes
+        assert bytes(record.payload) == b"y" * 20_000
+
+
+def test_the_end_of_the_other_side_is_none(ends):
+    one, two = ends
+    one.send(("last",))
+    one.close()
+    assert two.receive().message == ("last",)
+    assert two.receive() is None
+    with pytest.raises(BrokenPipeError):
+        two.send(("late",))
+
+
+def test_a_channel_that_does_not_block_says_so_both_ways(ends):
+    one, two = ends
+    one.set_blocking(False)
+    with pytest.raises(BlockingIOError):
+        one.receive()
+    sent = 0
+    try:
+        while sent < 10_000:
+            one.send(("more",), b"x" * 10_000)
+            sent += 1
+    except BlockingIOError:
+        pass
+    assert 0 < sent < 10_000
+    assert two.receive().message == ("more",)  # whole
+
+
+def test_closing_twice_is_one_close(ends):
+    ends[0].close()
+    ends[0].close()
+
+
+def test_an_end_can_be_taken_over_by_its_descriptor(ends):
+    one, two = ends
+    taken = from_fd(two.detach())
+    one.send(("hello",))
+    assert taken.receive().message == ("hello",)
+    taken.close()
+
+
+def test_close_all_forgives_what_is_closed_already():
+    read, write = os.pipe()
+    close_all([read, write, read])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(write)

@@ -1,0 +1,141 @@
+"""Aligned shared mappings, and huge pages under them: no byte changes, and nothing stays mapped."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from async_loader import ReplayBuffer
+from async_loader.shm import hugepages
+from async_loader.shm.segment import Segment
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd and huge pages are Linux's")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def fd():
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, 8 * MIB + 12345)
+    yield fd
+    os.close(fd)
+
+
+def is_mapped(address):
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = (line.split()[0].split("-") for line in lines)
+    return any(int(first, 16) <= address < int(last, 16) for first, last in spans)
+
+
+def test_a_mapping_begins_where_a_huge_page_can(fd):
+    array = np.frombuffer(hugepages.aligned(fd, 8 * MIB + 12345), np.uint8)
+    assert array.ctypes.data % hugepages.HUGE == 0
+    array[-1] = 7
+    assert os.pread(fd, 1, 8 * MIB + 12344) == b"\x07"
+
+
+def test_it_is_unmapped_with_the_last_view_of_it(fd):
+    array = np.frombuffer(hugepages.aligned(fd, 8 * MIB), np.uint8)
+    view, address = array[100:200], array.ctypes.data
+    del array
+    assert is_mapped(address)
+    del view
+    assert not is_mapped(address)
+
+
+def test_what_does_not_fit_a_huge_page_is_left_to_mmap(fd):
+    assert hugepages.aligned(fd, hugepages.HUGE - 1) is None
+
+
+def test_huge_pages_change_no_byte(fd):
+    array = np.frombuffer(hugepages.aligned(fd, 8 * MIB), np.uint8)
+    array[:] = np.random.default_rng(0).integers(0, 256, 8 * MIB)
+    before = array.copy()
+    pages = hugepages.HugePages(array.ctypes.data, 8 * MIB)
+    assert pages.under(3 * MIB, 5 * MIB) == 6 * MIB
+    pages.under(0, 8 * MIB)
+    assert (array == before).all()
+
+
+class Kernel:
+    """Answers, and counts."""
+
+    def __init__(self):
+        self.answer, self.asked = True, []
+
+    def collapse(self, address):
+        self.asked.append(address)
+        return self.answer
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    kernel = Kernel()
+    monkeypatch.setattr(hugepages, "collapse", kernel.collapse)
+    monkeypatch.setattr(hugepages, "_SLOW_S", 60.0)  # this one takes no time, but the thread may not be run for a while
+    return kernel
+
+
+def on_memory(nbytes):
+    room = np.zeros(nbytes + hugepages.HUGE, np.uint8)
+    begin = -room.ctypes.data % hugepages.HUGE
+    return room, hugepages.HugePages(room.ctypes.data + begin, nbytes)
+
+
+def test_each_part_is_seen_to_once(kernel):
+    room, pages = on_memory(8 * MIB)
+    for end in (1, 100, 2 * MIB, 2 * MIB + 1, 8 * MIB, 8 * MIB):
+        pages.under(0, end)
+    assert len(kernel.asked) == len(set(kernel.asked)) == 4
+    del room
+
+
+def test_where_the_kernel_refuses_it_is_not_asked_again(kernel):
+    kernel.answer = False
+    room, pages = on_memory(8 * MIB)
+    pages.under(0, 8 * MIB)
+    assert len(kernel.asked) == 1
+    assert not pages.wanted
+    del room
+
+
+def test_where_it_takes_long_it_is_given_up(kernel, monkeypatch):
+    clock = iter(range(0, 100_000, 100))
+    monkeypatch.setattr(hugepages.time, "monotonic", lambda: next(clock))
+    room, pages = on_memory(16 * MIB)
+    pages.under(0, 16 * MIB)
+    assert len(kernel.asked) == 3
+    assert not pages.wanted
+    del room
+
+
+def test_a_mapping_that_is_not_aligned_is_left_alone(kernel):
+    pages = hugepages.HugePages(4096, 8 * MIB)
+    assert not pages.wanted
+    pages.under(0, 8 * MIB)
+    assert not kernel.asked
+
+
+def test_a_segment_looks_the_same_from_every_mapping():
+    segment = Segment.create(5 * MIB, "a test", commit=False)
+    other = Segment.attach(os.dup(segment.fileno()), 5 * MIB)
+    segment.view(MIB, 4)[:] = b"ring"
+    assert bytes(other.bytes(MIB, 4)) == b"ring"
+    for one in (segment, other):
+        one.close()
+
+
+def test_a_table_takes_huge_pages_as_it_fills(kernel):
+    buffer = ReplayBuffer(100_000, {"x": ((6,), np.float64)}, seed=0)  # 80 bytes a row
+    asked = []
+    for begin in range(0, 200_000, 1000):
+        buffer.extend(x=np.arange(begin, begin + 1000, dtype=np.float64)[:, None].repeat(6, 1))
+        asked.append(len(kernel.asked))
+    assert asked[0] == 1
+    assert asked == sorted(asked)
+    rows = buffer._owner.table.storage.layout.rows
+    assert len(set(kernel.asked)) == len(kernel.asked) == rows * 80 // hugepages.HUGE
+    batch = buffer.sample(256)
+    assert (batch["x"] == batch["index"][:, None]).all()

@@ -1,0 +1,115 @@
+"""Where the arrays of a batch lie within a block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_loader import Field, Schema
+from async_loader.batch_layout import BatchLayout
+
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+schemas = st.lists(
+    st.tuples(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(DTYPES)), min_size=1, max_size=6
+).map(lambda kinds: Schema.of([Field(shape, dtype, name=f"f{i}") for i, (shape, dtype) in enumerate(kinds)]))
+makers = st.sampled_from([BatchLayout.contiguous, BatchLayout.packed])
+rows = st.integers(1, 9)
+
+
+def root_of(layout: BatchLayout) -> np.ndarray:
+    """Exactly nbytes, so that a view beyond them cannot be made, on a cache line as slots are."""
+    raw = np.zeros(layout.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + layout.nbytes]
+
+
+def addresses(view: np.ndarray) -> set[int]:
+    """Of every byte of every item."""
+    if not view.size:
+        return set()
+    steps = [np.arange(n) * s for n, s in zip(view.shape, view.strides, strict=True)]
+    firsts = sum(np.ix_(*steps)) if steps else np.zeros(())
+    start = view.__array_interface__["data"][0]
+    return {int(start + first + k) for first in np.ravel(firsts) for k in range(view.itemsize)}
+
+
+@given(makers, schemas, rows)
+def test_views_do_not_overlap_and_lie_within_the_block(make, schema, count):
+    layout = make(schema, count)
+    root = root_of(layout)
+    inside = range(root.ctypes.data, root.ctypes.data + layout.nbytes)
+    taken: set[int] = set()
+    for field, view in zip(schema.fields, layout.views(root), strict=True):
+        assert view.shape == (count, *field.shape)
+        assert view.dtype == field.dtype
+        mine = addresses(view)
+        assert len(mine) == view.nbytes
+        assert not mine & taken
+        assert all(a in inside for a in mine)
+        taken |= mine
+
+
+@given(makers, schemas, rows)
+def test_torch_takes_every_view(make, schema, count):
+    layout = make(schema, count)
+    for view in layout.views(root_of(layout)):
+        tensor = torch.from_numpy(view)
+        assert tuple(tensor.shape) == view.shape
+        assert tensor.data_ptr() == view.ctypes.data or not view.size
+        assert view.ctypes.data % view.dtype.itemsize == 0 or not view.size
+
+
+@given(makers, schemas, rows)
+def test_what_is_written_through_one_view_changes_no_other(make, schema, count):
+    layout = make(schema, count)
+    views = layout.views(root_of(layout))
+    for i, view in enumerate(views):
+        view[...] = i % 2
+    assert all((view == i % 2).all() for i, view in enumerate(views))
+
+
+@given(schemas, rows)
+def test_contiguous_fields_are_contiguous_on_cache_lines_of_their_own(schema, count):
+    layout = BatchLayout.contiguous(schema, count)
+    assert layout.stride == 0
+    assert all(view.flags.c_contiguous for view in layout.views(root_of(layout)))
+    assert all(region.offset % 64 == 0 for region in layout.regions)
+    assert layout.nbytes % 64 == 0
+    assert layout.nbytes > 0
+
+
+@given(makers, schemas, rows, st.data())
+def test_a_window_is_its_rows_of_the_views(make, schema, count, data):
+    layout = make(schema, count)
+    root = root_of(layout)
+    start = data.draw(st.integers(0, count))
+    stop = data.draw(st.integers(start, count))
+    window = layout.window(root, start, stop)
+    for field, view in zip(window.fields, layout.views(root), strict=True):
+        field[...] = 1
+        assert field.shape == view[start:stop].shape
+        assert (view[start:stop] == 1).all()
+        assert not view[:start].any()
+        assert not view[stop:].any()
+    if layout.stride:
+        assert window.packed.shape == (stop - start, layout.stride)
+        window.packed[...] = 0
+        assert not any(field.any() for field in window.fields)
+    else:
+        assert window.packed is None
+
+
+def test_a_view_keeps_the_root_alive():
+    layout = BatchLayout.packed(Schema.of({"a": "f4", "b": "i8"}), 3)
+    view = layout.views(np.frombuffer(bytearray(layout.nbytes), np.uint8))[0]
+    assert view.base is not None
+
+
+def test_a_block_that_is_too_small_is_never_written_beyond():
+    layout = BatchLayout.contiguous(Schema.of({"a": ((100,), "f4")}), 3)
+    with pytest.raises((TypeError, ValueError)):
+        layout.views(np.zeros(64, np.uint8))
