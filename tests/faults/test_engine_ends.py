@@ -32,7 +32,7 @@ def refuse(*_):
 def test_a_segment_that_cannot_be_mapped_closes_its_descriptor_once(monkeypatch):
     before = opened()
     with monkeypatch.context() as patch:
-        patch.setattr(segments.mapping, "aligned", refuse)
+        patch.setattr(segments.hugepages, "aligned", refuse)
         with pytest.raises(OutOfMemory) as raised:
             Segment.create(4096, "a test")
     mine = os.open(os.devnull, os.O_RDONLY)  # gets the number that the segment had

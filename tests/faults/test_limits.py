@@ -43,7 +43,7 @@ def test_what_is_counted_for_a_worker_is_enough(tmp_path, method):
     """With as many descriptors as are asked for, workers start, fail, and are replaced."""
     body = """\
         import resource
-        from async_loader.pipeline import arguments as module
+        from async_loader import validation as module
         from async_loader.errors import WorkerDied
 
         class Cursed(dict):

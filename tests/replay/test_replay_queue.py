@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.replay.test_replay_waiting import Doing, until
 
 from async_loader import (
     AsyncDataLoader,
@@ -32,6 +31,7 @@ from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
 from async_loader.feeder.settings import ServerSettings
 from async_loader.replay.queues import OPEN_EPISODES
 from async_loader.replay.rate_limiter import Queue
+from tests.replay.test_replay_waiters import Doing, until
 
 OBS = Field((), "int64", next="next_obs")
 

@@ -106,7 +106,7 @@ def kernel_folder() -> str | None:
     One folder for each state of the sources: numba looks whether the file of a kernel has changed, and does not see that
     another one has, whose functions the kernel calls.
     """
-    here = Path(__file__).parent
+    here = Path(__file__).parent.parent  # replay/, with the kernels and what they are built on
     sources = hashlib.sha256()
     for folder in (here, *sorted(below for below in here.iterdir() if below.is_dir() and below.name != "__pycache__")):
         for path in sorted(folder.glob("*.py")):
