@@ -288,7 +288,7 @@ buffer = ReplayBuffer(100)
 for i in range(10):
     buffer.add(x=np.arange(3), r=0.5)
 assert buffer.sample(4)['x'].shape == (4, 3)""",
-        """from async_loader.pipeline import collate
+        """from async_loader.pipeline.batches import collate
 import numpy as np
 assert collate.collate([{'x': 1.0, 'a': np.zeros(3)}] * 2)['a'].shape == (2, 3)""",
     ],

@@ -237,9 +237,9 @@ import numpy as np
 import fault_rig
 from fault_rig import Batches, first, plain, wide
 from async_loader import END, AsyncDataLoader
-from async_loader.pipeline import live
+from async_loader import process_hooks
 signal.signal(signal.SIGINT, signal.default_int_handler)
-live._EXIT_TIMEOUT_S = 20.0  # of a machine that stands still for a moment nothing is to be said at the exit
+process_hooks._EXIT_TIMEOUT_S = 20.0  # of a machine that stands still for a moment nothing is to be said at the exit
 
 def say(*what):
     os.write(1, (" ".join(map(str, what)) + "\\n").encode())

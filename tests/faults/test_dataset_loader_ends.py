@@ -22,7 +22,7 @@ BODY = """\
     if __name__ == "__main__":
         door, kind = sys.argv[1:]
         if kind == "thread":
-            live._EXIT_TIMEOUT_S = 1.0  # such workers block for ever, and nobody can end them
+            process_hooks._EXIT_TIMEOUT_S = 1.0  # such workers block for ever, and nobody can end them
         if door == "torch":
             loader = TorchLoader(Items(), 4, num_workers=2)
         else:

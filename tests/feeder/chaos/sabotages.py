@@ -81,11 +81,11 @@ def takes_a_batch_for_used_when_it_was_sent() -> None:
     """As if a learner gave each batch back when it arrives: what it has not come to is nobody's."""
     from async_loader.feeder.server.batch_scheduler import BatchScheduler
 
-    yield_to_io = BatchScheduler._yield_to_io
+    hand_over = BatchScheduler._hand_over
 
     def careless(self, reader, *more):
-        done = yield_to_io(self, reader, *more)
+        done = hand_over(self, reader, *more)
         reader.leases.clear()
         return done
 
-    BatchScheduler._yield_to_io = careless
+    BatchScheduler._hand_over = careless
