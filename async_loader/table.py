@@ -1,8 +1,10 @@
-"""What every table and every writer offers, wherever the steps are: Protocols. Holds no data and starts nothing.
+"""What every table and every writer offers, wherever the steps are: Protocols. Holds no data and
+starts nothing.
 
-A table is a `async_loader.ReplayBuffer` of this process, or one of a feeder (``connect(...).table(name)``): the same
-methods, with the same names, order and defaults, so that a script changes one line when its table moves to another process.
-A table is no `Source`: `Table.source` makes one, and a loader does that by itself.
+A table is a `async_loader.ReplayBuffer` of this process, or one of a feeder
+(``connect(...).table(name)``): the same methods, with the same names, order and defaults, so that a
+script changes one line when its table moves to another process. A table is no `Source`:
+`Table.source` makes one, and a loader does that by itself.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 """Ids of steps, int64 ``[rows]``: never reused, counted from 0 in each table."""
 
 Batch: TypeAlias = dict[str, Any]
-"""Arrays or tensors ``[rows, ...]``, nested as a step is, with ``index`` (ids). A TensorDict where that is asked for."""
+"""Arrays or tensors ``[rows, ...]``, nested as a step is, with ``index`` (ids).
+
+A TensorDict where that is asked for.
+"""
 
 AutoReset: TypeAlias = Literal["next_step", "same_step", "disabled"] | enum.Enum
 """When environments begin anew by themselves: a word, or a ``gymnasium.vector.AutoresetMode``."""
@@ -54,7 +59,10 @@ Streams: TypeAlias = Hashable | Sequence[Hashable] | npt.NDArray[Any]
 
 
 class VectorEnv(Protocol):
-    """What is asked of a vector of environments: how many there are. ``metadata["autoreset_mode"]`` says how they reset."""
+    """What is asked of a vector of environments: how many there are.
+
+    ``metadata["autoreset_mode"]`` says how they reset.
+    """
 
     @property
     def num_envs(self) -> int: ...
@@ -62,7 +70,8 @@ class VectorEnv(Protocol):
 
 @runtime_checkable
 class Writer(Protocol):
-    """Adds the steps of an actor. One Protocol for writers of this process, of another process, and of a feeder.
+    """Adds the steps of an actor. One Protocol for writers of this process, of another process, and
+    of a feeder.
 
     Threads: one at a time.
 
@@ -100,15 +109,17 @@ class Writer(Protocol):
         step : mapping, optional
             What was observed, what was done, what it gave; as a (nested) dict or as keywords.
         terminated, truncated : bool
-            Whether nothing comes after this step, or the episode was cut off after it. Stored too, where the schema (or
-            the first step, if there is no schema) has fields of these names and the step does not say it itself.
+            Whether nothing comes after this step, or the episode was cut off after it. Stored too,
+            where the schema (or the first step, if there is no schema) has fields of these names
+            and the step does not say it itself.
         final_obs : array or (nested) dict of arrays, optional
             The observation after the episode's last step.
         stream : hashable, optional
             By default the writer's own.
         priority : float, optional
         timeout_s : float, optional
-            How long to wait for room. ``None``: a table has no limit, a client that of `connect`; 0: try once.
+            How long to wait for room. ``None``: a table has no limit, a client that of `connect`;
+            0: try once.
 
         Raises
         ------
@@ -151,7 +162,8 @@ class Writer(Protocol):
         truncated: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """End a stream's episode after its last step, where that was not known when the step was added.
+        """End a stream's episode after its last step, where that was not known when the step was
+        added.
 
         Neither ``terminated`` nor ``truncated`` counts as truncated.
         """
@@ -160,7 +172,10 @@ class Writer(Protocol):
         """Return when everything that was added is in the table."""
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the writer: open episodes end as `end_episode` without arguments ends them. May be called again."""
+        """End the writer: open episodes end as `end_episode` without arguments ends them.
+
+        May be called again.
+        """
 
     def __enter__(self) -> Writer: ...
 
@@ -204,14 +219,18 @@ class VectorWriter(Protocol):
 
 
 def is_table(value: object) -> TypeGuard[Table]:
-    """Whether ``value`` is a table and no class. Asks for none of its properties: those of a table elsewhere take time."""
+    """Whether ``value`` is a table and no class.
+
+    Asks for none of its properties: those of a table elsewhere take time.
+    """
     kind = type(value)
     return not isinstance(value, type) and all(callable(getattr(kind, name, None)) for name in ("source", "sample", "writer"))
 
 
 @runtime_checkable
 class Table(Protocol):
-    """Steps, and what draws them. A ``timeout_s`` of ``None``: a table of this process has no limit, a client that of `connect`.
+    """Steps, and what draws them. A ``timeout_s`` of ``None``: a table of this process has no
+    limit, a client that of `connect`.
 
     Threads: any.
 
@@ -243,7 +262,10 @@ class Table(Protocol):
         """Items that can be drawn."""
 
     def writer(self, stream: Hashable | None = None) -> Writer:
-        """What adds the steps of an actor. A table elsewhere takes more keywords, of how they travel."""
+        """What adds the steps of an actor.
+
+        A table elsewhere takes more keywords, of how they travel.
+        """
 
     def vector_writer(
         self,
@@ -263,7 +285,10 @@ class Table(Protocol):
         batch_format: BatchFormat = "numpy",
         device: str | torch.device | None = None,
     ) -> Batch:
-        """Draw ``batch_size`` items as the table's sampler chooses. Raises NotEnoughData where it cannot."""
+        """Draw ``batch_size`` items as the table's sampler chooses.
+
+        Raises NotEnoughData where it cannot.
+        """
 
     def source(
         self,
@@ -278,7 +303,10 @@ class Table(Protocol):
         """The table as a source for a loader."""
 
     def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
-        """Rows by id. Ids that are gone are left out; ``index`` of the batch says which ones are there."""
+        """Rows by id.
+
+        Ids that are gone are left out; ``index`` of the batch says which ones are there.
+        """
 
     def update_priorities(self, index: Any, priority: Any, *, timeout_s: float | None = None) -> Applied:
         """New priorities by id. Ids that are gone are counted."""
@@ -290,7 +318,10 @@ class Table(Protocol):
         """Take items out, by id. Ids that are gone are counted."""
 
     def clear(self, *, timeout_s: float | None = None) -> None:
-        """Take all items out, and end all open episodes. Ids go on; counts begin anew, and with them the limiter."""
+        """Take all items out, and end all open episodes.
+
+        Ids go on; counts begin anew, and with them the limiter.
+        """
 
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> SaveReport:
         """Write everything that the table knows into a folder."""

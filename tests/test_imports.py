@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +94,49 @@ ELSEWHERE = {
 EXCEPTIONS = {
     ("pipeline.device.backend", "testing"),  # device="fake", for users without an accelerator; late
 }
+RANKS: dict[str, list[str]] = {}
+"""Files inside a room, from the bottom up, by their names within it; a folder's name is its ``__init__``, the room's name the
+room's. What stands in one line are siblings. A file imports only from lines above its own: also late, also for types. A room
+that is not named here is not looked into."""
+RANKS["replay"] = [
+    "arguments rate_limiter stream_names views",
+    "base base.array_address base.field_table base.grant_log base.kernel_cache base.ring_format base.row_format",
+    "base.compiled",
+    "kernels.machine",
+    "kernels.row_address kernels.publish_ring",
+    "kernels.reading kernels.writing",
+    "kernels.row_grants",
+    "kernels",
+    "samplers.sampler samplers.random_numbers samplers.schedule",
+    "samplers.binding samplers.seeded samplers.random_rows samplers.order samplers.heap_kernels samplers.tree_kernels",
+    "samplers.heap samplers.ordered samplers.tree samplers.priority_rules samplers.prioritized_kernels",
+    "samplers.heaps samplers.prioritized",
+    "samplers.rank samplers.uniform",
+    "samplers",
+    "queues table table.field_validator table.free_rows table.process_writers table.storage table.waiters",
+    "stats table.reader table.step_packer",
+    "table.table",
+    "table.table_state",
+    "table.insert table.sample table.source_sampler",
+    "table.table_parts",
+    "table.sampler_session",
+    "table.nonblocking_table",
+    "by_id tally",
+    "source writer",
+    "vector_writer",
+    "multiprocess.messages multiprocess.publish_ring multiprocess.terms",
+    "multiprocess.row_grants multiprocess.writer_peer",
+    "multiprocess.insert_credits multiprocess.writer",
+    "multiprocess.writer_handle",
+    "multiprocess multiprocess.writer_service",
+    "checkpoint.arrays checkpoint.disk checkpoint.manifest checkpoint.encoding checkpoint.resizing checkpoint.settings",
+    "checkpoint.folder checkpoint.snapshot",
+    "checkpoint.reading checkpoint.writing",
+    "checkpoint.loading",
+    "checkpoint",
+    "buffer",
+    "kernel_warmup replay",
+]
 TYPES_OF = {("table", "replay")}
 """Protocols may name types of what is above them, where only a type checker looks."""
 
@@ -182,6 +226,49 @@ def breaches(found: Iterator[Import]) -> list[str]:
     return wrong
 
 
+def ranks(room: str) -> dict[str, int]:
+    """The rank of each file of a room, by its name in the package."""
+    names = [(name, rank) for rank, line in enumerate(RANKS[room]) for name in line.split()]
+    return {name if name == room else f"{room}.{name}": rank for name, rank in names}
+
+
+def file_of(target: str, known: Container[str]) -> str:
+    """The file that an import names: of ``replay.samplers.Fifo`` it is ``replay.samplers``."""
+    while target and target not in known:
+        target = target.rpartition(".")[0]
+    return target
+
+
+def breaches_within(found: Iterable[Import], room: str) -> list[str]:
+    """Imports inside a room that do not go downward, in words."""
+    known = ranks(room)
+    within_room = [(one, file_of(one.target, known)) for one in found if one.module in known]
+    return [
+        f"{one}: within {room} imports go downward only, and {target} has rank {known[target]}, {one.module} {known[one.module]}"
+        for one, target in within_room
+        if target and target != one.module and known[target] >= known[one.module] and (one.module, target) not in EXCEPTIONS
+    ]
+
+
+def folder_circles(found: Iterable[Import], room: str) -> list[str]:
+    """Folders of a room that import each other in a circle, also by way of files in the room's own folder, each of which
+    stands for itself."""
+    known = ranks(room)
+
+    def node(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
+    below: dict[str, set[str]] = {node(name): set() for name in known}
+    for one in found:
+        target = file_of(one.target, known)
+        if one.module in known and target and node(target) != node(one.module):
+            below[node(one.module)].add(node(target))
+    while free := [name for name, others in below.items() if not others]:
+        below = {name: others.difference(free) for name, others in below.items() if name not in free}
+    return sorted(below)
+
+
+@functools.cache
 def modules() -> dict[str, tuple[ast.AST, bool]]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -197,6 +284,29 @@ def test_imports_go_downward_only():
     found = modules()
     assert len(found) > 30
     assert [text for name, (tree, package) in found.items() for text in breaches(imports(tree, name, is_package=package))] == []
+
+
+@functools.cache
+def every_import() -> list[Import]:
+    return [one for name, (tree, package) in modules().items() for one in imports(tree, name, is_package=package)]
+
+
+def test_imports_inside_a_room_go_downward_only():
+    found = every_import()
+    assert [text for room in RANKS for text in breaches_within(found, room)] == []
+
+
+def test_no_folders_of_a_room_import_each_other_in_a_circle():
+    found = every_import()
+    assert {room: folder_circles(found, room) for room in RANKS} == {room: [] for room in RANKS}
+
+
+def test_every_file_of_a_room_has_one_rank():
+    there = set(modules())
+    for room, lines in RANKS.items():
+        listed = " ".join(lines).split()
+        assert len(set(listed)) == len(listed), room
+        assert set(ranks(room)) == {name for name in there if name.split(".")[0] == room}
 
 
 def test_every_module_has_a_floor():
@@ -231,6 +341,39 @@ def test_a_planted_breach_is_caught(module, code, text):
     wrong = breaches(imports(ast.parse(code), module))
     assert len(wrong) == 1, wrong
     assert text in wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("replay.table.table", "from async_loader.replay.buffer import ReplayBuffer"),
+        ("replay.table.table", "def f():\n    from async_loader.replay.table import sample"),
+        ("replay.table.table", "if TYPE_CHECKING:\n    from async_loader.replay.table.table_state import TableState"),
+        ("replay.table.table", "from .table_state import TableState"),
+        ("replay.table.table", "import importlib\nimportlib.import_module('async_loader.replay.source')"),
+        ("replay.table.insert", "from async_loader.replay.table.sample import TableSampler"),
+        ("replay.samplers.rank", "from async_loader.replay.samplers import Uniform"),
+        ("replay.base.row_format", "from async_loader.replay import ReplayBuffer"),
+    ],
+)
+def test_a_planted_breach_inside_a_room_is_caught(module, code):
+    wrong = breaches_within(imports(ast.parse(code), module), module.split(".")[0])
+    assert len(wrong) == 1, wrong
+    assert "downward only" in wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "circle"),
+    [
+        ("replay.base.compiled", "from async_loader.replay.table.storage import Storage", ["replay.base", "replay.table"]),
+        ("replay.views", "from async_loader.replay.table.storage import Storage", ["replay.table", "replay.views"]),
+        ("replay.buffer", "from async_loader.replay.table.storage import Storage", []),
+    ],
+)
+def test_a_planted_circle_of_folders_is_caught(module, code, circle):
+    within = [one for one in every_import() if one.module == "replay.table.table"]
+    planted = [*imports(ast.parse(code), module), *within]
+    assert folder_circles(planted, "replay") == circle
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.replay.table.step_packer import length_of
 from async_loader.schema import RESERVED, Field, Schema, kind_of
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
-"""Names that a field of a step cannot have: they are added to batches, or are keywords of `ReplayBuffer.add`."""
+"""Names that a field of a step cannot have: they are added to batches, or are keywords of
+`ReplayBuffer.add`.
+"""
 
 _INT64 = np.dtype(np.int64)
 _UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
@@ -55,11 +56,14 @@ def size_of(capacity: Any, max_bytes: Any) -> tuple[int | None, int | None]:
         if max_bytes is not None:
             raise ConfigError(f"capacity={capacity!r} and max_bytes={max_bytes!r}: give bytes once")
         return None, bytes_of("capacity", capacity)
-    return positive("capacity", capacity), None if max_bytes is None else bytes_of("max_bytes", max_bytes)
+    return positive("capacity", capacity), None if max_bytes is None else bytes_of(
+        "max_bytes", max_bytes
+    )
 
 
 def bytes_of(name: str, value: Any) -> int:
-    """Bytes: an int, or text with a unit (B; KB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024). Raises ConfigError.
+    """Bytes: an int, or text with a unit (B; KB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024).
+    Raises ConfigError.
 
     Digits alone are refused as text: where a number counts steps they would mean another thing.
     """
@@ -68,10 +72,13 @@ def bytes_of(name: str, value: Any) -> int:
     found = re.fullmatch(r"\s*([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)\s*([A-Za-z]*)\s*", value)
     if found is not None and not found[2]:
         raise ConfigError(
-            f"{name}={value!r} has no unit: text is bytes, as in '{found[1]}B' or '8GiB'; a count is a plain number"
+            f"{name}={value!r} has no unit: text is bytes, as in '{found[1]}B' or '8GiB'; a count "
+            "is a plain number"
         )
     if found is None or found[2].upper() not in _UNITS:
-        raise ConfigError(f"{name}={value!r}: a size is a number and a unit, as in '8GiB' or '500MB'")
+        raise ConfigError(
+            f"{name}={value!r}: a size is a number and a unit, as in '8GiB' or '500MB'"
+        )
     return positive(name, int(float(found[1]) * _UNITS[found[2].upper()]))
 
 
@@ -80,22 +87,33 @@ def one_of(given: Mapping[str, Any] | None, fields: dict[str, Any], what: str) -
     if given is None:
         return fields
     if fields:
-        raise SchemaError(f"a {what} and the fields {sorted(fields)} as well: pass one or the other")
+        raise SchemaError(
+            f"a {what} and the fields {sorted(fields)} as well: pass one or the other"
+        )
     if not isinstance(given, Mapping):
         raise SchemaError(
-            f"a {what} is a dict of fields, not {type(given).__name__}: give a dict, or name the fields, as in obs=..."
+            f"a {what} is a dict of fields, not {type(given).__name__}: give a dict, or name the "
+            "fields, as in obs=..."
         )
-    return given if type(given) is dict or not hasattr(given, "batch_size") else _of_tensordict(given, what)
+    return (
+        given
+        if type(given) is dict or not hasattr(given, "batch_size")
+        else _of_tensordict(given, what)
+    )
 
 
 def _of_tensordict(given: Any, what: str) -> Mapping[str, Any]:
     """A TensorDict as a dict: it is a mapping by its base class, and yet iterates over its rows."""
     rows = tuple(given.batch_size)
     if what == "step" and rows:
-        raise SchemaError(f"a TensorDict of batch_size {list(rows)} is not one step: extend() adds its rows")
+        raise SchemaError(
+            f"a TensorDict of batch_size {list(rows)} is not one step: extend() adds its rows"
+        )
     if what != "step" and len(rows) != 1:
         remedy = "add() adds one step" if not rows else ".reshape(-1) makes one row of each step"
-        raise SchemaError(f"a TensorDict of batch_size {list(rows)} is not a batch [rows]: {remedy}")
+        raise SchemaError(
+            f"a TensorDict of batch_size {list(rows)} is not a batch [rows]: {remedy}"
+        )
     as_dict: Mapping[str, Any] = given.to_dict()
     return as_dict
 
@@ -109,10 +127,16 @@ def storable(schema: Schema) -> Schema:
     if strange:
         raise SchemaError(f"a step has the key {strange[0]!r}: fields are named by strings")
     if listed := _list_in(root):
-        raise SchemaError(f"field {listed!r} is a list: np.asarray for an array, a tuple or a dict for several fields")
+        raise SchemaError(
+            f"field {listed!r} is a list: np.asarray for an array, a tuple or a dict for several "
+            "fields"
+        )
     taken = [name for name in TAKEN if name in root.keys]
     if taken:
-        raise SchemaError(f"a step has the field {taken[0]!r}: {', '.join(TAKEN)} are reserved names, choose another")
+        raise SchemaError(
+            f"a step has the field {taken[0]!r}: {', '.join(TAKEN)} are reserved names, choose "
+            "another"
+        )
     return schema
 
 
@@ -122,7 +146,10 @@ def _list_in(structure: tree.Structure, name: str = "") -> str | None:
         return None
     if structure.kind is list:
         return name
-    below = (_list_in(child, f"{name}.{key}".strip(".")) for key, child in zip(structure.keys, structure.children, strict=True))
+    below = (
+        _list_in(child, f"{name}.{key}".strip("."))
+        for key, child in zip(structure.keys, structure.children, strict=True)
+    )
     return next(filter(None, below), None)
 
 
@@ -144,9 +171,28 @@ def schema_of_columns(batch: Mapping[str, Any]) -> Schema:
     return schema
 
 
+def length_of(schema: Schema, columns: Sequence[Any]) -> int:
+    """Rows of a batch. Raises SchemaError if its columns are of unequal length."""
+    if len(set(map(len, columns))) > 1:
+        lengths = {
+            field.name: len(column) for field, column in zip(schema.fields, columns, strict=False)
+        }
+        raise SchemaError(
+            f"columns of unequal length: {lengths}: give every field one value per row"
+        )
+    return len(columns[0]) if columns else 0
+
+
 def ids_of(index: Any) -> npt.NDArray[np.int64]:
-    """Ids as a contiguous int64 array that may be written to: kernels are compiled anew for any other."""
-    if type(index) is np.ndarray and index.dtype == _INT64 and index.ndim == 1 and index.flags.carray:
+    """Ids as a contiguous int64 array that may be written to: kernels are compiled anew for any
+    other.
+    """
+    if (
+        type(index) is np.ndarray
+        and index.dtype == _INT64
+        and index.ndim == 1
+        and index.flags.carray
+    ):
         return index  # as in a batch
     array = _array_of(index, "index")
     if array.size == 0:
@@ -154,12 +200,17 @@ def ids_of(index: Any) -> npt.NDArray[np.int64]:
     if array.dtype.kind not in "iu":
         raise ConfigError(f"ids are integers, as in a batch's `index`, not {array.dtype}")
     if array.ndim > 1:
-        raise ConfigError(f"ids have shape {list(array.shape)}: they are [rows], as a batch's `index` is; use .reshape(-1)")
+        raise ConfigError(
+            f"ids have shape {list(array.shape)}: they are [rows], as a batch's `index` is; use "
+            ".reshape(-1)"
+        )
     return np.require(np.atleast_1d(array), np.int64, ("C", "A", "W"))
 
 
 def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
-    """Numbers as a float64 array ``[rows]``, a copy, whatever their shape: networks give ``[rows, 1]``."""
+    """Numbers as a float64 array ``[rows]``, a copy, whatever their shape: networks give ``[rows,
+    1]``.
+    """
     array = values if type(values) is np.ndarray else _array_of(values, name)
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"{name} is {array.dtype}: it must be real numbers")
@@ -167,14 +218,19 @@ def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
 
 
 def one_float(value: Any, name: str) -> npt.NDArray[np.float64]:
-    """One number as a float64 array ``[1]``. Raises ConfigError, also for NaN, which says that there is none."""
+    """One number as a float64 array ``[1]``.
+
+    Raises ConfigError, also for NaN, which says that there is none.
+    """
     if type(value) is not float and type(value) is not int:
         array = _array_of(value, name)
         if array.ndim or array.dtype.kind not in "biuf":
             raise ConfigError(f"{name}={value!r}: it is one number for a step")
         value = array.item()
     if value != value:
-        raise ConfigError(f"{name} is NaN: priorities are finite, 0 or more; leave it out where there is none")
+        raise ConfigError(
+            f"{name} is NaN: priorities are finite, 0 or more; leave it out where there is none"
+        )
     return np.full(1, value, np.float64)
 
 
@@ -183,7 +239,10 @@ def _array_of(values: Any, name: str) -> npt.NDArray[Any]:
     if array is not None:
         return array
     if tensors.is_tensor(values):
-        raise ConfigError(f"{name} is {tensors.said(values)}, which numpy cannot hold: use {tensors.made_dense(values)}")
+        raise ConfigError(
+            f"{name} is {tensors.said(values)}, which numpy cannot hold: use "
+            f"{tensors.made_dense(values)}"
+        )
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,7 @@
-"""ReplayBuffer: steps in shared memory, what adds them, and what draws them. Decides nothing itself."""
+"""ReplayBuffer: steps in shared memory, what adds them, and what draws them.
+
+Decides nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,12 @@ from async_loader.batch_format import BatchFormat, convert
 from async_loader.batch_format import checked as checked_format
 from async_loader.errors import CannotSend, ConfigError
 from async_loader.lifecycle import seconds
-from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
+from async_loader.names import (
+    by_name,
+    explain_wrong_attributes,
+    explain_wrong_names,
+    misplaced_fields,
+)
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import one_of, positive, size_of
 from async_loader.replay.by_id import ById
@@ -21,12 +29,14 @@ from async_loader.replay.queues import capacity_of, check_limiter, check_stack
 from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
 from async_loader.replay.samplers.sampler import check_sampler
-from async_loader.replay.source import ReplaySource, sampler_for
+from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler, UndeliveredItems
+from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
+from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import Transitions, checked_view
@@ -44,33 +54,37 @@ if TYPE_CHECKING:
 class ReplayBuffer(Table):
     """The newest ``capacity`` steps, in shared memory: a `async_loader.table.Table`.
 
-    Threads: any, of the process that made it, may add and sample; processes that get a `writer_handle` may add, and
-    the workers of a loader read its memory directly, without a lock. A forked child may sample what its parent had
-    at that moment, and cannot add.
+    Threads: any, of the process that made it, may add and sample; processes that get a
+    `writer_handle` may add, and the workers of a loader read its memory directly, without a lock. A
+    forked child may sample what its parent had at that moment, and cannot add.
 
     Parameters
     ----------
     capacity : int | str
-        Steps, or shared memory as in ``"8GiB"``. The observation that ends an episode (``final_obs``) takes the room of a step.
+        Steps, or shared memory as in ``"8GiB"``. The observation that ends an episode
+        (``final_obs``) takes the room of a step.
     schema : Schema | sequence of Field | (nested) dict of ``Field | (shape, dtype) | dtype``, optional
-        What a step is. By default it is taken from the first step: arrays as they are, Python floats as float32,
-        Python ints as int64. Steps are linked to those before and after them in their stream, which is what
-        ``Field(stack=..., next=...)`` and n-step returns are read through; boolean fields named ``terminated``,
-        ``truncated`` and ``done`` end episodes. ``done`` counts as terminated, also beside ``terminated``, unless the
-        same step is truncated.
+        What a step is. By default it is taken from the first step: arrays as they are, Python
+        floats as float32, Python ints as int64. Steps are linked to those before and after them in
+        their stream, which is what ``Field(stack=..., next=...)`` and n-step returns are read
+        through; boolean fields named ``terminated``, ``truncated`` and ``done`` end episodes.
+        ``done`` counts as terminated, also beside ``terminated``, unless the same step is
+        truncated.
     sampler : Sampler
         Which items make a batch; `Uniform` unless given.
     remover : Sampler
-        Which item makes room for a new one. `Fifo`, the default, overwrites steps in order. With any other, rows are
-        reused out of order, so that the schema can have no ``stack`` and no ``next`` and there are no n-step returns.
+        Which item makes room for a new one. `Fifo`, the default, overwrites steps in order. With
+        any other, rows are reused out of order, so that the schema can have no ``stack`` and no
+        ``next`` and there are no n-step returns.
     limiter : RateLimiter, optional
         How far sampling and inserting may run ahead of each other.
     view : Transitions, optional
-        What batches show unless `sample`, `source` or `get` say otherwise. With n-step returns a step can be drawn when its n
-        successors are there, from the beginning.
+        What batches show unless `sample`, `source` or `get` say otherwise. With n-step returns a
+        step can be drawn when its n successors are there, from the beginning.
     max_times_sampled : int
-        The draws after which an item is gone; 0: it stays. With a limiter that holds back inserting until every item was
-        drawn as often, no item is overwritten before: writers wait for a row too. `queue` and `stack` make such tables.
+        The draws after which an item is gone; 0: it stays. With a limiter that holds back inserting
+        until every item was drawn as often, no item is overwritten before: writers wait for a row
+        too. `queue` and `stack` make such tables.
     seed : int, optional
         The same seed and the same calls give the same samples.
     max_bytes : int | str, optional
@@ -83,7 +97,8 @@ class ReplayBuffer(Table):
     SchemaError
         For a schema that cannot be stored.
     OutOfMemory
-        If a schema is given and a full buffer would not fit into the free memory; without one, at the first step.
+        If a schema is given and a full buffer would not fit into the free memory; without one, at
+        the first step.
 
     Examples
     --------
@@ -108,17 +123,22 @@ class ReplayBuffer(Table):
         seed: int | None = None,
         max_bytes: int | str | None = None,
     ) -> None:
-        sampler, remover = Uniform() if sampler is None else sampler, Fifo() if remover is None else remover
+        sampler, remover = (
+            Uniform() if sampler is None else sampler,
+            Fifo() if remover is None else remover,
+        )
         for name, one in (("sampler", sampler), ("remover", remover)):
             check_sampler(name, one)
         most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
         check_limiter(limiter, most)
-        self._owner = TableState(*size_of(capacity, max_bytes), sampler, remover, limiter, most, seed, checked_view(view))
-        self._in, self._out = Inserter(self._owner), TableSampler(self._owner)
-        self._by_id = ById(self._owner, self._in, self._out)
-        self._saver = checkpoint.Saver(self._owner)
+        self._table_state = TableState(
+            *size_of(capacity, max_bytes), sampler, remover, limiter, most, seed, checked_view(view)
+        )
+        self._in, self._out = Inserter(self._table_state), TableSampler(self._table_state)
+        self._by_id = ById(self._table_state, self._in, self._out)
+        self._saver = checkpoint.Saver(self._table_state)
         if schema is not None:
-            self._owner.start(Schema.of(schema))
+            self._table_state.start(Schema.of(schema))
         _buffers.add(self)
 
     @classmethod
@@ -132,11 +152,13 @@ class ReplayBuffer(Table):
         capacity: int | str | None = None,
         seed: int | None = None,
     ) -> Self:
-        """Make a queue: each item is drawn exactly once, in the order of insertion; at most ``size`` wait to be.
+        """Make a queue: each item is drawn exactly once, in the order of insertion; at most
+        ``size`` wait to be.
 
-        No item is lost: `add` waits while ``size`` items wait, and for a row (NOTE [queue tables] in table.py). Over a feeder
-        an item is delivered at least once: after a fault of a learner or a connection it may come again, flagged
-        ``redelivered``. The end of an episode adds all steps that waited for it, up to n beyond ``size`` with n-step returns.
+        No item is lost: `add` waits while ``size`` items wait, and for a row (NOTE [queue tables]
+        in table.py). Over a feeder an item is delivered at least once: after a fault of a learner
+        or a connection it may come again, flagged ``redelivered``. The end of an episode adds all
+        steps that waited for it, up to n beyond ``size`` with n-step returns.
 
         Parameters
         ----------
@@ -144,9 +166,10 @@ class ReplayBuffer(Table):
             Items that may wait.
         schema : as in ReplayBuffer, optional
         capacity : int | str, optional
-            Rows, or memory as in ``"8GiB"``. By default ``size`` where steps stand alone. Where the schema links them
-            (``Field(stack=..., next=...)``) final observations and open episodes take rows too: room for one final
-            observation for each item with ``next``, and for 32 open episodes. Give more where more episodes are open at once.
+            Rows, or memory as in ``"8GiB"``. By default ``size`` where steps stand alone. Where the
+            schema links them (``Field(stack=..., next=...)``) final observations and open episodes
+            take rows too: room for one final observation for each item with ``next``, and for 32
+            open episodes. Give more where more episodes are open at once.
         view, seed : as in ReplayBuffer, optional
 
         Raises
@@ -179,7 +202,8 @@ class ReplayBuffer(Table):
         capacity: int | str | None = None,
         seed: int | None = None,
     ) -> Self:
-        """Make a stack: as `queue`, and the newest item is drawn first. Its schema can have no ``stack`` and no ``next``.
+        """Make a stack: as `queue`, and the newest item is drawn first. Its schema can have no
+        ``stack`` and no ``next``.
 
         Raises
         ------
@@ -194,7 +218,7 @@ class ReplayBuffer(Table):
             max_times_sampled=1, seed=seed,
         )  # fmt: skip
 
-    # -- what it is ------------------------------------------------------------------------------------------------------
+    # -- what it is --------------------------------------------------------------------------------
 
     @staticmethod
     @explain_wrong_names
@@ -205,50 +229,48 @@ class ReplayBuffer(Table):
     @property
     def capacity(self) -> int | None:
         """Steps that are kept; ``None`` while that depends on a schema that is unknown."""
-        return self._owner.capacity
+        return self._table_state.capacity
 
     @property
     def schema(self) -> Schema | None:
         """What a step is; ``None`` before the first one if no schema was given."""
-        return self._owner.schema
+        return self._table_state.schema
 
     @property
     def nbytes(self) -> int | None:
         """Bytes of shared memory that a full buffer takes; ``None`` while the schema is unknown."""
-        return self._owner.table.storage.layout.nbytes if self._owner.ready else None
+        return self._table_state.table.storage.layout.nbytes if self._table_state.ready else None
 
     @property
     def sampler(self) -> Sampler:
         """Which items make a batch."""
-        return self._owner.sampler
+        return self._table_state.sampler
 
     @property
     def view(self) -> Transitions | None:
         """What batches show unless a call says otherwise."""
-        return self._owner.view
+        return self._table_state.view
 
     @property
     def limiter(self) -> RateLimiter | None:
         """How far sampling and inserting may run ahead of each other; may be changed while they do."""
-        return self._owner.limiter
+        return self._table_state.limiter
 
     @limiter.setter
     def limiter(self, limiter: RateLimiter | None) -> None:
-        check_limiter(limiter, self._owner.max_times_sampled)
-        self._owner.limiter = limiter
+        check_limiter(limiter, self._table_state.max_times_sampled)
+        self._table_state.limiter = limiter
 
     def __len__(self) -> int:
         """Items that can be drawn."""
-        with self._owner.lock:
-            self._owner.catch_up()
-            return len(self._owner.table) if self._owner.ready else 0
+        return self._table_state.count_items()
 
     def stats(self) -> TableStats:
         """The table in numbers."""
-        owner = self._owner
-        with owner.lock:
-            owner.catch_up()
-            table = owner.table if owner.ready else None
+        table_state = self._table_state
+        with table_state.lock:
+            table_state.catch_up()
+            table = table_state.table if table_state.ready else None
             if table is not None:
                 table.forget_ended()
             return TableStats(
@@ -259,18 +281,22 @@ class ReplayBuffer(Table):
                 deleted=0 if table is None else table.deleted,
                 nbytes=self.nbytes,
                 streams=0 if table is None else len(table.streams),
-                waiting=tuple(owner.waiters.now()),
+                waiting=tuple(table_state.waiters.now()),
                 interrupted=self._out.interrupted(),
             )
 
     def __repr__(self) -> str:
-        owner = self._owner
-        size = 0 if not owner.ready or self.closed else len(self)
-        capacity = human(owner.max_bytes) if owner.capacity is None and owner.max_bytes is not None else owner.capacity
-        state = "closed" if self.closed else "a fork's copy" if owner.foreign else "open"
-        return f"<ReplayBuffer size={size} capacity={capacity} sampler={owner.sampler!r} {state}>"
+        table_state = self._table_state
+        size = 0 if not table_state.ready or self.closed else len(self)
+        capacity = (
+            human(table_state.max_bytes)
+            if table_state.capacity is None and table_state.max_bytes is not None
+            else table_state.capacity
+        )
+        state = "closed" if self.closed else "a fork's copy" if table_state.foreign else "open"
+        return f"<ReplayBuffer size={size} capacity={capacity} sampler={table_state.sampler!r} {state}>"
 
-    # -- adding ----------------------------------------------------------------------------------------------------------
+    # -- adding ------------------------------------------------------------------------------------
 
     @by_name
     def add(
@@ -289,22 +315,26 @@ class ReplayBuffer(Table):
         Parameters
         ----------
         step : mapping
-            Numbers, numpy arrays and CPU tensors, shaped like the schema. A value is taken when a row can hold it
-            unchanged, apart from rounding floats to the field's precision (field_validator.py, NOTE [what fits]).
+            Numbers, numpy arrays and CPU tensors, shaped like the schema. A value is taken when a
+            row can hold it unchanged, apart from rounding floats to the field's precision
+            (field_validator.py, NOTE [what fits]).
         stream : hashable, optional
-            Whose step this is: an actor's, an environment's. Steps of one stream follow each other. By default stream 0, which
-            is for one thread at a time where the table links steps.
+            Whose step this is: an actor's, an environment's. Steps of one stream follow each other.
+            By default stream 0, which is for one thread at a time where the table links steps.
         priority : float, optional
             For prioritized samplers.
         final_obs : array or (nested) dict of arrays, optional
-            The observation after this step, which ends an episode. A truncated step needs it where the schema has ``next=``.
+            The observation after this step, which ends an episode. A truncated step needs it where
+            the schema has ``next=``.
         timeout_s : float, optional
-            How long to wait for the limiter; ``None``: as long as it takes, with a warning after 10 s.
+            How long to wait for the limiter; ``None``: as long as it takes, with a warning after 10
+            s.
 
         Returns
         -------
         int
-            The step's id: 64 bits, never reused, counting from 0 (an observation that ends an episode has one of its own).
+            The step's id: 64 bits, never reused, counting from 0 (an observation that ends an
+            episode has one of its own).
 
         Raises
         ------
@@ -315,15 +345,16 @@ class ReplayBuffer(Table):
         Timeout, WouldDeadlock
             When the limiter lets nothing in. Nothing was written.
         ConfigError
-            For a ``stream`` that is no number, string, None or tuple of these; for a priority that is not one number; and
-            where two threads add to one episode of the default stream of a table that links steps.
+            For a ``stream`` that is no number, string, None or tuple of these; for a priority that
+            is not one number; and where two threads add to one episode of the default stream of a
+            table that links steps.
         """
         if misplaced:
             raise misplaced_fields("ReplayBuffer.add", misplaced)
         if stream is None:
             stream = 0
-            if self._owner.linked:
-                self._owner.check_default_stream()
+            if self._table_state.linked:
+                self._table_state.check_default_stream()
         return self._in.add(one_of(step, fields, "step"), stream, 0, priority, timeout_s, final_obs)
 
     @by_name
@@ -338,20 +369,23 @@ class ReplayBuffer(Table):
         timeout_s: float | None = None,
         **fields: Any,
     ) -> Ids:
-        """Add many steps: a (nested) dict of equally long arrays or tensors ``[rows, ...]``, of any length.
+        """Add many steps: a (nested) dict of equally long arrays or tensors ``[rows, ...]``, of any
+        length.
 
         Parameters
         ----------
         stream : hashable | sequence or array [rows], optional
-            One stream for all, in order; or each row's own, as of a vector of environments: a list, a range, a tuple, an
-            array or a tensor. For one stream whose name is a tuple use a writer, or its ``stream``, which is always one.
-            Needed where the table links steps: by a stack, a next or n-step returns. Elsewhere 0 by default.
+            One stream for all, in order; or each row's own, as of a vector of environments: a list,
+            a range, a tuple, an array or a tensor. For one stream whose name is a tuple use a
+            writer, or its ``stream``, which is always one. Needed where the table links steps: by a
+            stack, a next or n-step returns. Elsewhere 0 by default.
         priority : float array [rows], optional
             Of any shape with as many elements.
         final_obs : array [rows, ...] or (nested) dict of arrays, optional
             The observation after each step that ends an episode; rows of others are not looked at.
         timeout_s : float, optional
-            As in `add`. Under a limiter rows are written one by one, and an error says how many are in.
+            As in `add`. Under a limiter rows are written one by one, and an error says how many are
+            in.
 
         Returns
         -------
@@ -370,13 +404,17 @@ class ReplayBuffer(Table):
         if misplaced:
             raise misplaced_fields("ReplayBuffer.extend", misplaced, "batch")
         if stream is None:
-            if self._owner.linked:
+            if self._table_state.linked:
                 raise ConfigError(
-                    "this table links each step to those beside it, and extend() has to say whose steps these are: stream=0 if "
-                    "they follow each other, stream=range(n) for one of each of n environments, or use a writer()"
+                    "this table links each step to those beside it, and extend() has to say whose "
+                    "steps these are: stream=0 if "
+                    "they follow each other, stream=range(n) for one of each of n environments, or "
+                    "use a writer()"
                 )
             stream = 0
-        return self._in.extend(one_of(batch, fields, "batch"), stream, priority, timeout_s, final_obs)
+        return self._in.extend(
+            one_of(batch, fields, "batch"), stream, priority, timeout_s, final_obs
+        )
 
     @explain_wrong_names
     def end_episode(
@@ -388,13 +426,15 @@ class ReplayBuffer(Table):
         truncated: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """End the episode of a stream after its last step, where that was not known when the step was added.
+        """End the episode of a stream after its last step, where that was not known when the step
+        was added.
 
         Parameters
         ----------
         final_obs : array or (nested) dict of arrays, optional
-            What came after the last step. Where the schema has ``next=`` and it is not given, the episode ends one step earlier
-            (unless it terminated): the last step has nothing to be bootstrapped from, and is given up.
+            What came after the last step. Where the schema has ``next=`` and it is not given, the
+            episode ends one step earlier (unless it terminated): the last step has nothing to be
+            bootstrapped from, and is given up.
         terminated, truncated : bool
             How it ended; neither counts as truncated.
         timeout_s : float, optional
@@ -405,25 +445,33 @@ class ReplayBuffer(Table):
 
     def writer(self, stream: Hashable | None = None) -> LocalWriter:
         """What adds the steps of an actor: to this stream, by default to a new one."""
-        return LocalWriter(self._owner, self._in, fresh_stream() if stream is None else stream_name(stream))
+        return LocalWriter(
+            self._table_state, self._in, fresh_stream() if stream is None else stream_name(stream)
+        )
 
     def writer_handle(self) -> WriterHandle:
-        """What another process needs to add steps: an argument for it, under any start method; one handle for each writer.
+        """What another process needs to add steps: an argument for it, under any start method; one
+        handle for each writer.
 
-        ``handle.open(stream)`` there gives a `async_loader.table.Writer`, as `writer` does here. It writes into this table's
-        shared memory, without a lock; what it adds can be drawn at once. When its process dies, at whatever moment, no row is
-        torn, its open episodes end as truncated, and its rows come back; while it is stopped, others go on.
+        ``handle.open(stream)`` there gives a `async_loader.table.Writer`, as `writer` does here. It
+        writes into this table's shared memory, without a lock; what it adds can be drawn at once.
+        When its process dies, at whatever moment, no row is torn, its open episodes end as
+        truncated, and its rows come back; while it is stopped, others go on.
 
         Raises
         ------
         ConfigError
-            While the schema is unknown; and for more writers than there is room for: an eighth of the rows.
+            While the schema is unknown; and for more writers than there is room for: an eighth of
+            the rows.
         Unsupported
             In a forked child, and for a table whose remover is not Fifo.
         Closed
             After `close`.
         """
-        return self._owner.writer_handle()
+        # Late: the module registers what is to be done when the process forks or ends.
+        from async_loader.replay.multiprocess.writer_service import handle_of
+
+        return handle_of(self._table_state)
 
     @explain_wrong_names
     def vector_writer(
@@ -440,14 +488,15 @@ class ReplayBuffer(Table):
         envs : int | gymnasium.vector.VectorEnv
             How many there are, or the environments, which also say how they reset.
         autoreset : "next_step" | "same_step" | "disabled" | gymnasium.vector.AutoresetMode, optional
-            When environments begin anew by themselves: ``envs.metadata["autoreset_mode"]``, which is taken from environments
-            that are given. Of a number of environments "next_step", Gymnasium's default.
+            When environments begin anew by themselves: ``envs.metadata["autoreset_mode"]``, which
+            is taken from environments that are given. Of a number of environments "next_step",
+            Gymnasium's default.
         streams : sequence of hashable, optional
             Their names; new ones by default.
         """
         return VectorWriter(self.writer(), envs, autoreset, streams)
 
-    # -- sampling --------------------------------------------------------------------------------------------------------
+    # -- sampling ----------------------------------------------------------------------------------
 
     def sample(
         self,
@@ -463,11 +512,12 @@ class ReplayBuffer(Table):
         Parameters
         ----------
         view : Transitions, optional
-            n-step returns, ``discount``. By default the table's; without one, steps as they are (with their stacks, and what
-            followed them).
+            n-step returns, ``discount``. By default the table's; without one, steps as they are
+            (with their stacks, and what followed them).
         timeout_s : float, optional
-            How long to wait for enough items, and for the limiter. ``None``: without a limiter too few items raise
-            NotEnoughData at once; with one, as long as it takes, with a warning after 10 s.
+            How long to wait for enough items, and for the limiter. ``None``: without a limiter too
+            few items raise NotEnoughData at once; with one, as long as it takes, with a warning
+            after 10 s.
         batch_format : "numpy" | "torch" | "tensordict"
             Arrays, tensors, or a ``tensordict.TensorDict``.
         device : str | torch.device, optional
@@ -476,15 +526,16 @@ class ReplayBuffer(Table):
         Returns
         -------
         dict
-            Contiguous arrays or tensors ``[batch_size, ...]`` of your own, nested as the step was; ``index``: int64 ids, and
-            ``weight``: float32, if the sampler has weights.
+            Contiguous arrays or tensors ``[batch_size, ...]`` of your own, nested as the step was;
+            ``index``: int64 ids, and ``weight``: float32, if the sampler has weights.
 
         Raises
         ------
         NotEnoughData
             Where there are too few items, and neither a limiter nor ``timeout_s`` to wait for.
         ConfigError
-            If there could never be enough, ``batch_size`` is not a positive integer, or tensordict is not installed.
+            If there could never be enough, ``batch_size`` is not a positive integer, or tensordict
+            is not installed.
         OutOfMemory
             For a batch that is larger than the free memory.
         Timeout, WouldDeadlock
@@ -492,19 +543,20 @@ class ReplayBuffer(Table):
         """
         if batch_format != "numpy" or device is not None:
             batch_format = checked_format(batch_format, device)
-        owner, out = self._owner, self._out
-        if owner.limiter is None and not owner.max_times_sampled:
-            batch = out.batch(owner.sampler, batch_size, view, timeout_s)
+        table_state, out = self._table_state, self._out
+        if table_state.limiter is None and not table_state.max_times_sampled:
+            batch = out.batch(table_state.sampler, batch_size, view, timeout_s)
             return batch if batch_format == "numpy" else convert(batch, batch_format, device)
         taken = UndeliveredItems()
         try:
-            batch = out.batch(owner.sampler, batch_size, view, timeout_s, taken)
+            batch = out.batch(table_state.sampler, batch_size, view, timeout_s, taken)
             if batch_format != "numpy":
                 batch = convert(batch, batch_format, device)
         except BaseException:
             out.take_back(taken)
             raise
-        return batch  # no call after the batch is there: Ctrl-C comes before, or when the caller has it
+        # no call after the batch is there: Ctrl-C comes before, or when the caller has it
+        return batch
 
     @explain_wrong_names
     def source(
@@ -517,39 +569,46 @@ class ReplayBuffer(Table):
         rank: int = 0,
         world_size: int = 1,
     ) -> ReplaySource:
-        """The table as a source, for a loader. `AsyncDataLoader` makes one by itself where it is given a table.
+        """The table as a source, for a loader. `AsyncDataLoader` makes one by itself where it is
+        given a table.
 
         Parameters
         ----------
         view : Transitions, optional
             As in `sample`.
         sampler : Sampler, optional
-            One of its own beside the table's; it is told of every item for as long as the source is used or until its `close`.
+            One of its own beside the table's; it is told of every item for as long as the source is
+            used or until its `close`.
         min_size : int
             Items that its batches wait for.
         seed : int, optional
-            Random numbers of its own. Sources with equal seeds and ranks draw the same batches from two tables that were made
-            and filled by the same calls, or loaded from one checkpoint, whatever else was drawn from these, for as long as
-            nothing is added, updated or taken out in between. `Fifo` and heaps have no random numbers, and a sampler of your
-            own has to bring its own.
+            Random numbers of its own. Sources with equal seeds and ranks draw the same batches from
+            two tables that were made and filled by the same calls, or loaded from one checkpoint,
+            whatever else was drawn from these, for as long as nothing is added, updated or taken
+            out in between. `Fifo` and heaps have no random numbers, and a sampler of your own has
+            to bring its own.
         rank, world_size : int
-            Of a group of learners that each have a source of this table: each draws on its own, uniformly unless
-            ``sampler`` says otherwise; prioritized ranks share the table's priorities.
+            Of a group of learners that each have a source of this table: each draws on its own,
+            uniformly unless ``sampler`` says otherwise; prioritized ranks share the table's
+            priorities.
 
         Raises
         ------
         ConfigError
-            For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the capacity.
+            For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the
+            capacity.
         """
-        made, own = sampler_for(self._owner, sampler, seed, rank, world_size)
+        made, own = sampler_for(self._table_state, sampler, seed, rank, world_size)
         try:
-            return ReplaySource(self._owner, self._out, self._by_id, view, made, min_size, own=own)
+            return ReplaySource(
+                self._table_state, self._out, self._by_id, view, made, min_size, own=own
+            )
         except BaseException:
             if own:
-                self._owner.let_go_of(made)
+                self._table_state.let_go_of(made)
             raise
 
-    # -- by id -----------------------------------------------------------------------------------------------------------
+    # -- by id -------------------------------------------------------------------------------------
 
     @explain_wrong_names
     def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
@@ -565,21 +624,25 @@ class ReplayBuffer(Table):
         Returns
         -------
         dict
-            Arrays ``[found, ...]`` of your own, in the order of ``index``. Ids that are gone, or whose successors are not
-            there yet, are left out: ``index`` says which ones there are.
+            Arrays ``[found, ...]`` of your own, in the order of ``index``. Ids that are gone, or
+            whose successors are not there yet, are left out: ``index`` says which ones there are.
         """
         return self._by_id.get(index, view)
 
     @explain_wrong_names
-    def update_priorities(self, index: Any, priority: Any, *, timeout_s: float | None = None) -> Applied:
+    def update_priorities(
+        self, index: Any, priority: Any, *, timeout_s: float | None = None
+    ) -> Applied:
         """New priorities of items, by id.
 
         Parameters
         ----------
         index : int64 array or tensor [rows]
-            Ids, as in a batch's ``index``. What became of the steps in the meantime does not matter: an id is never reused.
+            Ids, as in a batch's ``index``. What became of the steps in the meantime does not
+            matter: an id is never reused.
         priority : float array or tensor
-            Finite, not negative; of any shape with as many elements. Of an id that is named twice the last counts.
+            Finite, not negative; of any shape with as many elements. Of an id that is named twice
+            the last counts.
         timeout_s : float, optional
             For tables elsewhere: here nothing is waited for.
 
@@ -600,7 +663,8 @@ class ReplayBuffer(Table):
         return self._by_id.update_priorities(index, priority)
 
     def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
-        """Overwrite fields of steps, by id: a reward that arrives late, a value that was computed anew.
+        """Overwrite fields of steps, by id: a reward that arrives late, a value that was computed
+        anew.
 
         Parameters
         ----------
@@ -608,7 +672,8 @@ class ReplayBuffer(Table):
         timeout_s : float, optional
             As in `update_priorities`.
         **fields
-            Arrays or tensors ``[rows, ...]``, of any shape with as many elements; names of top-level fields.
+            Arrays or tensors ``[rows, ...]``, of any shape with as many elements; names of
+            top-level fields.
 
         Returns
         -------
@@ -617,8 +682,8 @@ class ReplayBuffer(Table):
         Raises
         ------
         SchemaError
-            For a field that is not there or does not fit; and for `terminated`, `truncated` and `done`, as what follows from
-            those has happened.
+            For a field that is not there or does not fit; and for `terminated`, `truncated` and
+            `done`, as what follows from those has happened.
         """
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
@@ -626,28 +691,36 @@ class ReplayBuffer(Table):
 
     @explain_wrong_names
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
-        """Take items out, by id: they are not drawn any more. Their neighbours' stacks and returns still show them."""
+        """Take items out, by id: they are not drawn any more.
+
+        Their neighbours' stacks and returns still show them.
+        """
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         return self._by_id.delete(index)
 
     def clear(self, *, timeout_s: float | None = None) -> None:
-        """Take all items out, and end all open episodes. Ids go on; counts begin anew, and with them the limiter.
+        """Take all items out, and end all open episodes. Ids go on; counts begin anew, and with
+        them the limiter.
 
         Writers may go on, with new episodes.
         """
         self._by_id.clear(timeout_s)
 
-    # -- checkpoints -----------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     @explain_wrong_names
-    def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> checkpoint.SaveReport:
-        """Write everything that the table knows into a folder, while others go on adding and sampling.
+    def save(
+        self, path: str | os.PathLike[str], *, timeout_s: float | None = None
+    ) -> checkpoint.SaveReport:
+        """Write everything that the table knows into a folder, while others go on adding and
+        sampling.
 
-        The first save is a full one; the next ones to the same folder write what has changed since, until together they
-        are half as large as a full one. (A buffer that is saved to several folders in turn writes full ones.) A save that
-        fails or is killed leaves the one before it as it was. Not saved: what writers in other processes have not
-        published, and samplers that sources have of their own. One process at a time saves to a folder.
+        The first save is a full one; the next ones to the same folder write what has changed since,
+        until together they are half as large as a full one. (A buffer that is saved to several
+        folders in turn writes full ones.) A save that fails or is killed leaves the one before it
+        as it was. Not saved: what writers in other processes have not published, and samplers that
+        sources have of their own. One process at a time saves to a folder.
 
         Parameters
         ----------
@@ -657,7 +730,8 @@ class ReplayBuffer(Table):
         Returns
         -------
         SaveReport
-            ``kind`` ("full" or "incremental"), ``nbytes``, ``duration_s``, ``pause_s``: how long the table was locked.
+            ``kind`` ("full" or "incremental"), ``nbytes``, ``duration_s``, ``pause_s``: how long
+            the table was locked.
 
         Raises
         ------
@@ -671,14 +745,21 @@ class ReplayBuffer(Table):
         return self._saver.save(path, timeout_s)
 
     @explain_wrong_names
-    def load(self, path: str | os.PathLike[str], *, number: int | None = None, timeout_s: float | None = None) -> None:
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        number: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         """Put what was saved to a folder in place of what the table holds.
 
-        Steps, ids, priorities, counts and the samplers' random numbers become those of the save; the table's settings stay
-        its own, and so do its memory and all sources and loaders, which go on with what was loaded. Into less capacity go the
-        newest steps. All threads see either the one or the other: the table is locked while files are read. Open episodes
-        are as after `from_checkpoint`; writers of this process go on with new ones. Ids that were drawn before mean nothing
-        afterwards, or other steps.
+        Steps, ids, priorities, counts and the samplers' random numbers become those of the save;
+        the table's settings stay its own, and so do its memory and all sources and loaders, which
+        go on with what was loaded. Into less capacity go the newest steps. All threads see either
+        the one or the other: the table is locked while files are read. Open episodes are as after
+        `from_checkpoint`; writers of this process go on with new ones. Ids that were drawn before
+        mean nothing afterwards, or other steps.
 
         Parameters
         ----------
@@ -690,16 +771,17 @@ class ReplayBuffer(Table):
         Raises
         ------
         CorruptCheckpoint
-            Names the file that is not as it was written, and the save that would load. Nothing was changed.
+            Names the file that is not as it was written, and the save that would load. Nothing was
+            changed.
         SchemaError
             If the steps that were saved are others than the table's.
         ConfigError
-            If there is no checkpoint, or it cannot be loaded into this table; and while writers of other processes have
-            rows of it: close them before.
+            If there is no checkpoint, or it cannot be loaded into this table; and while writers of
+            other processes have rows of it: close them before.
         Timeout, Closed, Unsupported
             Nothing was changed.
         """
-        checkpoint.load_into(self._owner, self._out, self._saver, path, number, timeout_s)
+        checkpoint.load_into(self._table_state, self._out, self._saver, path, number, timeout_s)
 
     @classmethod
     @explain_wrong_names
@@ -717,19 +799,22 @@ class ReplayBuffer(Table):
         seed: int | None = None,
         max_bytes: int | str | None = None,
     ) -> ReplayBuffer:
-        """The buffer that was saved last to a folder: it goes on with its ids, draws and limits as if it had never ended.
+        """The buffer that was saved last to a folder: it goes on with its ids, draws and limits as
+        if it had never ended.
 
-        But for open episodes: environments begin anew, and so the first step that is written to a stream ends the episode
-        that was open there, as `end_episode` without arguments does, and does not follow it. Call `end_episode` before that
-        step if you know how the old episode ended.
+        But for open episodes: environments begin anew, and so the first step that is written to a
+        stream ends the episode that was open there, as `end_episode` without arguments does, and
+        does not follow it. Call `end_episode` before that step if you know how the old episode
+        ended.
 
         Parameters
         ----------
         number : int, optional
             As in `load`.
         capacity, sampler, remover, limiter, view, max_times_sampled, seed, max_bytes : optional
-            In place of what was saved. A sampler of your own class has to be given. One that is made as the saved one was goes
-            on where that was; any other is told of the items anew. Into less capacity go the newest steps.
+            In place of what was saved. A sampler of your own class has to be given. One that is
+            made as the saved one was goes on where that was; any other is told of the items anew.
+            Into less capacity go the newest steps.
 
         Raises
         ------
@@ -754,19 +839,21 @@ class ReplayBuffer(Table):
         buffer: ReplayBuffer = checkpoint.load(cls, path, number, overrides)
         return buffer
 
-    # -- the end ---------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = 5.0) -> None:
-        """No more is added or drawn. Writers in other processes raise Closed, and their thread ends. May be called again.
+        """No more is added or drawn. Writers in other processes raise Closed, and their thread
+        ends. May be called again.
 
-        A buffer without such writers need not be closed: its memory goes when nothing refers to it any more.
+        A buffer without such writers need not be closed: its memory goes when nothing refers to it
+        any more.
         """
-        self._owner.close(timeout_s)
+        self._table_state.close(timeout_s)
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._owner.closed
+        return self._table_state.closed
 
     def __enter__(self) -> ReplayBuffer:
         return self
@@ -776,9 +863,19 @@ class ReplayBuffer(Table):
 
     def __reduce__(self) -> Any:
         raise CannotSend(
-            "a ReplayBuffer stays in its process: send its writer_handle() to write there, and read it by a loader here, or send "
-            "the reader() of its source(); save() and ReplayBuffer.from_checkpoint() keep what it holds"
+            "a ReplayBuffer stays in its process: send its writer_handle() to write there, and "
+            "read it by a loader here, or send "
+            "the reader() of its source(); save() and ReplayBuffer.from_checkpoint() keep what it "
+            "holds"
         )
+
+
+def parts_of(buffer: ReplayBuffer) -> TableParts:
+    """Return the parts of a table, to build a second front over it, as a feeder's server does.
+
+    They are shared with the buffer, and are to be used by the rules in their docstrings.
+    """
+    return TableParts(buffer._table_state, buffer._in, buffer._out)
 
 
 _buffers: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
@@ -786,7 +883,7 @@ _buffers: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for buffer in list(_buffers):
-        buffer._owner.forked()
+        buffer._table_state.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -30,18 +30,20 @@ class ById:
 
     Parameters
     ----------
-    owner, inserter, drawer : Owner, Inserter, TableSampler
+    table_state, inserter, table_sampler : TableState, Inserter, TableSampler
     """
 
-    def __init__(self, owner: TableState, inserter: Inserter, table_sampler: TableSampler) -> None:
-        self._owner, self._in, self._out = owner, inserter, table_sampler
+    def __init__(
+        self, table_state: TableState, inserter: Inserter, table_sampler: TableSampler
+    ) -> None:
+        self._table_state, self._in, self._out = table_state, inserter, table_sampler
 
     def get(self, index: Any, view: Transitions | None) -> Batch:
         """See `ReplayBuffer.get`."""
         ids = ids_of(index)
         checked_view(view)
-        self._owner.check_open()
-        if not self._owner.ready:
+        self._table_state.check_open()
+        if not self._table_state.ready:
             return {"index": np.empty(0, np.int64)}
         return self._out.these(ids, view)
 
@@ -52,49 +54,57 @@ class ById:
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""
         ids = ids_of(index)
-        owner = self._owner
-        if not owner.ready:
+        table_state = self._table_state
+        if not table_state.ready:
             return Applied(0, len(ids))
-        columns = columns_of(owner.step_packer, fields, len(ids))
-        with owner.lock:
-            return owner.own().patch(ids, columns)
+        columns = columns_of(table_state.step_packer, fields, len(ids))
+        with table_state.lock:
+            return table_state.own().patch(ids, columns)
 
     def delete(self, index: Any) -> Applied:
         """See `ReplayBuffer.delete`."""
         ids = ids_of(index)
-        owner = self._owner
-        if not owner.ready:
+        table_state = self._table_state
+        if not table_state.ready:
             return Applied(0, len(ids))
-        with owner.lock:
+        with table_state.lock:
             try:
-                return owner.own().delete(ids)
+                return table_state.own().delete(ids)
             finally:
-                owner.waiters.ring()
+                table_state.waiters.ring()
 
     def clear(self, timeout_s: float | None) -> None:
         """See `ReplayBuffer.clear`."""
         seconds_or_none("timeout_s", timeout_s)
-        owner = self._owner
-        with owner.lock:
-            if not owner.ready:
-                owner.check_open()
+        table_state = self._table_state
+        with table_state.lock:
+            if not table_state.ready:
+                table_state.check_open()
                 return
             try:
-                owner.own().clear()
+                table_state.own().clear()
                 self._out.forget()
-                if owner.writers is not None:
-                    owner.writers.follow(owner.limits)
+                if table_state.writers is not None:
+                    table_state.writers.follow(table_state.limits)
             finally:
-                owner.waiters.ring()
+                table_state.waiters.ring()
 
 
-def columns_of(step_packer: StepPacker, fields: Mapping[str, Any], rows: int) -> dict[int, npt.NDArray[Any]]:
-    """New values ``[rows, ...]`` of fields, by their places in the schema. Raises SchemaError, as `ReplayBuffer.update`."""
+def columns_of(
+    step_packer: StepPacker, fields: Mapping[str, Any], rows: int
+) -> dict[int, npt.NDArray[Any]]:
+    """New values ``[rows, ...]`` of fields, by their places in the schema.
+
+    Raises SchemaError, as `ReplayBuffer.update`.
+    """
     columns: dict[int, npt.NDArray[Any]] = {}
     known = {field.name: i for i, field in enumerate(step_packer.schema.fields)}
     for name, value in named(fields):
         if name not in known or name in _SETTLED:
-            raise SchemaError(f"field {name!r} cannot be updated: {', '.join(n for n in known if n not in _SETTLED)} can")
+            raise SchemaError(
+                f"field {name!r} cannot be updated: "
+                f"{', '.join(n for n in known if n not in _SETTLED)} can"
+            )
         fit = step_packer.fits[known[name]]
         column = fit.column(_in_rows(value, rows, fit.field))
         if len(column) != rows:
@@ -104,9 +114,17 @@ def columns_of(step_packer: StepPacker, fields: Mapping[str, Any], rows: int) ->
 
 
 def _in_rows(value: Any, rows: int, field: Field) -> Any:
-    """``value`` as ``[rows, *field.shape]`` where only its shape differs, as that of what a network returns, ``[rows, 1]``."""
+    """``value`` as ``[rows, *field.shape]`` where only its shape differs, as that of what a network
+    returns, ``[rows, 1]``.
+    """
     array = tensors.as_array(value)
     wanted = (rows, *field.shape)
-    if array is None or array.shape == wanted or array.size != int(np.prod(wanted)) or not array.ndim or len(array) != rows:
+    if (
+        array is None
+        or array.shape == wanted
+        or array.size != int(np.prod(wanted))
+        or not array.ndim
+        or len(array) != rows
+    ):
         return value
     return array.reshape(wanted)

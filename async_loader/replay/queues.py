@@ -1,12 +1,15 @@
-"""Tables that hand out each item once: how large they are, and which settings fit. Arithmetic; holds no data.
+"""Tables that hand out each item once: how large they are, and which settings fit. Arithmetic;
+holds no data.
 
 # NOTE [capacity of a queue]
-The size of a queue counts items, its capacity rows. Where steps stand alone these are the same. Where the schema or the view
-links them, rows lie beside the items: the final observation of each episode, the steps of an open episode that wait for
-their successors, and the past that the stacks of its next steps show. So that ``size`` items can wait however short the
-episodes are, each item has a row for a final observation, and there is room for `OPEN_EPISODES` open episodes: for the rows that
-each pins, and for those that the others keep free for it (`Table.room_for`). They have to take turns: an episode that
-stands still while others go on and on holds the ring up in the end, whatever the capacity.
+The size of a queue counts items, its capacity rows. Where steps stand alone these are the same.
+Where the schema or the view links them, rows lie beside the items: the final observation of each
+episode, the steps of an open episode that wait for their successors, and the past that the stacks
+of its next steps show. So that ``size`` items can wait however short the episodes are, each item
+has a row for a final observation, and there is room for `OPEN_EPISODES` open episodes: for the rows
+that each pins, and for those that the others keep free for it (`Table.room_for`). They have to take
+turns: an episode that stands still while others go on and on holds the ring up in the end, whatever
+the capacity.
 """
 
 from __future__ import annotations
@@ -20,11 +23,16 @@ from async_loader.replay.views import Transitions, depth_and_lookahead
 from async_loader.schema import Schema
 
 OPEN_EPISODES: Final = 32
-"""Episodes that may be open at once in a queue whose capacity is derived: actors, or environments of a vector."""
+"""Episodes that may be open at once in a queue whose capacity is derived: actors, or environments
+of a vector.
+"""
 
 
 def capacity_of(size: int, schema: Schema | None, view: Transitions | None = None) -> int:
-    """Rows of a queue in which ``size`` items can wait: see NOTE [capacity of a queue]. Raises ConfigError for a bad size."""
+    """Rows of a queue in which ``size`` items can wait: see NOTE [capacity of a queue].
+
+    Raises ConfigError for a bad size.
+    """
     size = positive("size", size)
     depth, followed = (1, 0) if schema is None else depth_and_lookahead(schema)
     waiting = (1 if view is None else view.n_steps) - 1 + followed
@@ -35,21 +43,30 @@ def capacity_of(size: int, schema: Schema | None, view: Transitions | None = Non
 
 
 def check_stack(schema: Schema | None) -> None:
-    """Raise ConfigError for steps that are read from their neighbours: rows of a stack are reused out of order."""
+    """Raise ConfigError for steps that are read from their neighbours: rows of a stack are reused
+    out of order.
+    """
     linked = [] if schema is None else [field.name for field in schema.fields if field.linked]
     if linked:
         raise ConfigError(
-            f"field {linked[0]!r} has a stack= or a next=, which are read from the steps around it, and a "
-            "stack takes those out of order: store what a step needs in it, or use ReplayBuffer.queue(size, schema)"
+            f"field {linked[0]!r} has a stack= or a next=, which are read from the steps around "
+            "it, and a "
+            "stack takes those out of order: store what a step needs in it, or use "
+            "ReplayBuffer.queue(size, schema)"
         )
 
 
 def check_limiter(limiter: object, max_times_sampled: int) -> None:
-    """Raise ConfigError for what is no limiter, and for that of a queue in a table that draws items again."""
+    """Raise ConfigError for what is no limiter, and for that of a queue in a table that draws items
+    again.
+    """
     if limiter is None:
         return
     if not isinstance(limiter, RateLimiter):
-        raise ConfigError(f"limiter={limiter!r}: give a RateLimiter or MinSize(n), or make a queue: ReplayBuffer.queue(size)")
+        raise ConfigError(
+            f"limiter={limiter!r}: give a RateLimiter or MinSize(n), or make a queue: "
+            "ReplayBuffer.queue(size)"
+        )
     if limiter.queue_size is not None and max_times_sampled != 1:
         raise ConfigError(
             f"limiter={limiter!r} counts on each item being drawn once, and "

@@ -1,4 +1,7 @@
-"""A table as the loader sees it: plans batches of ids, waiting until there is something to draw. Reads no row."""
+"""A table as the loader sees it: plans batches of ids, waiting until there is something to draw.
+
+Reads no row.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,10 @@ import numpy.typing as npt
 from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import EventFd, Patience
 from async_loader.names import stacklevel
-from async_loader.replay.arguments import positive, whole_seed
+from async_loader.replay.arguments import positive
 from async_loader.replay.by_id import ById
 from async_loader.replay.rate_limiter import LimiterState
-from async_loader.replay.samplers import Sampler, Uniform
-from async_loader.replay.samplers.sampler import check_sampler
-from async_loader.replay.samplers.seeded import Seeded
+from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.reader import ReplayReader, join_index
 from async_loader.replay.table.sample import TableSampler, UndeliveredItems, assembled
 from async_loader.replay.table.table_state import TableState
@@ -29,13 +30,14 @@ from async_loader.source import Applied, Ready, Rows
 
 
 class ReplaySource:
-    """Batches out of a table, once it holds ``min_size`` items. A `Source`, made by `ReplayBuffer.source`.
+    """Batches out of a table, once it holds ``min_size`` items. A `Source`, made by
+    `ReplayBuffer.source`.
 
     Threads: `plan` by one, all else by any.
 
     Parameters
     ----------
-    owner, drawer, by_id : Owner, TableSampler, ById
+    table_state, table_sampler, by_id : TableState, TableSampler, ById
     view : Transitions | None
     sampler : Sampler
     min_size : int
@@ -51,7 +53,7 @@ class ReplaySource:
 
     def __init__(
         self,
-        owner: TableState,
+        table_state: TableState,
         table_sampler: TableSampler,
         by_id: ById,
         view: Transitions | None,
@@ -59,11 +61,14 @@ class ReplaySource:
         min_size: int,
         own: bool = False,
     ) -> None:
-        most = owner.capacity
+        most = table_state.capacity
         min_size = positive("min_size", min_size)
         if most is not None and min_size > most:
-            raise ConfigError(f"min_size={min_size}: it must be 1 to {most or 'the capacity'}, the buffer's capacity")
-        self._owner, self._out, self._by_id = owner, table_sampler, by_id
+            raise ConfigError(
+                f"min_size={min_size}: it must be 1 to {most or 'the capacity'}, the buffer's "
+                "capacity"
+            )
+        self._table_state, self._out, self._by_id = table_state, table_sampler, by_id
         self._view, self._sampler = view, sampler
         self._own_reader: ReplayReader | None = None
         self._min_size = min_size
@@ -71,34 +76,39 @@ class ReplaySource:
         self._closed = False
         self._own: Any = None
         self._wanted: list[int] = []  # batch sizes of the plans that wait
-        if owner.ready:
+        if table_state.ready:
             table_sampler.read_plan(view, sampler, min_size=min_size)
-            with owner.lock:
+            with table_state.lock:
                 table_sampler.check_size(min_size)
         if own:
-            self._own = weakref.finalize(self, owner.let_go_of, sampler)
+            self._own = weakref.finalize(self, table_state.let_go_of, sampler)
             self._own.atexit = False
 
     def plan(self, batch_size: int, patience: Patience) -> Rows | Ready:
-        """``batch_size`` items, as the sampler chooses. Waits until there are enough, and for the limiter.
+        """``batch_size`` items, as the sampler chooses. Waits until there are enough, and for the
+        limiter.
 
-        Of a table with ``max_times_sampled`` the batch itself: its rows may be overwritten as soon as they were drawn.
+        Of a table with ``max_times_sampled`` the batch itself: its rows may be overwritten as soon
+        as they were drawn.
         """
-        owner = self._owner
+        table_state = self._table_state
         if self._closed and self._own is not None:
-            raise Closed("this source was closed, and its sampler is told of nothing any more: make another")
+            raise Closed(
+                "this source was closed, and its sampler is told of nothing any more: make another"
+            )
         self._batch_size = batch_size
         plan = self._attempt(batch_size)
         if plan is None:
             bell = EventFd()
             self._wanted.append(batch_size)
             try:
-                with owner.waiters.ringing(bell, "sample", lambda: self._why_not(batch_size)):
+                with table_state.waiters.ringing(bell, "sample", lambda: self._why_not(batch_size)):
                     while plan is None:
                         plan = self._attempt(batch_size)
                         if plan is None:
                             patience.wait(bell, self.waiting_for() or "steps")
-                            bell.clear()  # before looking again: what is added from here on rings it again
+                            # before looking again: what is added from here on rings it again
+                            bell.clear()
             finally:
                 self._wanted.remove(batch_size)
         return plan
@@ -113,55 +123,68 @@ class ReplaySource:
         return f"<ReplaySource sampler={self._sampler!r} view={self._view!r} min_size={self._min_size} {state}>"
 
     def __reduce__(self) -> Any:
-        raise CannotSend("a source stays in the process of its table: hand it to a loader there, or send its reader()")
+        raise CannotSend(
+            "a source stays in the process of its table: hand it to a loader there, or send its "
+            "reader()"
+        )
 
     def close(self) -> None:
-        """Let go of the source's own sampler: the table does not tell it any more. May be called again.
+        """Let go of the source's own sampler: the table does not tell it any more. May be called
+        again.
 
         A source that is not referenced any more is closed by itself.
         """
         self._closed = True
         if self._own is not None:
             self._own()
-            with self._owner.lock:
-                self._owner.table.let_go()
+            with self._table_state.lock:
+                self._table_state.table.let_go()
 
     def _attempt(self, batch_size: int) -> Rows | Ready | None:
-        owner = self._owner
-        if not owner.ready:
-            owner.check_open()
+        table_state = self._table_state
+        if not table_state.ready:
+            table_state.check_open()
             return None
         read_plan = self._out.read_plan(self._view, self._sampler, batch_size, self._min_size)
-        with owner.lock:
-            owner.check_open()
+        with table_state.lock:
+            table_state.check_open()
             if self._why_not(batch_size) is not None:
                 return None
-            if not owner.max_times_sampled:
+            if not table_state.max_times_sampled:
                 drawn = self._out.now(self._sampler, batch_size)
                 return Rows(join_index(drawn.ids, drawn.weight))
             taken = UndeliveredItems()
             if self._own_reader is None:
-                self._own_reader = ReplayReader(owner.table.storage, read_plan)
+                self._own_reader = ReplayReader(table_state.table.storage, read_plan)
             self._out.use_up(self._own_reader, self._sampler, batch_size, taken)
-        return Ready(assembled(read_plan, taken.arrays), lent=True, samples=partial(_samples, read_plan.schema, taken.arrays))
+        return Ready(
+            assembled(read_plan, taken.arrays),
+            lent=True,
+            samples=partial(_samples, read_plan.schema, taken.arrays),
+        )
 
     def _why_not(self, batch_size: int) -> str | None:
         key = None
-        if self._owner.max_times_sampled and self._owner.ready:
+        if self._table_state.max_times_sampled and self._table_state.ready:
             key = id(self._out.read_plan(self._view, self._sampler, batch_size, self._min_size))
         return self._out.why_not(self._sampler, batch_size, self._min_size, key)
 
     def reader(self) -> ReplayReader | None:
         """A new reader of the rows, for this or any other process.
 
-        ``None`` while the schema is unknown, that is before the first step of a table that was given none. Once a
-        ``plan`` has returned there is a reader: ask again then, and start worker processes with that one.
+        ``None`` while the schema is unknown, that is before the first step of a table that was
+        given none. Once a ``plan`` has returned there is a reader: ask again then, and start worker
+        processes with that one.
         """
-        if not self._owner.ready:
+        if not self._table_state.ready:
             return None
-        return ReplayReader(self._owner.table.storage, self._out.read_plan(self._view, self._sampler)).warm()
+        return ReplayReader(
+            self._table_state.table.storage, self._out.read_plan(self._view, self._sampler)
+        ).warm()
 
-    def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
+    def update_priorities(
+        self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]
+    ) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
         return self._by_id.update_priorities(index, priority)
 
@@ -171,37 +194,19 @@ class ReplaySource:
 
     def waiting_for(self) -> str | None:
         """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""
-        with self._owner.lock:
+        with self._table_state.lock:
             return self._why_not(max(self._wanted, default=self._batch_size))
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
-        """A loader will plan so many batches before the first is used: warn if the limiter never lets it."""
-        limiter = self._owner.limiter
-        text = None if limiter is None else LimiterState(limiter).window_warning(batch_size, batches)
+        """A loader will plan so many batches before the first is used: warn if the limiter never
+        lets it.
+        """
+        limiter = self._table_state.limiter
+        text = (
+            None if limiter is None else LimiterState(limiter).window_warning(batch_size, batches)
+        )
         if text is not None:
             warnings.warn(text, UserWarning, stacklevel=stacklevel())
-
-
-def sampler_for(owner: TableState, sampler: Sampler | None, seed: int | None, rank: int, world_size: int) -> tuple[Any, bool]:
-    """What a source draws with, and whether that is attached to the table for it. See `ReplayBuffer.source`."""
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-    words = None if seed is None else [rank, world_size, whole_seed(seed)]
-    if sampler is None and words is not None:
-        return Seeded(owner.sampler, words), False
-    if sampler is None and world_size > 1 and type(owner.sampler) is Uniform:
-        sampler = Uniform()
-    if sampler is None:
-        return owner.sampler, False
-    check_sampler("sampler", sampler)
-    if not owner.ready:
-        raise ConfigError("a sampler beside the table's needs a table: give a schema, or add a step first")
-    with owner.lock:
-        (spawned,) = owner.seeds.spawn(1)
-        entropy = [rank, *spawned.generate_state(4).tolist()] if words is None else words
-        sampler.bind(owner.table.items, np.random.SeedSequence(entropy))
-        owner.attach(sampler)
-    return sampler, True
 
 
 def _samples(schema: Schema, arrays: Sequence[npt.NDArray[Any]]) -> list[Any]:

@@ -22,12 +22,14 @@ class TableStats:
     nbytes : int | None
         Shared memory of the full table; ``None`` while the schema is unknown.
     streams : int
-        Streams whose episode is open, and those that writers in other processes have named. Others are forgotten.
+        Streams whose episode is open, and those that writers in other processes have named. Others
+        are forgotten.
     waiting : tuple of Waiting
         The calls and writers that wait for the table, and for what.
     interrupted : int
-        Rows that were drawn by `sample` calls which Ctrl-C interrupted, in a table with ``max_times_sampled``. They come
-        with the next batch of the same view; until then they are neither among the items nor saved.
+        Rows that were drawn by `sample` calls which Ctrl-C interrupted, in a table with
+        ``max_times_sampled``. They come with the next batch of the same view; until then they are
+        neither among the items nor saved.
     """
 
     size: int

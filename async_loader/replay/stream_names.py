@@ -1,12 +1,14 @@
 """Names of streams: one for all rows of a batch, or one for each. The same rule for every writer.
 
-NOTE [one or many]. ``stream=`` of a batch is one name for each row if it is a list, a range, a tuple, or an array or tensor
-``[rows]``; anything else that can be hashed is the name of one stream. A tuple may be a name itself: that of a writer made by
-the package is a `StreamName`, and is always one stream. A plain tuple that is the name of a known stream and is as long as
-the batch could be either, and is refused.
+NOTE [one or many]. ``stream=`` of a batch is one name for each row if it is a list, a range, a
+tuple, or an array or tensor ``[rows]``; anything else that can be hashed is the name of one stream.
+A tuple may be a name itself: that of a writer made by the package is a `StreamName`, and is always
+one stream. A plain tuple that is the name of a known stream and is as long as the batch could be
+either, and is refused.
 
-NOTE [names that last]. A stream is found again by its name in a table that was loaded. So its name is a number, a string, None,
-or a tuple of these, for every writer, whether the table is ever saved or not.
+NOTE [names that last]. A stream is found again by its name in a table that was loaded. So its name
+is a number, a string, None, or a tuple of these, for every writer, whether the table is ever saved
+or not.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ def fresh_stream() -> StreamName:
 def pass_over(names: Iterable[Hashable]) -> None:
     """From now on `fresh_stream` makes none of these: a loaded table has them."""
     global _numbers
-    taken = [name[1] for name in names if isinstance(name, tuple) and len(name) == 2 and name[0] == "writer"]
+    taken = [
+        name[1]
+        for name in names
+        if isinstance(name, tuple) and len(name) == 2 and name[0] == "writer"
+    ]
     least = max((one for one in taken if isinstance(one, int)), default=-1) + 1
     _numbers = itertools.count(max(next(_numbers), least))
 
@@ -58,7 +64,10 @@ def stream_name(stream: Any) -> Hashable:
     array = tensors.as_array(stream)
     if array is not None:
         if array.ndim:
-            raise ConfigError(f"stream={stream!r}: an array is one name for each row of a batch, a step has one stream")
+            raise ConfigError(
+                f"stream={stream!r}: an array is one name for each row of a batch, a step has one "
+                "stream"
+            )
         single: Hashable = array.item()
         lasting_json(single)
         return single
@@ -66,7 +75,8 @@ def stream_name(stream: Any) -> Hashable:
         hash(stream)
     except TypeError:
         raise ConfigError(
-            f"stream={stream!r}: a stream is named by something hashable, as a number, a string or a tuple of these"
+            f"stream={stream!r}: a stream is named by something hashable, as a number, a string or "
+            "a tuple of these"
         ) from None
     if isinstance(stream, Iterator | MappingView):  # they hash by their address
         raise ConfigError(f"stream={stream!r}: this is no name, list(...) is one name for each row")
@@ -78,7 +88,8 @@ def stream_name(stream: Any) -> Hashable:
 
 
 def lasting_json(name: Any, whole: Any = ...) -> Any:
-    """The name of a stream as JSON has it. Raises ConfigError for one that it does not hold, see NOTE [names that last].
+    """The name of a stream as JSON has it. Raises ConfigError for one that it does not hold, see
+    NOTE [names that last].
 
     ``whole``: of which this is a part.
     """
@@ -92,7 +103,10 @@ def lasting_json(name: Any, whole: Any = ...) -> Any:
     if isinstance(name, tuple):
         return [lasting_json(one, whole) for one in name]
     said = str(name) if isinstance(name, float | np.floating) else type(name).__name__
-    raise ConfigError(f"stream={whole!r} cannot be saved: name streams by numbers, strings, or tuples of these, not by {said}")
+    raise ConfigError(
+        f"stream={whole!r} cannot be saved: name streams by numbers, strings, or tuples of these, "
+        f"not by {said}"
+    )
 
 
 def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable | list[Hashable]:
@@ -118,12 +132,19 @@ def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable
         return stream_name(stream)
     if type(stream) is tuple and len(listed) == rows and _is_in(stream, known):
         raise ConfigError(
-            f"stream={stream!r} is the name of a stream, and could be one name for each of the {rows} rows: "
+            f"stream={stream!r} is the name of a stream, and could be one name for each of the "
+            f"{rows} rows: "
             f"give list(stream) for one each, or [stream] * rows for that one"
         )
     if len(listed) != rows:
-        more = ", [stream] * rows for one stream whose name is a tuple" if type(stream) is tuple else ""
-        raise SchemaError(f"{len(listed)} streams are given for {rows} rows: one for each, or one for all{more}")
+        more = (
+            ", [stream] * rows for one stream whose name is a tuple"
+            if type(stream) is tuple
+            else ""
+        )
+        raise SchemaError(
+            f"{len(listed)} streams are given for {rows} rows: one for each, or one for all{more}"
+        )
     return [one if type(one) in _PLAIN else stream_name(one) for one in listed]
 
 

@@ -14,18 +14,19 @@ _NO_IDS: Ids = np.empty(0, np.int64)
 class Tally:
     """Counts the steps of one writer. One thread at a time.
 
-    A table stores the ids of steps where `begin` says, in the moment in which they are in. So it is known of an interrupted
-    call too. What belongs together is assigned without a call between, where no signal is handled.
+    A table stores the ids of steps where `begin` says, in the moment in which they are in. So it is
+    known of an interrupted call too. What belongs together is assigned without a call between,
+    where no signal is handled.
 
     Parameters
     ----------
-    owner : Owner
+    table_state : TableState
     """
 
-    __slots__ = ("_before", "_ids", "_one", "_owner", "under_way")
+    __slots__ = ("_before", "_ids", "_one", "_table_state", "under_way")
 
-    def __init__(self, owner: TableState) -> None:
-        self._owner = owner
+    def __init__(self, table_state: TableState) -> None:
+        self._table_state = table_state
         self._before = 0
         self._one = np.full(1, -1, np.int64)
         self._ids = _NO_IDS
@@ -58,16 +59,21 @@ class Tally:
     def settle(self) -> int:
         """How many steps of a call that was interrupted or refused are in, which are counted now."""
         done = self._done()
-        self._before, self._one[0], self._ids, self.under_way = self._before + done, -1, _NO_IDS, False
+        self._before, self._one[0], self._ids, self.under_way = (
+            self._before + done,
+            -1,
+            _NO_IDS,
+            False,
+        )
         return done
 
     def _done(self) -> int:
         if not self.under_way:
             return 0
-        owner = self._owner
-        with owner.lock:
-            if owner.ready and not owner.foreign:
-                owner.table.finish()
+        table_state = self._table_state
+        with table_state.lock:
+            if table_state.ready and not table_state.foreign:
+                table_state.table.finish()
             return int(np.count_nonzero(self._ids >= 0))
 
     @property

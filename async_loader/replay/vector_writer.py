@@ -25,7 +25,9 @@ _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['auto
 
 
 class _Writer(Protocol):
-    """What a VectorWriter writes with: a `async_loader.table.Writer` that can also add rows together or not at all."""
+    """What a VectorWriter writes with: a `async_loader.table.Writer` that can also add rows
+    together or not at all.
+    """
 
     @property
     def schema(self) -> Schema | None:
@@ -33,7 +35,10 @@ class _Writer(Protocol):
 
     @property
     def steps(self) -> int:
-        """Steps that were added. After a call that raised it says whether the rows of that call are in."""
+        """Steps that were added.
+
+        After a call that raised it says whether the rows of that call are in.
+        """
 
     def _extend_together(
         self,
@@ -46,9 +51,11 @@ class _Writer(Protocol):
         priority: Any,
         timeout_s: float | None,
     ) -> Ids | None:
-        """Add all rows or none: an array ``[rows, ...]`` for each field, each row to a stream of its own.
+        """Add all rows or none: an array ``[rows, ...]`` for each field, each row to a stream of
+        its own.
 
-        ``terminated`` and ``truncated`` are bool arrays ``[rows]``, stored too where the schema has such fields.
+        ``terminated`` and ``truncated`` are bool arrays ``[rows]``, stored too where the schema has
+        such fields.
         """
 
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
@@ -60,10 +67,11 @@ class _Writer(Protocol):
 
 
 class VectorWriter:
-    """Adds what a vector of environments returns, one stream for each. Made by ``vector_writer`` of a table.
+    """Adds what a vector of environments returns, one stream for each. Made by ``vector_writer`` of
+    a table.
 
-    Threads: one at a time. A call of `append` adds a step of each environment, or of none: also where it is refused, times out
-    or is interrupted by Ctrl-C. `steps` says which.
+    Threads: one at a time. A call of `append` adds a step of each environment, or of none: also
+    where it is refused, times out or is interrupted by Ctrl-C. `steps` says which.
 
     Parameters
     ----------
@@ -80,19 +88,30 @@ class VectorWriter:
     """
 
     def __init__(
-        self, writer: _Writer, envs: int | VectorEnv, autoreset: AutoReset | None, streams: Sequence[Hashable] | None
+        self,
+        writer: _Writer,
+        envs: int | VectorEnv,
+        autoreset: AutoReset | None,
+        streams: Sequence[Hashable] | None,
     ) -> None:
         self._writer = writer
         self._count = count = positive("envs", getattr(envs, "num_envs", envs))
         self._mode = _mode_of(envs, autoreset)
-        self.streams = [fresh_stream() for _ in range(count)] if streams is None else [stream_name(one) for one in streams]
+        self.streams = (
+            [fresh_stream() for _ in range(count)]
+            if streams is None
+            else [stream_name(one) for one in streams]
+        )
         if len(self.streams) != count:
             raise ConfigError(f"{len(self.streams)} streams for {count} environments: one for each")
         if len(set(self.streams)) != count:
-            raise ConfigError(f"streams={self.streams}: every environment needs a stream of its own")
+            raise ConfigError(
+                f"streams={self.streams}: every environment needs a stream of its own"
+            )
         self._closed = False
         self._resetting: Bools = np.zeros(count, np.bool_)
-        self._then: Bools | None = None  # what `_resetting` is if the call that is under way adds its steps
+        # what `_resetting` is if the call that is under way adds its steps
+        self._then: Bools | None = None
         self._before = 0  # steps that were in before that call
 
     @property
@@ -121,28 +140,32 @@ class VectorWriter:
         Parameters
         ----------
         next_obs : array or (nested) dict of arrays [envs, ...]
-            What it returned. Stored where the schema has such a field; with ``Field(next=...)`` it is what the next call brings.
+            What it returned. Stored where the schema has such a field; with ``Field(next=...)`` it
+            is what the next call brings.
         terminated, truncated : bool array [envs]
         info : mapping, optional
             The infos that it returned; with same-step autoreset ``info["final_obs"]`` is needed.
         priority : float array [envs], optional
         timeout_s : float, optional
-            How long to wait until the limiter lets the steps of all environments in at once; ``None``: as long as it takes.
+            How long to wait until the limiter lets the steps of all environments in at once;
+            ``None``: as long as it takes.
         **fields
-            Everything else: arrays ``[envs, ...]``. Where this is a table's first batch and there is no schema, a ``reward`` of
-            float64, which Gymnasium makes of all rewards, becomes float32.
+            Everything else: arrays ``[envs, ...]``. Where this is a table's first batch and there
+            is no schema, a ``reward`` of float64, which Gymnasium makes of all rewards, becomes
+            float32.
 
         Returns
         -------
         int64 array | None
-            Ids of the steps that were added (``None``: the table gives them elsewhere): all, but for those of environments
-            that were only being reset, which with next-step autoreset is what the step after an episode's last does.
+            Ids of the steps that were added (``None``: the table gives them elsewhere): all, but
+            for those of environments that were only being reset, which with next-step autoreset is
+            what the step after an episode's last does.
 
         Raises
         ------
         SchemaError
-            As `ReplayBuffer.extend`; if the environments reset in another way than ``autoreset`` says; and with
-            same-step autoreset if the final observations are not there.
+            As `ReplayBuffer.extend`; if the environments reset in another way than ``autoreset``
+            says; and with same-step autoreset if the final observations are not there.
         Timeout, WouldDeadlock
             Nothing was written: the call may be made again.
         ConfigError
@@ -165,7 +188,8 @@ class VectorWriter:
         linked = schema is not None and any(field.next is not None for field in schema.fields)
         if linked and not all(name in known for name in _ENDS):
             raise SchemaError(
-                "a schema with a next=... that a vector of environments writes has the fields terminated and truncated"
+                "a schema with a next=... that a vector of environments writes has the fields "
+                "terminated and truncated"
             )
         keep = ~self._resetting
         then = ends & keep if self._mode == "nextstep" else self._resetting
@@ -189,7 +213,8 @@ class VectorWriter:
     def reset(self) -> None:
         """Say that ``envs.reset()`` was called: what comes next belongs to new episodes.
 
-        The open episodes end where they are, as `ReplayBuffer.end_episode` without arguments ends them.
+        The open episodes end where they are, as `ReplayBuffer.end_episode` without arguments ends
+        them.
         """
         self._settle()
         if not self._closed:
@@ -201,9 +226,13 @@ class VectorWriter:
         self._writer.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the open episodes, as `reset` does. May be called again; `append` raises Closed then."""
+        """End the open episodes, as `reset` does.
+
+        May be called again; `append` raises Closed then.
+        """
         if not self._closed:
-            with contextlib.suppress(Closed, Broken, Unsupported):  # where the table has gone, or this is a fork of its process
+            # where the table has gone, or this is a fork of its process
+            with contextlib.suppress(Closed, Broken, Unsupported):
                 self._writer._end_episodes(self.streams)
             self._writer.close(timeout_s)
             self._closed = True
@@ -221,9 +250,11 @@ class VectorWriter:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        return f"<VectorWriter envs={self._count} autoreset={self._mode!r} steps={self.steps} {state}>"
+        return (
+            f"<VectorWriter envs={self._count} autoreset={self._mode!r} steps={self.steps} {state}>"
+        )
 
-    # -- what was returned -----------------------------------------------------------------------------------------------
+    # -- what was returned -------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Find out whether the last call, if it was interrupted or refused, has added its steps."""
@@ -235,27 +266,35 @@ class VectorWriter:
     def _ended(self, name: str, values: Any) -> Bools:
         ended = np.asarray(_rows(values), np.bool_)
         if ended.shape != (self._count,):
-            raise SchemaError(f"{name} has shape {list(ended.shape)} for {self._count} environments: one for each")
+            raise SchemaError(
+                f"{name} has shape {list(ended.shape)} for {self._count} environments: one for each"
+            )
         return ended
 
     def _check_mode(self, ends: Bools, info: Mapping[str, Any] | None) -> None:
         """Raise SchemaError where the environments show that they do not reset as was said."""
         if self._mode == "nextstep" and (again := np.flatnonzero(ends & self._resetting)).size:
             raise SchemaError(
-                f"environment {again[0]} ended twice in a row: it does not spend a step on its reset, as "
+                f"environment {again[0]} ended twice in a row: it does not spend a step on its "
+                "reset, as "
                 f"autoreset='next_step' says: {_REMEDY}"
             )
         if self._mode == "samestep" or not ends.any():
             return
-        shown = [row for row in np.flatnonzero(ends).tolist() if _final_of(info, row, None) is not None]
+        shown = [
+            row for row in np.flatnonzero(ends).tolist() if _final_of(info, row, None) is not None
+        ]
         if shown:
             raise SchemaError(
-                f"info['final_obs'] shows that environment {shown[0]} was reset in the step that ended its episode, and this "
+                f"info['final_obs'] shows that environment {shown[0]} was reset in the step that "
+                "ended its episode, and this "
                 f"writer was made for another autoreset mode: {_REMEDY}"
             )
 
     def _after(self, next_obs: Any, ends: Bools, info: Mapping[str, Any] | None) -> Any:
-        """The observation after each step, also where ``next_obs`` is already that of the next episode."""
+        """The observation after each step, also where ``next_obs`` is already that of the next
+        episode.
+        """
         if self._mode != "samestep" or not ends.any():
             return next_obs
         after = tree.transform(next_obs, _copied)
@@ -264,9 +303,12 @@ class VectorWriter:
             final = _final_of(info, row, structure)
             if final is None:
                 raise SchemaError(
-                    f"environment {row} ended, and info['final_obs'] lacks its last observation: pass info=... as it is"
+                    f"environment {row} ended, and info['final_obs'] lacks its last observation: "
+                    "pass info=... as it is"
                 )
-            for leaf, value in zip(tree.leaves(after, structure), tree.leaves(final, structure), strict=True):
+            for leaf, value in zip(
+                tree.leaves(after, structure), tree.leaves(final, structure), strict=True
+            ):
                 leaf[row] = _rows(value)
         return after
 
@@ -277,12 +319,21 @@ def _mode_of(envs: Any, autoreset: Any) -> str:
     own = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
     if own is None and autoreset is None and hasattr(envs, "num_envs"):
         raise ConfigError(
-            f"{type(envs).__name__} does not say how it resets (metadata['autoreset_mode']): give autoreset='next_step', "
+            f"{type(envs).__name__} does not say how it resets (metadata['autoreset_mode']): give "
+            "autoreset='next_step', "
             "'same_step' or 'disabled'"
         )
-    said = "next_step" if autoreset is None and own is None else own if autoreset is None else autoreset
+    said = (
+        "next_step"
+        if autoreset is None and own is None
+        else own
+        if autoreset is None
+        else autoreset
+    )
     if own is not None and _mode(own) != _mode(said):
-        raise ConfigError(f"autoreset={autoreset!r}, and these environments say {own!r}: leave autoreset out")
+        raise ConfigError(
+            f"autoreset={autoreset!r}, and these environments say {own!r}: leave autoreset out"
+        )
     return _mode(said)
 
 
@@ -291,7 +342,8 @@ def _mode(autoreset: Any) -> str:
     said = str(getattr(autoreset, "value", autoreset)).lower().replace("_", "").replace("-", "")
     if said not in _AUTORESETS:
         raise ConfigError(
-            f"autoreset={autoreset!r}: 'next_step', 'same_step' or 'disabled', as envs.metadata['autoreset_mode'] says"
+            f"autoreset={autoreset!r}: 'next_step', 'same_step' or 'disabled', as "
+            "envs.metadata['autoreset_mode'] says"
         )
     return said
 
@@ -299,8 +351,8 @@ def _mode(autoreset: Any) -> str:
 def _final_of(info: Mapping[str, Any] | None, row: int, structure: tree.Structure) -> Any:
     """The last observation of one environment's episode, ``None`` where ``info`` does not have it.
 
-    Gymnasium gives an array of objects; other vectors a list, or the arrays ``[envs, ...]`` of a batch. A mask beside it,
-    ``_final_obs``, says for which environments it is meant.
+    Gymnasium gives an array of objects; other vectors a list, or the arrays ``[envs, ...]`` of a
+    batch. A mask beside it, ``_final_obs``, says for which environments it is meant.
     """
     for name in ("final_obs", "final_observation"):
         finals = None if info is None else info.get(name)
@@ -317,7 +369,10 @@ def _row_of(finals: Any, row: int, structure: tree.Structure) -> Any:
     if not isinstance(finals, Mapping):
         return finals[row]
     if isinstance(structure, tree.Node):
-        return {key: _row_of(finals[key], row, child) for key, child in zip(structure.keys, structure.children, strict=True)}
+        return {
+            key: _row_of(finals[key], row, child)
+            for key, child in zip(structure.keys, structure.children, strict=True)
+        }
     return finals
 
 
@@ -325,7 +380,10 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
     reward = tensors.as_array(batch.get("reward"))
     if reward is None or reward.dtype != np.float64 or reward.ndim != 1:
         return batch
-    return {**batch, "reward": FieldValidator(Field((), np.dtype(np.float32), name="reward")).column(reward)}
+    return {
+        **batch,
+        "reward": FieldValidator(Field((), np.dtype(np.float32), name="reward")).column(reward),
+    }
 
 
 def _rows(value: Any) -> npt.NDArray[Any]:

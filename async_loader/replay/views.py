@@ -14,16 +14,20 @@ from async_loader.names import explain_wrong_names
 from async_loader.schema import RESERVED, Field, Schema
 
 STEP, AFTER, LAST = 0, 1, 2
-"""Anchors: the drawn step, the observation after the last step of the return, the last step of the return."""
+"""Anchors: the drawn step, the observation after the last step of the return, the last step of the
+return.
+"""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Transitions:
-    """A step and what came of it in the following ``n_steps`` (Sutton and Barto, 2nd ed., equation 7.1).
+    """A step and what came of it in the following ``n_steps`` (Sutton and Barto, 2nd ed., equation
+    7.1).
 
     - ``reward`` is the sum of gamma**i * reward(t + i) over the k = n_steps steps, or fewer where
       the episode ends before;
-    - ``discount`` (float32) is gamma**k, or 0 if the last of those k steps terminated: the target is
+    - ``discount`` (float32) is gamma**k, or 0 if the last of those k steps terminated: the target
+      is
       ``reward + discount * value(next_obs)``, also where the episode was truncated;
     - fields with ``Field(next=...)`` are followed by the observation k steps on, and stored fields
       whose top-level name begins with ``next_`` are those of the last of the k steps, as are
@@ -33,8 +37,8 @@ class Transitions:
     Parameters
     ----------
     n_steps : int
-        Steps of the return. A step is drawn as soon as ``n_steps`` have followed, or its episode has
-        ended.
+        Steps of the return. A step is drawn as soon as ``n_steps`` have followed, or its episode
+        has ended.
     gamma : float
         Discount per step, 0 to 1.
     reward : str
@@ -53,7 +57,10 @@ class Transitions:
     @explain_wrong_names
     def __init__(self, n_steps: int = 1, gamma: float = 0.99, *, reward: str = "reward") -> None:
         if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-            raise ConfigError(f"n_steps={n_steps!r}: the number of steps that a return sums up is a Python int, 1 or more")
+            raise ConfigError(
+                f"n_steps={n_steps!r}: the number of steps that a return sums up is a Python int, "
+                "1 or more"
+            )
         if isinstance(gamma, bool | str) or not hasattr(gamma, "__float__") or not 0 <= gamma <= 1:
             raise ConfigError(f"gamma={gamma!r}: a discount is 0 to 1")
         if not isinstance(reward, str) or not reward:
@@ -113,7 +120,8 @@ class ReadPlan:
     depth : int
         Steps that a stack shows.
     reward : int
-        Which output is the reward of an n-step return, and which stored field; -1 where none is summed up.
+        Which output is the reward of an n-step return, and which stored field; -1 where none is
+        summed up.
     discounts, weighted : bool
         Whether there is a ``discount``, a ``weight``.
     """
@@ -139,7 +147,9 @@ class ReadPlan:
         return self.n if self.successor else self.n - 1
 
     @classmethod
-    def of(cls, stored: Schema, view: Transitions | None = None, *, weighted: bool = False) -> ReadPlan:
+    def of(
+        cls, stored: Schema, view: Transitions | None = None, *, weighted: bool = False
+    ) -> ReadPlan:
         """How ``view`` (or else the steps as they are) looks on steps of a schema.
 
         Raises
@@ -164,30 +174,51 @@ class ReadPlan:
             delivered = _with(delivered, "weight", np.dtype(np.float32))
         n, gamma = (1, 1.0) if view is None else (view.n_steps, view.gamma)
         depth = max(one.stack for one in stored.fields)
-        return cls(delivered, tuple(outputs), n, gamma, bool(followed), depth, reward, view is not None, weighted)
+        return cls(
+            delivered,
+            tuple(outputs),
+            n,
+            gamma,
+            bool(followed),
+            depth,
+            reward,
+            view is not None,
+            weighted,
+        )
 
 
 def depth_and_lookahead(stored: Schema) -> tuple[int, int]:
     """Of steps as they are: rows that a stack shows, and steps that must follow."""
-    return max(one.stack for one in stored.fields), int(any(one.next is not None for one in stored.fields))
+    return max(one.stack for one in stored.fields), int(
+        any(one.next is not None for one in stored.fields)
+    )
 
 
 def _output(i: int, stored: Field, view: Transitions | None) -> Output:
     top = stored.name.split(".")[0]
-    ends = view is not None and (top.startswith("next_") or top in ("terminated", "truncated", "done"))
+    ends = view is not None and (
+        top.startswith("next_") or top in ("terminated", "truncated", "done")
+    )
     shape = (stored.stack, *stored.shape) if stored.stack > 1 else stored.shape
     delivered = Field(shape, stored.dtype, padding=stored.padding, name=stored.name)
     return Output(stored.name, i, stored.stack, LAST if ends else STEP, delivered)
 
 
-def _followers(stored: Schema, structure: tree.Structure, name: str) -> tuple[tree.Structure, list[Output]]:
+def _followers(
+    stored: Schema, structure: tree.Structure, name: str
+) -> tuple[tree.Structure, list[Output]]:
     """The structure with ``name`` added, and the outputs that it holds."""
     assert structure is not None
     if structure.kind is not dict or name in structure.keys or name in ("discount", *RESERVED):
-        raise ConfigError(f"next={name!r}: steps are dicts, and this name is taken in ({stored}), choose another")
+        raise ConfigError(
+            f"next={name!r}: steps are dicts, and this name is taken in ({stored}), choose another"
+        )
     tops = {f.name.split(".")[0] for f in stored.fields if f.next == name}
     if len(tops) > 1:
-        raise ConfigError(f"next={name!r} is said by fields of {', '.join(sorted(tops))}: give each a name of its own")
+        raise ConfigError(
+            f"next={name!r} is said by fields of {', '.join(sorted(tops))}: give each a name of "
+            "its own"
+        )
     (top,) = tops
     kept: list[Output] = []
     child = stored.structure.children[stored.structure.keys.index(top)]  # type: ignore[union-attr]
@@ -207,7 +238,9 @@ def _followers(stored: Schema, structure: tree.Structure, name: str) -> tuple[tr
             return True, None
         found = [(key, *linked(below)) for key, below in zip(node.keys, node.children, strict=True)]
         there = [(key, below) for key, is_there, below in found if is_there]
-        return bool(there), tree.Node(node.kind, tuple(k for k, _ in there), tuple(b for _, b in there))
+        return bool(there), tree.Node(
+            node.kind, tuple(k for k, _ in there), tuple(b for _, b in there)
+        )
 
     _, below = linked(child)
     return tree.Node(dict, (*structure.keys, name), (*structure.children, below)), kept
@@ -217,12 +250,18 @@ def _reward(view: Transitions, outputs: Sequence[Output]) -> int:
     found = [i for i, one in enumerate(outputs) if one.name == view.reward and one.anchor == STEP]
     if not found:
         raise ConfigError(
-            f"the view sums up {view.reward!r}, and steps have {', '.join(o.name for o in outputs)}: give reward=..."
+            f"the view sums up {view.reward!r}, and steps have "
+            f"{', '.join(o.name for o in outputs)}: give reward=..."
         )
     one = outputs[found[0]]
     dtype = one.field.dtype
-    if view.n_steps > 1 and (dtype.kind != "f" or dtype.itemsize < 4 or len(one.field.shape) > 1 or one.frames > 1):
-        raise ConfigError(f"{one.field}: a return is summed up over float32 or float64, a number or a vector for each step")
+    if view.n_steps > 1 and (
+        dtype.kind != "f" or dtype.itemsize < 4 or len(one.field.shape) > 1 or one.frames > 1
+    ):
+        raise ConfigError(
+            f"{one.field}: a return is summed up over float32 or float64, a number or a vector for "
+            "each step"
+        )
     return found[0] if view.n_steps > 1 else -1
 
 
@@ -230,4 +269,6 @@ def _with(schema: Schema, name: str, dtype: np.dtype[Any]) -> Schema:
     try:
         return schema.with_field(name, dtype)
     except SchemaError:
-        raise ConfigError(f"steps have a field {name!r}, which this view adds: rename yours") from None
+        raise ConfigError(
+            f"steps have a field {name!r}, which this view adds: rename yours"
+        ) from None

@@ -7,7 +7,12 @@ from typing import Any, Never
 
 from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import seconds_or_none
-from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
+from async_loader.names import (
+    by_name,
+    explain_wrong_attributes,
+    explain_wrong_names,
+    misplaced_fields,
+)
 from async_loader.replay.arguments import one_of
 from async_loader.replay.base.row_format import TERMINATED, TRUNCATED
 from async_loader.replay.stream_names import stream_name, stream_names
@@ -24,13 +29,15 @@ _MANY = 256
 
 @explain_wrong_attributes
 class LocalWriter:
-    """Adds the steps of an actor in the table's process. A `async_loader.table.Writer`, made by `ReplayBuffer.writer`.
+    """Adds the steps of an actor in the table's process. A `async_loader.table.Writer`, made by
+    `ReplayBuffer.writer`.
 
-    Threads: one at a time. A call that Ctrl-C interrupts has added its step or has not, and `steps` says which.
+    Threads: one at a time. A call that Ctrl-C interrupts has added its step or has not, and `steps`
+    says which.
 
     Parameters
     ----------
-    owner, inserter : Owner, Inserter
+    table_state, inserter : TableState, Inserter
     stream : hashable
         A name that `stream_name` has made.
 
@@ -40,18 +47,19 @@ class LocalWriter:
         Of the steps that name none.
     """
 
-    def __init__(self, owner: TableState, inserter: Inserter, stream: Hashable) -> None:
-        self._owner, self._in, self.stream = owner, inserter, stream
-        self._tally = Tally(owner)
+    def __init__(self, table_state: TableState, inserter: Inserter, stream: Hashable) -> None:
+        self._table_state, self._in, self.stream = table_state, inserter, stream
+        self._tally = Tally(table_state)
         self._closed = False
         self._ends: tuple[Schema | None, Ends] = (None, Ends(None))
-        self._others: dict[Hashable, None] = {}  # streams that were named, whose episodes `close` ends too
+        # streams that were named, whose episodes `close` ends too
+        self._others: dict[Hashable, None] = {}
         self._many = _MANY
 
     @property
     def schema(self) -> Schema | None:
         """What a step is; ``None`` before the table's first one if no schema was given."""
-        return self._owner.schema
+        return self._table_state.schema
 
     @property
     def steps(self) -> int:
@@ -72,15 +80,17 @@ class LocalWriter:
         timeout_s: float | None = None,
         **fields: Any,
     ) -> int:
-        """Add a stream's next step: what was observed, what was done, what it gave, and whether the episode ended with it.
+        """Add a stream's next step: what was observed, what was done, what it gave, and whether the
+        episode ended with it.
 
         Parameters
         ----------
         step : mapping, optional
             As in `ReplayBuffer.add`.
         terminated, truncated : bool
-            Whether nothing comes after this step, or the episode was cut off after it. Stored too, where the schema (or
-            the first step, if there is no schema) has fields of these names, and the step does not say it itself.
+            Whether nothing comes after this step, or the episode was cut off after it. Stored too,
+            where the schema (or the first step, if there is no schema) has fields of these names,
+            and the step does not say it itself.
         final_obs : array or (nested) dict of arrays, optional
             The observation after the episode's last step.
         stream : hashable, optional
@@ -139,11 +149,13 @@ class LocalWriter:
         values = dict(one_of(batch, fields, "batch"))
         names: Any = self.stream
         if stream is not None:
-            known = self._owner.table.streams if self._owner.ready else ()
+            known = self._table_state.table.streams if self._table_state.ready else ()
             names = stream_names(stream, count_of(values), known)
             for name in names if isinstance(names, list) else (names,):
                 self._named(name)
-        return self._extend(values, terminated, truncated, final_obs, names, priority, timeout_s, whole=False)
+        return self._extend(
+            values, terminated, truncated, final_obs, names, priority, timeout_s, whole=False
+        )
 
     def _extend_together(
         self,
@@ -156,10 +168,15 @@ class LocalWriter:
         priority: Any,
         timeout_s: float | None,
     ) -> Ids:
-        """As `extend`, all rows or none, each to a stream whose end is the caller's business. For a `VectorWriter`."""
+        """As `extend`, all rows or none, each to a stream whose end is the caller's business.
+
+        For a `VectorWriter`.
+        """
         if self._closed:
             raise closed_writer()
-        return self._extend(dict(batch), terminated, truncated, final_obs, streams, priority, timeout_s, whole=True)
+        return self._extend(
+            dict(batch), terminated, truncated, final_obs, streams, priority, timeout_s, whole=True
+        )
 
     def _extend(
         self,
@@ -174,7 +191,9 @@ class LocalWriter:
     ) -> Ids:
         said = self._how_it_ends().into_columns(values, terminated, truncated)
         tally = self._tally
-        ids = self._in.extend(values, names, priority, timeout_s, final_obs, said, ids=tally.begin, whole=whole)
+        ids = self._in.extend(
+            values, names, priority, timeout_s, final_obs, said, ids=tally.begin, whole=whole
+        )
         tally.end(len(ids))
         return ids
 
@@ -199,16 +218,22 @@ class LocalWriter:
         self._in.end_episodes(streams, None, TRUNCATED, None)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Do nothing: a step is in the table when `append` returns. Other writers have to wait for that."""
+        """Do nothing: a step is in the table when `append` returns.
+
+        Other writers have to wait for that.
+        """
         seconds_or_none("timeout_s", timeout_s)
         if self._closed:
             raise closed_writer()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the open episodes, as `end_episode` without arguments does. May be called again; `append` raises Closed then."""
+        """End the open episodes, as `end_episode` without arguments does.
+
+        May be called again; `append` raises Closed then.
+        """
         seconds_or_none("timeout_s", timeout_s)
         if not self._closed:
-            if not self._owner.foreign and not self._owner.closed:
+            if not self._table_state.foreign and not self._table_state.closed:
                 self._in.end_episodes((self.stream, *self._others), None, TRUNCATED, timeout_s)
             self._closed = True
 
@@ -222,7 +247,9 @@ class LocalWriter:
         return f"<LocalWriter stream={self.stream!r} steps={self.steps} {'closed' if self._closed else 'open'}>"
 
     def __reduce__(self) -> Any:
-        raise CannotSend("a writer stays in its process: send table.writer_handle(), and call open() of it there")
+        raise CannotSend(
+            "a writer stays in its process: send table.writer_handle(), and call open() of it there"
+        )
 
     @property
     def closed(self) -> bool:
@@ -239,16 +266,20 @@ class LocalWriter:
         return name
 
     def _forget_ended(self) -> None:
-        owner = self._owner
-        with owner.lock:
-            table = owner.own()
-            open_ = [name for name in self._others if name in table.streams and table.is_open(table.streams[name])]
+        table_state = self._table_state
+        with table_state.lock:
+            table = table_state.own()
+            open_ = [
+                name
+                for name in self._others
+                if name in table.streams and table.is_open(table.streams[name])
+            ]
         self._others, self._many = dict.fromkeys(open_), max(_MANY, 2 * len(open_))
 
     def _how_it_ends(self) -> Ends:
         schema, ends = self._ends
-        if schema is not self._owner.schema:
-            schema = self._owner.schema
+        if schema is not self._table_state.schema:
+            schema = self._table_state.schema
             ends = Ends(schema)
             self._ends = (schema, ends)
         return ends
@@ -257,7 +288,9 @@ class LocalWriter:
 def how_ended(terminated: bool, truncated: bool) -> int:
     """The flag of an episode that ends after its last step; neither counts as truncated."""
     if terminated and truncated:
-        raise ConfigError("terminated and truncated: an episode ends in one way, give the one that counts")
+        raise ConfigError(
+            "terminated and truncated: an episode ends in one way, give the one that counts"
+        )
     return TERMINATED if terminated else TRUNCATED
 
 

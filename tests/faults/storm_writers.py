@@ -47,19 +47,20 @@ def _own(pipe: Any, other_end: Any) -> None:
     """In a process of its own: a table, handles for its writers, and answers to what is in it."""
     from async_loader import ReplayBuffer
     from async_loader.schema import Field
+    from async_loader.testing.debug import debug_state
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     other_end.close()  # else its end would never come
     with ReplayBuffer(20_000, {"x": Field((), np.dtype(np.int64), next="after")}, seed=0) as buffer:
-        table = buffer._owner.table
+        table = debug_state(buffer).state.table
         with contextlib.suppress(EOFError):
             while True:
                 asked = pipe.recv()
                 if asked is None:
                     pipe.send(buffer.writer_handle())
                     continue
-                with buffer._owner.lock:
-                    buffer._owner.own()
+                with debug_state(buffer).state.lock:
+                    debug_state(buffer).state.own()
                     heads = table.storage.heads()
                     rows = table.find(np.sort(heads[heads[:, 0] > 0, 0] - 1))
                     x = table.storage.cell(0)[rows[rows >= 0]]

@@ -18,6 +18,7 @@ from async_loader.replay import ReplayBuffer
 from async_loader.replay.multiprocess import row_grants, writer
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.schema import Field
+from async_loader.testing.debug import debug_state
 
 WORDS = 64
 SCHEMA = {"number": np.int64, "words": ((WORDS,), np.int64)}
@@ -146,7 +147,7 @@ def reap(process):
 
 def ring(**settings):
     buffer = ReplayBuffer(CAPACITY, SCHEMA, seed=0, **settings)
-    assert buffer._owner.table.storage.layout.rows == 1024
+    assert debug_state(buffer).state.table.storage.layout.rows == 1024
     return buffer
 
 
@@ -194,7 +195,7 @@ def storm(target, careless, kills=12):
         assert all(process.is_alive() for _, process in lasting)
         before = [counts[place] for place, _ in lasting]
         until(lambda: all(counts[place] > was for (place, _), was in zip(lasting, before, strict=True)))
-        until(lambda: len(buffer._owner.writers._links) == 3)
+        until(lambda: len(debug_state(buffer).state.writers._links) == 3)
         assert buffer.stats().inserted > 10 * CAPACITY
         return done, bad, gone
 
@@ -232,7 +233,7 @@ def test_a_row_that_is_overwritten_half_way_while_it_is_read_is_found_out(monkey
     with ReplayBuffer(CAPACITY, linked, seed=0) as buffer, buffer.writer_handle().open() as into:
         first = [into.append(row(n)) for n in range(64)]
         into.flush()
-        reader, storage = buffer.source().reader(), buffer._owner.table.storage
+        reader, storage = buffer.source().reader(), debug_state(buffer).state.table.storage
         kernels = reader._kernels
 
         class Paused(Exception):
@@ -270,8 +271,8 @@ def test_what_a_killed_writer_did_not_publish_is_given_back_and_its_episode_ends
     with ring() as buffer, processes() as start:
         counts = counter(1)
         reap(start(write, buffer.writer_handle(), counts, 0, point, 10))
-        until(lambda: not buffer._owner.writers._links)
-        table = buffer._owner.table
+        until(lambda: not debug_state(buffer).state.writers._links)
+        table = debug_state(buffer).state.table
         published = counts[0] + (point == "published")
         assert len(buffer) == published
         assert table.granted == 0
@@ -291,7 +292,7 @@ def test_a_stopped_writer_keeps_nobody_from_writing_and_goes_on_with_rows_of_its
         at, before = counts[0], buffer.stats().inserted
         until(lambda: buffer.stats().inserted > before + 5 * CAPACITY)
         assert counts[0] == at
-        assert buffer._owner.table.granted > 0
+        assert debug_state(buffer).state.table.granted > 0
         os.kill(one.pid, signal.SIGCONT)
         until(lambda: counts[0] > at + 1000)
         batch = buffer.sample(256)
@@ -368,7 +369,7 @@ def test_a_limiter_keeps_its_word_across_a_kill():
     with ring(limiter=limiter) as buffer, processes() as start:
         counts = counter(2)
         reap(start(write, buffer.writer_handle(), counts, 0, "written", 10))
-        until(lambda: not buffer._owner.writers._links)
+        until(lambda: not debug_state(buffer).state.writers._links)
         assert buffer.stats().inserted == counts[0] == 9
         start(write, buffer.writer_handle(), counts, 1)
         until(lambda: sum(counts) == 21)

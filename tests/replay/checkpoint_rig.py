@@ -10,6 +10,7 @@ import numpy as np
 
 from async_loader import Field, ReplayBuffer, Transitions
 from async_loader.replay.checkpoint.disk import Disk
+from async_loader.testing.debug import debug_state
 
 PLAIN = {"obs": ((3,), "float32"), "reward": "float32", "done": "bool"}
 LINKED = {
@@ -50,7 +51,7 @@ class Run:
     def add(self) -> None:
         stream = ("actor", int(self.rng.integers(0, 4)))
         value, end = self.rng.random(), int(self.rng.integers(0, 12))
-        priority = float(self.rng.random()) if self.buffer._owner.prioritized and self.rng.random() < 0.7 else None
+        priority = float(self.rng.random()) if debug_state(self.buffer).state.prioritized and self.rng.random() < 0.7 else None
         if not self.linked:
             step = {"obs": np.full(3, value, np.float32), "reward": value, "done": end == 0}
             self.log.append(self.buffer.add(step, stream=stream, priority=priority, timeout_s=0))
@@ -67,7 +68,7 @@ class Run:
     def change(self) -> None:
         newest = max([one for one in self.log if isinstance(one, int)], default=0)
         ids = np.unique(self.rng.integers(max(0, newest - 150), newest + 1, 3))
-        if self.buffer._owner.prioritized:
+        if debug_state(self.buffer).state.prioritized:
             self.log.append(tuple(vars_of(self.buffer.update_priorities(ids, self.rng.random(len(ids))))))
         elif self.rng.random() < 0.5:
             self.log.append(tuple(vars_of(self.buffer.delete(ids[:1]))))
@@ -81,7 +82,7 @@ def vars_of(applied: Any) -> tuple[int, int]:
 
 def contents(buffer: ReplayBuffer) -> dict[str, Any]:
     """Everything that decides what a table does next."""
-    owner = buffer._owner
+    owner = debug_state(buffer).state
     with owner.lock:
         table = owner.table
         counters, arrays = table.state()

@@ -27,6 +27,7 @@ from async_loader.replay.samplers import Draw, Prioritized, Uniform
 from async_loader.replay.table import storage
 from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
+from async_loader.testing.debug import debug_state
 
 SCHEMA = {"obs": {"small": ((3,), np.float32), "image": ((20, 60), np.uint8), "none": ((0,), np.int8)}, "done": np.bool_}
 
@@ -315,7 +316,7 @@ def test_sampling_an_empty_buffer_or_no_rows_is_an_error_in_words() -> None:
 def test_a_forked_child_samples_and_cannot_add() -> None:
     buffer = ReplayBuffer(8, seed=0)
     buffer.extend(x=np.arange(8))
-    buffer._owner.lock.acquire()  # as another thread of the parent may at the moment of the fork
+    debug_state(buffer).state.lock.acquire()  # as another thread of the parent may at the moment of the fork
     pid = os.fork()
     if pid == 0:
         signal.alarm(60)
@@ -327,7 +328,7 @@ def test_a_forked_child_samples_and_cannot_add() -> None:
         except BaseException:
             os._exit(2)
         os._exit(1)
-    buffer._owner.lock.release()
+    debug_state(buffer).state.lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     buffer.add(x=8)
 
@@ -378,7 +379,7 @@ def test_ctrl_c_while_the_table_of_streams_grows_leaves_no_stream_without_a_plac
     with mock.patch.object(np, "full", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         buffer.add(x=64, stream=64)
     buffer.add(x=64, stream=64)  # went into memory behind the array
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     assert table.g[LAST] == table.last.ctypes.data
     assert table.last[64] == 64
 

@@ -29,6 +29,7 @@ from async_loader.errors import ConfigError, Unsupported
 from async_loader.replay.base.grant_log import GrantLog
 from async_loader.replay.checkpoint import encoding, settings
 from async_loader.replay.rate_limiter import Queue
+from async_loader.testing.debug import debug_state
 
 TABLES = {
     "uniform": (PLAIN, {}, None),
@@ -74,7 +75,7 @@ def test_a_loaded_table_goes_on_as_the_one_whose_episodes_ended_where_it_was_sav
         loaded = ReplayBuffer.from_checkpoint(tmp_path)
         assert same(contents(loaded), contents(buffer))
         assert Run(loaded, 100 + more, view).step(0) == []
-    for stream in list(buffer._owner.table.streams):
+    for stream in list(debug_state(buffer).state.table.streams):
         buffer.end_episode(stream=stream)
         loaded.end_episode(stream=stream)
     assert same(contents(loaded), contents(buffer))
@@ -108,7 +109,7 @@ def test_after_one_percent_of_the_rows_changed_a_save_writes_three_percent_at_mo
             buffer.update(rng.choice(np.arange(60_000, 240_000), 2000, replace=False), reward=np.ones(2000, np.float32))
         elif change == 2:
             buffer.delete(rng.choice(np.arange(60_000, 240_000), 2000, replace=False))
-        elif buffer._owner.prioritized:
+        elif debug_state(buffer).state.prioritized:
             buffer.update_priorities(rng.choice(np.arange(60_000, 240_000), 2000, replace=False), rng.random(2000))
         report = buffer.save(tmp_path)
         assert report.kind == "incremental"
@@ -176,7 +177,7 @@ class Writers:
 
 def check_cut(buffer: ReplayBuffer) -> None:
     """No row is torn, no stream has a gap, and everything that is counted fits together."""
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     who, count, block, check, _ = table.storage.cells
     heads = table.storage.heads()
     names = heads[:, 0] - 1
@@ -214,7 +215,7 @@ def test_a_save_beside_four_writers_shows_one_moment(tmp_path):
             threading.Event().wait(0.001)
         for _ in range(6):
             reports.append(buffer.save(tmp_path))
-            before = int(buffer._owner.table.g[7])
+            before = int(debug_state(buffer).state.table.g[7])
             loaded = ReplayBuffer.from_checkpoint(tmp_path)
             check_cut(loaded)
             assert loaded.stats().inserted <= before + 5000
@@ -250,13 +251,13 @@ def test_overridden_settings_hold_and_the_others_are_as_saved(tmp_path):
     )
     assert loaded.limiter.samples_per_insert == 2.0
     assert (loaded.stats().inserted, loaded.stats().sampled) == (250, 40)
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     assert len(loaded) == int((table.times[table.items.alive != 0] < 2).sum()) < len(buffer)
     assert "weight" in loaded.sample(10)
     plain = ReplayBuffer.from_checkpoint(tmp_path, limiter=None)
     assert plain.limiter is None
-    assert plain._owner.max_times_sampled == 5
-    assert repr(plain._owner.sampler) == "Uniform()"
+    assert debug_state(plain).state.max_times_sampled == 5
+    assert repr(debug_state(plain).state.sampler) == "Uniform()"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +297,7 @@ def test_a_sampler_made_as_the_saved_one_goes_on_where_that_was(tmp_path):
         ReplayBuffer.from_checkpoint(tmp_path, sampler=Prioritized(0.5)),
     )
     assert same(loaded.sample(20), buffer.sample(20))
-    assert other._owner.sampler.alpha == 0.5
+    assert debug_state(other).state.sampler.alpha == 0.5
     assert len(other.sample(20)["index"]) == 20
 
 
@@ -320,7 +321,7 @@ def test_an_unknown_setting_is_refused(tmp_path):
 
 
 def live(buffer: ReplayBuffer) -> list[int]:
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     return sorted(table.ids[table.items.alive != 0].tolist())
 
 
@@ -331,12 +332,12 @@ def test_another_capacity_holds_what_a_table_of_that_capacity_would(name, capaci
     other, _ = made(name, capacity)
     runs = [Run(one, 5, view) for one in (buffer, other)]
     for run in runs:
-        run.buffer._out.read_plan(view, run.buffer._owner.sampler)
+        debug_state(run.buffer).table_sampler.read_plan(view, debug_state(run.buffer).state.sampler)
         for _ in range(400):
             run.add()
     buffer.save(tmp_path)
     loaded = ReplayBuffer.from_checkpoint(tmp_path, capacity=capacity)
-    still_there = set(buffer._owner.table.ids.tolist())
+    still_there = set(debug_state(buffer).state.table.ids.tolist())
     assert set(live(loaded)) <= set(live(other))
     assert [one for one in live(other) if one in set(live(buffer)) or capacity < 100] == live(loaded)
     assert set(live(loaded)) <= still_there
@@ -382,10 +383,10 @@ def test_rows_out_of_order_keep_their_capacity_and_their_kind_of_remover(tmp_pat
     with pytest.raises(ConfigError, match="overwrites them in order: pass another remover"):
         ReplayBuffer.from_checkpoint(tmp_path, remover=Fifo())
     loaded = ReplayBuffer.from_checkpoint(tmp_path, remover=Lifo())
-    newest = loaded._owner.remover.draw(1).rows
+    newest = debug_state(loaded).state.remover.draw(1).rows
     loaded.add(obs=np.zeros(3, np.float32), reward=0, done=False)
     assert len(loaded) == 100
-    assert loaded._owner.table.items.alive[newest] == 0
+    assert debug_state(loaded).state.table.items.alive[newest] == 0
 
 
 def test_rows_in_order_may_be_taken_over_by_a_remover(tmp_path):
@@ -485,15 +486,15 @@ def test_large_fields_and_complex_ones_come_back(tmp_path):
 def test_rows_that_were_set_aside_and_not_filled_are_empty(tmp_path):
     buffer = filled()
     buffer.save(tmp_path)
-    with buffer._owner.lock:
-        first, count = buffer._owner.table.grant(3)
+    with debug_state(buffer).state.lock:
+        first, count = debug_state(buffer).state.table.grant(3)
         grant_log = GrantLog(0)
         grant_log.granted(first, count)
     buffer.save(tmp_path)
     loaded = ReplayBuffer.from_checkpoint(tmp_path)
     assert (first, count) == (250, 3)
-    with buffer._owner.lock:
-        buffer._owner.table.abandon(grant_log.address)
+    with debug_state(buffer).state.lock:
+        debug_state(buffer).state.table.abandon(grant_log.address)
     assert same(contents(loaded), contents(buffer))
     assert loaded.add(obs=np.zeros(3, np.float32), reward=0, done=False) == 253
 
@@ -503,14 +504,14 @@ def test_samplers_of_sources_get_new_seeds_after_loading(tmp_path):
     buffer.source(sampler=Uniform())
     buffer.save(tmp_path)
     loaded = ReplayBuffer.from_checkpoint(tmp_path)
-    assert loaded._owner.seeds.n_children_spawned == buffer._owner.seeds.n_children_spawned == 3
-    state = [one._owner.seeds.spawn(1)[0].generate_state(4) for one in (buffer, loaded)]
+    assert debug_state(loaded).state.seeds.n_children_spawned == debug_state(buffer).state.seeds.n_children_spawned == 3
+    state = [debug_state(one).state.seeds.spawn(1)[0].generate_state(4) for one in (buffer, loaded)]
     assert same(*state)
 
 
 def test_a_fork_does_not_save(tmp_path):
     buffer = filled()
-    buffer._owner.foreign = True
+    debug_state(buffer).state.foreign = True
     with pytest.raises(Unsupported, match="only the process that made a replay buffer saves and loads it"):
         buffer.save(tmp_path)
 

@@ -14,6 +14,7 @@ from checkpoint_rig import PLAIN, CountingDisk, Run, contents, copy_of, same
 from async_loader import Prioritized, ReplayBuffer
 from async_loader.errors import ConfigError, CorruptCheckpoint
 from async_loader.replay.checkpoint import folder, manifest
+from async_loader.testing.debug import debug_state
 
 
 def full_disk() -> None:
@@ -40,7 +41,7 @@ def whole(root, kind: str) -> tuple[ReplayBuffer, ReplayBuffer]:
     """A buffer that has changed since it was loaded, so that its next save is of that kind; and as it was saved."""
     buffer, before = ReplayBuffer.from_checkpoint(root), ReplayBuffer.from_checkpoint(root)
     if kind == "full":
-        buffer._saver.last = None
+        debug_state(buffer).saver.last = None
     Run(buffer, 7).step(60)
     return buffer, before
 
@@ -53,7 +54,7 @@ def left(root) -> list[str]:
 @pytest.mark.parametrize("kind", ["full", "incremental"])
 def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, saved, tmp_path):
     buffer, _ = whole(saved, kind)
-    counting = buffer._saver.disk = CountingDisk()
+    counting = debug_state(buffer).saver.disk = CountingDisk()
     buffer.save(copy_of(saved, "counted"))
     fails = list(counting.calls)
     assert {"make_folder", "create", "write", "sync", "close", "sync_folder", "rename"} <= set(fails)
@@ -62,7 +63,7 @@ def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, save
             continue
         root = copy_of(saved, f"at {at}")
         buffer, before = whole(root, kind)
-        buffer._saver.disk = CountingDisk(at, full_disk, half)
+        debug_state(buffer).saver.disk = CountingDisk(at, full_disk, half)
         removing = name.startswith("remove") or (name == "rename" and at > fails.index("rename"))
         if removing:  # the new one is in place: what it replaces is removed next time
             buffer.save(root)
@@ -73,7 +74,7 @@ def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, save
         assert same(found, contents(buffer) if removing or at > fails.index("rename") else contents(before))
         if not removing:
             assert left(root) == []
-        buffer._saver.disk = CountingDisk()
+        debug_state(buffer).saver.disk = CountingDisk()
         Run(buffer, 8).step(10)
         buffer.save(root)
         assert left(root) == []
@@ -83,7 +84,7 @@ def test_a_save_that_fails_at_any_call_leaves_the_one_before_it(kind, half, save
 
 def test_an_error_of_the_disk_names_the_file(saved):
     buffer, _ = whole(saved, "full")
-    buffer._saver.disk = CountingDisk(3, full_disk)
+    debug_state(buffer).saver.disk = CountingDisk(3, full_disk)
     with pytest.raises(OSError, match=r"No space left.*data\.bin"):
         buffer.save(saved)
 
@@ -94,10 +95,10 @@ def child(root, kind: str, at: int, half: bool) -> int:
     if pid == 0:
         try:
             buffer, _ = whole(root, kind)
-            buffer._saver.disk = CountingDisk(at, kill, half)
+            debug_state(buffer).saver.disk = CountingDisk(at, kill, half)
             buffer.save(root)
         finally:
-            os._exit(len(buffer._saver.disk.calls))
+            os._exit(len(debug_state(buffer).saver.disk.calls))
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -126,11 +127,11 @@ def test_a_process_that_is_killed_at_any_call_leaves_the_save_before_it(kind, sa
 def test_what_a_failed_save_took_is_in_the_next_one(saved):
     buffer, _ = whole(saved, "incremental")
     for at in (2, 4, 5):
-        buffer._saver.disk = CountingDisk(at, full_disk)
+        debug_state(buffer).saver.disk = CountingDisk(at, full_disk)
         with pytest.raises(OSError, match="No space left"):
             buffer.save(saved)
         buffer.add(obs=np.zeros(3, np.float32), reward=0, done=False)
-    buffer._saver.disk = CountingDisk()
+    debug_state(buffer).saver.disk = CountingDisk()
     buffer.save(saved)
     assert same(contents(ReplayBuffer.from_checkpoint(saved)), contents(buffer))
 
@@ -140,7 +141,7 @@ def test_ctrl_c_in_the_middle_of_a_save_loses_nothing(saved):
         raise KeyboardInterrupt
 
     buffer, _ = whole(saved, "incremental")
-    buffer._saver.disk = CountingDisk(3, interrupt)
+    debug_state(buffer).saver.disk = CountingDisk(3, interrupt)
     with pytest.raises(KeyboardInterrupt):
         buffer.save(saved)
     assert left(saved) == []

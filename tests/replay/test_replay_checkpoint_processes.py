@@ -14,6 +14,7 @@ import pytest
 
 from async_loader import Prioritized, ReplayBuffer
 from async_loader.errors import ConfigError
+from async_loader.testing.debug import debug_state
 
 pytestmark = pytest.mark.timeout(600)  # of hundreds of saves, each of which waits for the disk
 CAPACITY, EACH, REWRITTEN = 210, 7, 35
@@ -38,7 +39,7 @@ def save_until(folder: Path, end: Any, saved: Any) -> None:
 
 def check(buffer: ReplayBuffer) -> int:
     """That the table is as it was at one save; how many rows had been added by then."""
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     rows = np.flatnonzero(table.items.alive)
     rows = rows[np.argsort(table.ids[rows])]
     x, rewritten, block = (table.storage.cell(n)[rows] for n in range(3))
@@ -49,7 +50,7 @@ def check(buffer: ReplayBuffer) -> int:
     last = count // REWRITTEN * REWRITTEN
     assert (rewritten == np.where(x < last, last, -1)).all()
     assert (block == 3 * x[:, None]).all()
-    assert (np.diff(buffer._owner.sampler.state()["mass"][rows]) > 0).all(), "priorities rise with x"
+    assert (np.diff(debug_state(buffer).state.sampler.state()["mass"][rows]) > 0).all(), "priorities rise with x"
     assert set(buffer.sample(100)["index"].tolist()) <= set(x.tolist())
     return count
 

@@ -12,6 +12,7 @@ import pytest
 from storm_rig import PACKAGE, alarms, count_points, some_points, strike
 
 from async_loader import Field, MinHeap, Prioritized, ReplayBuffer, Transitions, Uniform
+from async_loader.testing.debug import debug_state
 
 MOST = 40
 LINKED = {
@@ -24,9 +25,9 @@ LINKED = {
 
 def in_order(buffer: ReplayBuffer) -> list[int]:
     """Every observation that is stored, by the order in which it was added; every row is whole and known to the sampler."""
-    table = buffer._owner.table
-    with buffer._owner.lock:
-        buffer._owner.own()
+    table = debug_state(buffer).state.table
+    with debug_state(buffer).state.lock:
+        debug_state(buffer).state.own()
         assert table.items.count == len(table) == int((table.items.alive != 0).sum()) == table.inserted - table.deleted
         heads = table.storage.heads()
         names = np.sort(heads[heads[:, 0] > 0, 0] - 1)
@@ -87,7 +88,7 @@ def test_what_takes_several_kernels_is_completed_after_ctrl_c() -> None:
 
     def made() -> tuple[ReplayBuffer, Any, Any]:
         buffer = ReplayBuffer(16, {**LINKED, "big": ((100_000,), np.uint8)}, sampler=Prioritized(alpha=0), seed=0)
-        assert buffer._owner.table.storage.layout.burst < 7
+        assert debug_state(buffer).state.table.storage.layout.burst < 7
         vector = buffer.vector_writer(7, autoreset="disabled")
         big = np.zeros((7, 100_000), np.uint8)
         return buffer, vector, lambda: vector.append(**steps, big=big, next_obs=np.zeros(7, np.int64))

@@ -12,6 +12,7 @@ from storm_rig import count_points, some_points, strike
 
 from async_loader import Field, Fifo, Lifo, Prioritized, RateLimiter, ReplayBuffer, Uniform
 from async_loader.replay.rate_limiter import Queue
+from async_loader.testing.debug import debug_state
 
 SCHEMA = {"obs": Field((), "int64", next="next_obs"), "reward": "float32"}
 MOST = 120
@@ -102,7 +103,7 @@ def test_a_call_that_is_struck_leaves_a_table_that_goes_on_and_saves_whole(call:
         buffer = made()
         struck = strike(lambda buffer=buffer: CALLS[call](buffer, tmp_path), at)
         assert struck.raised is None or isinstance(struck.raised, KeyboardInterrupt), struck
-        if buffer._owner.closed:
+        if debug_state(buffer).state.closed:
             continue
         buffer.add(obs=99, reward=0.0)
         buffer.save(tmp_path)

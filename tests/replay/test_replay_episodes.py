@@ -12,6 +12,7 @@ import torch
 
 from async_loader import Field, RateLimiter, ReplayBuffer, Transitions, Uniform
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError, SchemaError, Timeout, WouldDeadlock
+from async_loader.testing.debug import debug_state
 
 OBS = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32}
 ENDS = {"terminated": np.bool_, "truncated": np.bool_}
@@ -85,7 +86,7 @@ def test_one_stream_for_each_episode_costs_nothing_once_it_has_ended(tmp_path: P
     for n in range(20_000):
         buffer.add(x=n, terminated=True, stream=("episode", n))
         buffer.writer().append(x=n)  # never ends, and leaves the table
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     assert len(table.streams) <= 4 * 1000
     assert len(table.last) <= 8 * 1000
     assert buffer.stats().streams <= 1000

@@ -9,6 +9,7 @@ import pytest
 
 from async_loader.errors import SchemaError
 from async_loader.replay import ReplayBuffer
+from async_loader.testing.debug import debug_state
 
 TAKEN = [
     ("float32", (), 0.5, 0.5),
@@ -86,7 +87,7 @@ def test_a_field_refuses_what_it_cannot_hold_and_nothing_is_written(dtype: str, 
     with pytest.raises(SchemaError, match=f"field 'x'.*{said}"):
         buffer.add(first=1, x=value)
     assert len(buffer) == 0
-    storage = buffer._owner.table.storage
+    storage = debug_state(buffer).state.table.storage
     assert not storage.heads().any()
     assert not storage.cell(0).any()
 
@@ -112,7 +113,7 @@ def test_a_column_that_does_not_fit_writes_no_row_of_any_field() -> None:
         with pytest.raises(SchemaError, match=said):
             buffer.extend(x=np.ones(4, np.int64), y=bad)
     assert len(buffer) == 0
-    assert not buffer._owner.table.storage.cell(0).any()
+    assert not debug_state(buffer).state.table.storage.cell(0).any()
 
 
 def test_a_step_built_differently_is_refused() -> None:

@@ -13,6 +13,7 @@ import torch
 from async_loader import Field, Fifo, Lifo, MinHeap, Prioritized, ReplayBuffer, Uniform
 from async_loader.errors import ConfigError, OutOfMemory, SchemaError, Unsupported
 from async_loader.source import Applied
+from async_loader.testing.debug import debug_state
 
 
 def numbered(capacity: int, count: int, **options: Any) -> ReplayBuffer:
@@ -106,19 +107,19 @@ def test_priorities_of_overwritten_steps_land_nowhere() -> None:
             terminated=np.zeros(64, bool),
             priority=np.full(64, float(lap)),
         )
-        before = buffer._owner.sampler.state()["mass"].copy()
+        before = debug_state(buffer).state.sampler.state()["mass"].copy()
         for index in batches:
             assert buffer.update_priorities(index, np.full(16, 1000.0)) == Applied(0, 16)
-        assert (buffer._owner.sampler.state()["mass"] == before).all()
+        assert (debug_state(buffer).state.sampler.state()["mass"] == before).all()
 
 
 def test_priorities_are_checked_before_any_is_changed() -> None:
     buffer = numbered(10, 10, sampler=Prioritized())
     for bad, said in ((np.nan, "is NaN"), (-1.0, "is -1"), (np.inf, "is inf")):
-        before = buffer._owner.sampler.state()["mass"].copy()
+        before = debug_state(buffer).state.sampler.state()["mass"].copy()
         with pytest.raises(ConfigError, match=f"priority 1 of 2 {said}"):
             buffer.update_priorities([1, 2], [5.0, bad])
-        assert (buffer._owner.sampler.state()["mass"] == before).all()
+        assert (debug_state(buffer).state.sampler.state()["mass"] == before).all()
     with pytest.raises(ConfigError, match="one for each"):
         buffer.update_priorities([1, 2], [5.0])
     with pytest.raises(ConfigError, match="ids are integers"):
@@ -263,7 +264,7 @@ def test_any_number_of_threads_update_delete_and_draw() -> None:
 @pytest.mark.parametrize("remover", ["Fifo", "Lifo"])
 def test_ctrl_c_in_the_middle_of_an_add_leaves_a_whole_table(when: str, remover: str, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = ReplayBuffer(4, {"x": np.int64}, sampler=Fifo(), remover=Lifo() if remover == "Lifo" else Fifo())
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     for n in range(6):
         buffer.add(x=n)
     told, calls = table._told[-1], []

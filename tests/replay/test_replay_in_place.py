@@ -15,6 +15,7 @@ from async_loader.lifecycle import Patience
 from async_loader.replay.checkpoint import loading
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.source import Rows
+from async_loader.testing.debug import debug_state
 
 WORDS = 64
 SCHEMA = {"x": "int64", "words": ((WORDS,), "int64")}
@@ -267,7 +268,7 @@ def test_files_that_change_while_they_are_read_leave_an_empty_table(tmp_path: Pa
 def test_saves_and_loads_take_turns(tmp_path: Path) -> None:
     buffer = filled()
     buffer.save(tmp_path)
-    with buffer._saver.alone(tmp_path, None):
+    with debug_state(buffer).saver.alone(tmp_path, None):
         for call in (buffer.save, buffer.load):
             with pytest.raises(Timeout, match="another save or load of this table is under way"):
                 call(tmp_path, timeout_s=0.01)
@@ -276,10 +277,10 @@ def test_saves_and_loads_take_turns(tmp_path: Path) -> None:
 def test_a_closed_table_and_a_fork_load_nothing(tmp_path: Path) -> None:
     buffer = filled()
     buffer.save(tmp_path)
-    buffer._owner.foreign = True
+    debug_state(buffer).state.foreign = True
     with pytest.raises(Unsupported, match="only the process that made a replay buffer saves and loads it"):
         buffer.load(tmp_path)
-    buffer._owner.foreign = False
+    debug_state(buffer).state.foreign = False
     buffer.close()
     with pytest.raises(Closed):
         buffer.load(tmp_path)
@@ -288,7 +289,7 @@ def test_a_closed_table_and_a_fork_load_nothing(tmp_path: Path) -> None:
 def test_readers_of_before_deliver_what_was_loaded_or_another_step(tmp_path: Path) -> None:
     buffer = filled()
     filled(10_000, 40).save(tmp_path)
-    reader = ReplayReader(buffer._owner.table.storage, buffer._out.read_plan(None))
+    reader = ReplayReader(debug_state(buffer).state.table.storage, debug_state(buffer).table_sampler.read_plan(None))
     buffer.load(tmp_path)
     samples = reader.fetch(np.arange(30, 60), (1,))
     assert all((sample["words"] == sample["x"]).all() for sample in samples)

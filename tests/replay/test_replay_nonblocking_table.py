@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from async_loader import Field, ReplayBuffer, Transitions
 from async_loader.errors import ConfigError, SchemaError, Timeout, WouldDeadlock
-from async_loader.replay.base.row_format import FINAL, TERMINATED, TRUNCATED
+from async_loader.replay.base.row_format import FINAL, SHOWN, TERMINATED, TRUNCATED
+from async_loader.replay.buffer import parts_of
 from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
-from async_loader.replay.table.nonblocking_table import SHOWN, Incoming, ServedTable
+from async_loader.replay.table.nonblocking_table import Incoming, ServedTable
 from async_loader.replay.table.reader import ReplayReader
+from async_loader.testing.debug import debug_state
 
 LINKED = {
     "obs": Field((2,), np.dtype(np.int32), stack=2, next="next_obs"),
@@ -50,9 +52,10 @@ class Sides:
             ReplayBuffer(capacity, schema, seed=3, limiter=limiter, **({"sampler": Prioritized(0.6)} if prioritized else {}))
             for _ in "ab"
         ]
-        self.plain, self.served = made[0], ServedTable(made[1])
+        self.plain, self.buffer = made
+        self.served = ServedTable(parts_of(self.buffer))
         for stream in range(4):
-            self.plain._owner.table.stream(stream)
+            debug_state(self.plain).state.table.stream(stream)
             self.served.stream(stream)
         self.rows: list[tuple[int, int, float, dict]] = []
         self.calls: list = []
@@ -106,7 +109,7 @@ class Sides:
         return list(zip([0, *stops], stops, strict=False))
 
     def same(self) -> None:
-        one, two = self.plain._owner.table, self.served._owner.table
+        one, two = debug_state(self.plain).state.table, debug_state(self.buffer).state.table
         assert (one.inserted, one.sampled, one.deleted) == (two.inserted, two.sampled, two.deleted)
         assert one.g[7] == two.g[7], "the next id"
         np.testing.assert_array_equal(one.items.alive, two.items.alive)
@@ -116,8 +119,9 @@ class Sides:
         views = [None] if self.prioritized else [None, Transitions(n_steps=1, gamma=0.5)]
         for view in views:
             read = []
-            for owner in (self.plain, self.served.buffer):
-                reader = ReplayReader(owner._owner.table.storage, owner._out.read_plan(view, owner._owner.sampler))
+            for state, _, table_sampler, _ in map(debug_state, (self.plain, self.buffer)):
+                read_plan = table_sampler.read_plan(view, state.sampler)
+                reader = ReplayReader(state.table.storage, read_plan)
                 into = reader.fresh(len(ids))
                 assert not len(reader.fill(ids, into)) or not len(ids)
                 read.append(into.fields)
@@ -194,10 +198,10 @@ LIES = {
 def test_a_message_that_lies_is_refused_whole(lie):
     sides = Sides(LINKED)
     sides.rows = [(stream, flags, np.nan, row(LINKED, 1)) for stream, flags in [(0, 0), (1, 0), *LIES[lie]]]
-    before = sides.served._owner.table.storage.heads().copy()
+    before = debug_state(sides.buffer).state.table.storage.heads().copy()
     with pytest.raises(SchemaError, match=r"row [2-9] is a final observation"):
         sides.served.check(sides.message(0, len(sides.rows)))
-    np.testing.assert_array_equal(sides.served._owner.table.storage.heads(), before)
+    np.testing.assert_array_equal(debug_state(sides.buffer).state.table.storage.heads(), before)
 
 
 def test_priorities_that_a_table_does_not_allow_are_refused():
@@ -224,7 +228,7 @@ def test_one_learner_alone_draws_as_the_buffer_does_and_ranks_draw_others():
     assert len(drawn) == 4
     for one in ranks:
         one.close()
-    assert len(sides.served._owner.table.samplers) == 1
+    assert len(debug_state(sides.buffer).state.table.samplers) == 1
 
 
 @pytest.mark.parametrize("sampler", [Uniform, lambda: Uniform(replacement=False), lambda: Prioritized(0.6)])
@@ -232,7 +236,7 @@ def test_a_batch_of_many_rows_is_drawn_into_memory_as_by_the_table_itself(sample
     buffers = [ReplayBuffer(4000, {"a": ((100,), np.float64)}, sampler=sampler(), seed=5) for _ in "ab"]
     for one in buffers:
         one.extend(a=np.arange(390_000, dtype=np.float64).reshape(3900, 100))
-    drawing = ServedTable(buffers[0]).drawing(None, 0, 1, None)
+    drawing = ServedTable(parts_of(buffers[0])).drawing(None, 0, 1, None)
     for count in (3000, 1, 3000):
         arrays = [np.zeros((count, *field.shape), field.dtype) for field in drawing.schema.fields]
         target = drawing.target(arrays)
@@ -247,17 +251,17 @@ def test_a_batch_of_many_rows_is_drawn_into_memory_as_by_the_table_itself(sample
 def test_what_uses_something_up_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        queue = ServedTable(ReplayBuffer(10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1))
+        queue = ServedTable(parts_of(ReplayBuffer(10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1)))
     assert queue.leased
     assert queue.uses_up
-    table = ServedTable(ReplayBuffer(10, {"a": "float32"}))
+    table = ServedTable(parts_of(ReplayBuffer(10, {"a": "float32"})))
     assert not table.leased
     assert not table.uses_up
 
 
 def test_how_many_can_be_drawn_now_is_what_a_queue_holds():
     queue = ReplayBuffer(10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1)
-    drawing = ServedTable(queue).drawing(None, 0, 1, None)
+    drawing = ServedTable(parts_of(queue)).drawing(None, 0, 1, None)
     assert drawing.most(4) == 0
     queue.extend(a=np.arange(3, dtype=np.float32))
     assert drawing.most(4) == 3
@@ -275,7 +279,7 @@ def test_batches_that_are_drawn_into_somebodys_memory_are_the_same_batches(schem
         writer = one.writer()
         for i in range(80):
             writer.append(row(schema, i))
-    filling, plain = (ServedTable(one).drawing(view, 0, 1, None) for one in buffers)
+    filling, plain = (ServedTable(parts_of(one)).drawing(view, 0, 1, None) for one in buffers)
     memory = [[np.zeros((8, *field.shape), field.dtype) for field in plain.schema.fields] for _ in range(2)]
     targets = [filling.target(arrays) for arrays in memory]
     for i in range(6):

@@ -31,6 +31,7 @@ from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
 from async_loader.feeder.settings import ServerSettings
 from async_loader.replay.queues import OPEN_EPISODES
 from async_loader.replay.rate_limiter import Queue
+from async_loader.testing.debug import debug_state
 from tests.replay.test_replay_waiters import Doing, until
 
 OBS = Field((), "int64", next="next_obs")
@@ -474,7 +475,7 @@ def test_ends_of_episodes_leave_the_cursor_within_its_bounds(n, spi, buffer_size
         stats = buffer.stats()
         cursor = stats.inserted * spi - stats.sampled
         assert cursor <= max(high, free * spi)
-        written = (stats.inserted + buffer._owner.table.waiting) * spi - stats.sampled
+        written = (stats.inserted + debug_state(buffer).state.table.waiting) * spi - stats.sampled
         assert written >= low
 
 
@@ -508,13 +509,13 @@ def test_samplers_of_sources_that_are_gone_are_told_of_nothing() -> None:
     closed.close()
     closed.close()
     buffer.add(x=1)
-    assert len(buffer._owner.table.samplers) == 2
+    assert len(debug_state(buffer).state.table.samplers) == 2
     assert buffer.update_priorities([1], [2.0]).applied == 1
     with AsyncDataLoader(kept, 4) as loader:
         assert len(next(loader)["x"]) == 4
     kept.close()
     buffer.add(x=1)
-    assert len(buffer._owner.table.samplers) == 1
+    assert len(debug_state(buffer).state.table.samplers) == 1
     with pytest.raises(AsyncLoaderError, match="no priorities"):
         buffer.update_priorities([1], [2.0])
     with AsyncDataLoader(kept, 4) as loader, pytest.raises(AsyncLoaderError, match="source was closed"):

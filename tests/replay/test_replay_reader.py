@@ -20,6 +20,7 @@ from async_loader.replay.table import reader
 from async_loader.replay.table.reader import ReplayReader, join_index
 from async_loader.replay.table.storage import Storage
 from async_loader.source import Window
+from async_loader.testing.debug import debug_state
 
 CHECKED = {"check": ((400,), np.int64), "number": np.int64, "byte": np.uint8}
 SMALL = {"check": ((16,), np.int64), "number": np.int64, "byte": np.uint8}
@@ -92,8 +93,8 @@ def test_stacks_and_what_follows_fill_windows_too(kind: str, rows: int) -> None:
 
 def test_weights_travel_beside_the_ids() -> None:
     buffer = full(100, SMALL)
-    read_plan = buffer._out.read_plan(None, SimpleNamespace(weighted=True))
-    made = ReplayReader(buffer._owner.table.storage, read_plan)
+    read_plan = debug_state(buffer).table_sampler.read_plan(None, SimpleNamespace(weighted=True))
+    made = ReplayReader(debug_state(buffer).state.table.storage, read_plan)
     into = window(made.schema, 4)
     weight = np.array([0.25, 1.0, 1e-30, 0.1], np.float32)
     made.read(join_index(np.arange(4), weight), into, (0,))
@@ -124,7 +125,7 @@ def test_planned_rows_that_are_gone_are_replaced_reproducibly_and_named(one_by_o
         into = window(made.schema, 50)
         made.read(ids, into, seed)
         assert bad_rows(into) == 0
-        assert into.fields[-1].min() >= 5050 - buffer._owner.table.storage.layout.rows
+        assert into.fields[-1].min() >= 5050 - debug_state(buffer).state.table.storage.layout.rows
         delivered.append(into.fields[-1].tolist())
     assert delivered[0] == delivered[1] != delivered[2]
     assert ids.tolist() == list(range(50))
@@ -133,7 +134,7 @@ def test_planned_rows_that_are_gone_are_replaced_reproducibly_and_named(one_by_o
 def test_a_row_that_is_gone_is_replaced_by_another_of_its_part() -> None:
     buffer = full(50, SMALL)
     made = reader_of(buffer)
-    rows = buffer._owner.table.storage.layout.rows
+    rows = debug_state(buffer).state.table.storage.layout.rows
     buffer.extend(checked(50, rows - 10, 16), stream=0)  # ids 0 to 39 are overwritten
     into = window(made.schema, 4)
     made.read(np.array([3, 45, 17, 47]), into, (9,))
@@ -187,7 +188,7 @@ def test_rows_patched_between_finding_and_copying_them_are_caught(monkeypatch: p
 def test_a_row_that_is_being_patched_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for schema, hidden in ((SMALL, [10]), (LINKED, [9, 10, 11, 12])):
         buffer = full(64, schema)
-        made, table = reader_of(buffer), buffer._owner.table
+        made, table = reader_of(buffer), debug_state(buffer).state.table
         table._k.turn_version(table.g, np.array([30]), True)
         into = window(made.schema, 20)
         assert made.fill(np.arange(20, 40), into).tolist() == hidden
@@ -197,7 +198,7 @@ def test_a_row_that_is_being_patched_is_not_read(monkeypatch: pytest.MonkeyPatch
 
 def test_a_row_that_a_killed_writer_left_half_written_is_not_read() -> None:
     buffer = full(64, SMALL)
-    made, table = reader_of(buffer), buffer._owner.table
+    made, table = reader_of(buffer), debug_state(buffer).state.table
     table.storage.heads()[30, 0] = 0
     assert made.fill(np.arange(20, 40), window(made.schema, 20)).tolist() == [10]
 
@@ -260,7 +261,7 @@ def test_planned_rows_are_replaced_in_a_table_that_holds_few_since_it_was_loaded
 
 def test_a_reader_waits_for_a_table_that_is_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = full(8, SMALL)
-    made, storage = reader_of(buffer), buffer._owner.table.storage
+    made, storage = reader_of(buffer), debug_state(buffer).state.table.storage
     names = storage.heads()[:, ID // 8]
     before, looks = names.copy(), []
     names[:], storage.loading = 0, True
@@ -279,7 +280,7 @@ def test_a_reader_waits_for_a_table_that_is_being_loaded(monkeypatch: pytest.Mon
 
 def test_a_reader_waits_for_a_load_that_never_ends_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = full(8, SMALL)
-    made, storage = reader_of(buffer), buffer._owner.table.storage
+    made, storage = reader_of(buffer), debug_state(buffer).state.table.storage
     storage.heads()[:, ID // 8], storage.loading = 0, True
     monkeypatch.setattr(reader, "_LOADING_S", 0.1)
     with pytest.raises(Broken, match="could be read"):
@@ -291,7 +292,7 @@ def test_readers_of_other_processes_see_that_a_table_is_being_loaded_and_that_it
 ) -> None:
     buffer = full(8, SMALL)
     buffer.save(tmp_path)
-    storage, seen = buffer._owner.table.storage, []
+    storage, seen = debug_state(buffer).state.table.storage, []
     copy = Storage(storage.segment, storage.layout)
     put = loading._Loading._put
 
@@ -339,7 +340,7 @@ def test_a_patch_that_is_interrupted_leaves_rows_that_can_be_read(monkeypatch):
     """Ctrl-C right after the version was turned: it must not stay odd, nor be odd when the next patch is done."""
     buffer = ReplayBuffer(8, {"x": np.int64}, seed=0)
     buffer.extend(x=np.arange(8), stream=0)
-    table, turn = buffer._owner.table, buffer._owner.table._k.turn_version
+    table, turn = debug_state(buffer).state.table, debug_state(buffer).state.table._k.turn_version
 
     def interrupted(g, rows, odd):
         turn(g, rows, odd)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from async_loader import Field, ReplayBuffer, Transitions
 from async_loader.replay.base.row_format import DELETED, FINAL
 from async_loader.replay.table.reader import ReplayReader
+from async_loader.testing.debug import debug_state
 
 
 @dataclass
@@ -206,14 +207,16 @@ class Both:
 
     def check(self) -> None:
         expected = dict(self.reference.items())
-        table = self.buffer._owner.table
+        table = debug_state(self.buffer).state.table
         ids = np.sort(table.ids[np.flatnonzero(table.items.alive)])
         assert ids.tolist() == sorted(expected)
         assert len(self.buffer) == len(expected)
         self.check_waiting(table)
         if not len(ids):
             return
-        reader = ReplayReader(table.storage, self.buffer._out.read_plan(self.view, self.buffer._owner.sampler))
+        reader = ReplayReader(
+            table.storage, debug_state(self.buffer).table_sampler.read_plan(self.view, debug_state(self.buffer).state.sampler)
+        )
         into = reader.fresh(len(ids))
         assert not len(reader.fill(ids, into))
         self.compare(reader.schema.rebuild(into.fields), expected)
@@ -254,12 +257,12 @@ class Both:
 def test_every_draw_equals_a_list_of_episodes(more, stack, padding, linked, n, operations, view_first):
     capacity = stack + (n if linked else n - 1) + more  # with less there is no item in the middle of an episode
     both = Both(capacity, stack, padding, linked, n)
-    read_plan = (both.view, both.buffer._owner.sampler)
+    read_plan = (both.view, debug_state(both.buffer).state.sampler)
     if view_first:
-        both.buffer._out.read_plan(*read_plan)
+        debug_state(both.buffer).table_sampler.read_plan(*read_plan)
     for name, *arguments in operations:
         getattr(both, name)(*arguments)
         if view_first:
             both.check()
-    both.buffer._out.read_plan(*read_plan)
+    debug_state(both.buffer).table_sampler.read_plan(*read_plan)
     both.check()

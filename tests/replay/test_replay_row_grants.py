@@ -21,6 +21,7 @@ from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.samplers import Fifo
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
+from async_loader.testing.debug import debug_state
 
 WRITERS, STREAMS, MOST = 3, 2, 6
 LINKED = Schema.of({"obs": Field((2,), np.float32, stack=3, next="next_obs"), "reward": np.float32})
@@ -234,5 +235,7 @@ def test_a_writer_whose_lane_is_wrong_is_closed_and_others_go_on(caplog: pytest.
         assert len(buffer) == 3
         bad.close()
         good.close()
-        with buffer._owner.lock:  # it answers a writer that closes before it has let go of everything, both under the lock
-            assert buffer._owner.table.granted == 0
+        with debug_state(
+            buffer
+        ).state.lock:  # it answers a writer that closes before it has let go of everything, both under the lock
+            assert debug_state(buffer).state.table.granted == 0

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from async_loader import Field, MinHeap, ReplayBuffer, Transitions
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.testing.debug import debug_state
 
 LINKED = {
     "obs": Field((2,), np.float32, next="next_obs"),
@@ -69,8 +70,8 @@ def act(obs: Any) -> Any:
 
 def everything(buffer: ReplayBuffer, view: Transitions | None = None) -> dict[str, Any]:
     """All that can be drawn, once each."""
-    buffer._out.read_plan(view, buffer._owner.sampler)
-    table = buffer._owner.table
+    debug_state(buffer).table_sampler.read_plan(view, debug_state(buffer).state.sampler)
+    table = debug_state(buffer).state.table
     source = buffer.source(view=view)
     reader = source.reader()
     assert reader is not None

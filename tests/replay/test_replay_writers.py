@@ -18,6 +18,7 @@ from async_loader.lifecycle import Deadline
 from async_loader.replay.base import ring_format
 from async_loader.replay.multiprocess import WriterHandle, row_grants
 from async_loader.replay.samplers import Lifo
+from async_loader.testing.debug import debug_state
 
 PATIENCE_S = 60.0
 LINKED = {
@@ -67,7 +68,7 @@ def write_episodes(handle: WriterHandle) -> None:
 def contents(buffer: ReplayBuffer, view: Transitions | None = None) -> dict[float, Any]:
     """Every item, by its own observation."""
     source = buffer.source(view=view)
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     ids = np.sort(table.ids[np.flatnonzero(table.items.alive)])
     reader = source.reader()
     assert reader is not None
@@ -87,7 +88,7 @@ def test_episodes_of_another_process_are_those_of_this_one(start_method: str, vi
     episodes(here.writer("actor"))
     run(there.writer_handle(), start_method, write_episodes)
     assert contents(here, view) == contents(there, view)
-    assert here._owner.table.last[0] == there._owner.table.last[0] == -1
+    assert debug_state(here).state.table.last[0] == debug_state(there).state.table.last[0] == -1
 
 
 def write_interrupted(handle: WriterHandle) -> None:
@@ -112,7 +113,7 @@ def write_interrupted(handle: WriterHandle) -> None:
 def test_rows_are_filled_once_whenever_an_interrupt_comes() -> None:
     buffer = ReplayBuffer(100, PLAIN, seed=0)
     run(buffer.writer_handle(), "fork", write_interrupted)
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     ids = np.sort(table.ids[np.flatnonzero(table.items.alive)])
     cells = table.storage.cells
     assert cells[0][table.find(ids)].tolist() == list(range(20))
@@ -185,7 +186,7 @@ def test_writers_beside_each_other_and_beside_the_owner_lose_nothing() -> None:
         assert process.exitcode == 0
         process.close()
     assert len(buffer) == 12_000
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     rows = np.flatnonzero(table.items.alive)
     found = table.storage.cell(0)[rows]
     assert sorted(found.tolist()) == [i for n in range(4) for i in range(10_000 * n, 10_000 * n + 3000)]
@@ -205,7 +206,7 @@ def test_the_owner_goes_around_rows_that_writers_hold_and_tells_samplers_the_tru
             buffer.add(x=np.full(4000, n))
             if n % 50 == 0:
                 buffer.extend(x=np.full((7, 4000), n))
-                assert len(buffer) == buffer._owner.table.items.alive.sum()
+                assert len(buffer) == debug_state(buffer).state.table.items.alive.sum()
         assert (buffer.sample(32)["x"] >= 1900).all()
         for into in writers:
             into.close()
@@ -282,8 +283,9 @@ def test_a_handle_is_used_once_and_one_that_is_dropped_gives_its_place_to_anothe
         gc.collect()
         with buffer.writer_handle().open() as into:  # a question that is answered after the thread has seen the others go
             into.flush(PATIENCE_S)
-            with buffer._owner.lock:  # it may answer before it has let go of the others, all under the lock
-                assert len(buffer._owner.writers._links) == 1  # type: ignore[union-attr]
+            state = debug_state(buffer).state
+            with state.lock:  # it may answer before it has let go of the others, all under the lock
+                assert len(state.writers._links) == 1  # type: ignore[union-attr]
 
 
 def test_names_of_streams_may_be_many_and_long_but_have_to_pickle() -> None:
@@ -308,7 +310,7 @@ def test_more_episodes_may_end_than_the_lane_has_records() -> None:
         count = ring_format.SIZE + 100
         into.extend(x=np.arange(count), y=np.zeros((count, 4), np.float32), stream=list(range(count)))
         into.flush(PATIENCE_S)
-        with buffer._owner.lock:  # nobody looks
+        with debug_state(buffer).state.lock:  # nobody looks
             helper = threading.Timer(0.05, buffer.stats)
             helper.start()
             for stream in range(ring_format.SIZE - 10):
@@ -317,7 +319,7 @@ def test_more_episodes_may_end_than_the_lane_has_records() -> None:
             into.end_episode(stream=stream)
         into.flush(PATIENCE_S)
         helper.join(PATIENCE_S)
-        assert (buffer._owner.table.last == -1).all()
+        assert (debug_state(buffer).state.table.last == -1).all()
 
 
 def write_a_stream_for_each_episode(handle: WriterHandle, count: int, written: Any, end: Any) -> None:
@@ -344,9 +346,9 @@ def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_t
         process = fork.Process(target=write_a_stream_for_each_episode, args=(buffer.writer_handle(), count, written, end))
         process.start()
         assert written.wait(PATIENCE_S)
-        (link,) = buffer._owner.writers._links.values()  # type: ignore[union-attr]
+        (link,) = debug_state(buffer).state.writers._links.values()  # type: ignore[union-attr]
         assert len(link.streams) < 600, "numbers that the writer holds"
-        assert len(buffer._owner.table.last) < 1200, "numbers that there are"
+        assert len(debug_state(buffer).state.table.last) < 1200, "numbers that there are"
         end.set()
         process.join(PATIENCE_S)
         assert process.exitcode == 0
@@ -397,7 +399,7 @@ def test_idle_permits_are_taken_back_for_those_who_need_them() -> None:
     with ReplayBuffer(1000, PLAIN, limiter=limiter) as buffer:
         idle, busy = (buffer.writer_handle().open() for _ in range(2))
         idle.append(plain(0), timeout_s=PATIENCE_S)
-        assert buffer._owner.writers._permits.promised() > 1  # type: ignore[union-attr]
+        assert debug_state(buffer).state.writers._permits.promised() > 1  # type: ignore[union-attr]
         for i in range(150):
             busy.append(plain(i), timeout_s=PATIENCE_S)
         for i in range(50):
@@ -426,8 +428,8 @@ def test_flush_makes_rows_visible_to_readers_of_the_memory() -> None:
     with ReplayBuffer(1000, PLAIN) as buffer, buffer.writer_handle().open() as into:
         ids = [into.append(plain(i)) for i in range(10)]
         into.flush(PATIENCE_S)
-        assert buffer._owner.table.storage.heads()[ids, 0].tolist() == [i + 1 for i in ids]
-        owner = buffer._owner
+        assert debug_state(buffer).state.table.storage.heads()[ids, 0].tolist() == [i + 1 for i in ids]
+        owner = debug_state(buffer).state
         with owner.lock, pytest.raises(Timeout, match="has not answered in time"):
             into.flush(0.02)
         into.flush(PATIENCE_S)
@@ -438,9 +440,9 @@ def test_a_slow_writers_rows_are_not_old_when_they_are_added() -> None:
         for round_ in range(10):
             new = into.append(plain(10**6 + round_))
             assert buffer.stats().size
-            assert buffer._owner.table.items.alive[new % buffer._owner.table.storage.layout.rows]
+            assert debug_state(buffer).state.table.items.alive[new % debug_state(buffer).state.table.storage.layout.rows]
             buffer.extend(x=np.arange(700), y=np.zeros((700, 4), np.float32))
-        assert buffer._owner.table.granted < 600
+        assert debug_state(buffer).state.table.granted < 600
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------------
@@ -464,7 +466,7 @@ def test_a_buffer_that_is_dropped_closes_its_writers() -> None:
     buffer = ReplayBuffer(1000, PLAIN)
     into = buffer.writer_handle().open()
     into.append(plain(0))
-    thread = buffer._owner.writers._thread  # type: ignore[union-attr]
+    thread = debug_state(buffer).state.writers._thread  # type: ignore[union-attr]
     del buffer
     gc.collect()
     thread.join(PATIENCE_S)
@@ -487,7 +489,7 @@ def test_a_source_keeps_writers_going_when_its_buffer_is_dropped() -> None:
 def test_a_thread_that_fails_breaks_the_writers_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = ReplayBuffer(1000, PLAIN)
     into = buffer.writer_handle().open()
-    service = buffer._owner.writers
+    service = debug_state(buffer).state.writers
     assert service is not None
     monkeypatch.setattr(service, "_room", lambda link: 1 // 0)
     with pytest.raises(Broken, match="thread that serves writers has failed"):

@@ -10,6 +10,7 @@ import pytest
 from async_loader import ReplayBuffer
 from async_loader.shm import hugepages
 from async_loader.shm.segment import Segment
+from async_loader.testing.debug import debug_state
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd and huge pages are Linux's")
 MIB = 1 << 20
@@ -135,7 +136,7 @@ def test_a_table_takes_huge_pages_as_it_fills(kernel):
         asked.append(len(kernel.asked))
     assert asked[0] == 1
     assert asked == sorted(asked)
-    rows = buffer._owner.table.storage.layout.rows
+    rows = debug_state(buffer).state.table.storage.layout.rows
     assert len(set(kernel.asked)) == len(kernel.asked) == rows * 80 // hugepages.HUGE
     batch = buffer.sample(256)
     assert (batch["x"] == batch["index"][:, None]).all()

@@ -21,7 +21,8 @@ from async_loader.feeder.server.send_buffers import SendBuffer, send_buffer_for
 from async_loader.feeder.shared import SharedBatchRing
 from async_loader.feeder.wire import MOST_AHEAD, BatchForm, ErrorCode, Limits, OpenReader, View
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.table.nonblocking_table import SamplerSession, ServedTable
+from async_loader.replay.table.nonblocking_table import ServedTable
+from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
 

@@ -15,7 +15,7 @@ from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.wire import ErrorCode, Message
 from async_loader.lifecycle import join
 from async_loader.replay.base.compiled import is_kept
-from async_loader.replay.table.nonblocking_table import is_warm, warm
+from async_loader.replay.kernel_warmup import is_warm, warm
 
 _MOST = 1 << 12
 

@@ -14,7 +14,7 @@ from async_loader.feeder.server.policy_lag import Publications
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.wire import ErrorCode, Limits
-from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.nonblocking_table import ServedTable
 
@@ -26,7 +26,7 @@ class TableEntry:
         self, name: str, buffer: ReplayBuffer, limits: Limits, window_bytes: int, window_rows: int, clock: Callable[[], float]
     ) -> None:  # fmt: skip
         self.name, self.buffer = name, buffer
-        self.table = ServedTable(buffer)
+        self.table = ServedTable(parts_of(buffer))
         self.insert_queue = InsertQueue(name, self.table, window_bytes, window_rows)
         self.scheduler = BatchScheduler(name, self.table, limits)
         self.rates = Rates(clock)

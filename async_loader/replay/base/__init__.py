@@ -1,1 +1,3 @@
-"""Formats of rows in memory and the compiler of kernels: what the rest of the replay package builds on."""
+"""Formats of rows in memory and the compiler of kernels: what the rest of the replay package builds
+on.
+"""

@@ -1,6 +1,8 @@
-"""How kernels are compiled: by numba, cached on disk where that is possible, without Python objects. Holds no kernel.
+"""How kernels are compiled: by numba, cached on disk where that is possible, without Python
+objects. Holds no kernel.
 
-Import kernels late: importing numba takes half a second, which an import of the package should not cost.
+Import kernels late: importing numba takes half a second, which an import of the package should not
+cost.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
     Parameters
     ----------
     keeps_gil : bool
-        For what takes some microseconds: letting go of the GIL costs little, but beside a learner that wants it,
-        getting it back takes up to 5 ms.
+        For what takes some microseconds: letting go of the GIL costs little, but beside a learner
+        that wants it, getting it back takes up to 5 ms.
     inline : bool
         For small functions that only kernels call.
     """
@@ -47,9 +49,12 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
         try:
             config.CACHE_DIR = home or ""
             options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if inline else {}
-            # Without numba's reference counts: each call of an inlined kernel would count its arrays up and down, in two
-            # locked instructions, which is two thirds of writing a small row. So no kernel can allocate an array.
-            made: F = njit(nogil=not keeps_gil, error_model="numpy", _nrt=False, **options)(function)
+            # Without numba's reference counts: each call of an inlined kernel would count its
+            # arrays up and down, in two locked instructions, which is two thirds of writing a small
+            # row. So no kernel can allocate an array.
+            made: F = njit(nogil=not keeps_gil, error_model="numpy", _nrt=False, **options)(
+                function
+            )
             if home is not None and not inline:
                 keep(made)
             _compile_whole(made)
@@ -61,7 +66,9 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
 
 
 def _compile_whole(made: Any) -> None:
-    """Hold signals back while it is compiled or loaded: where an exception cuts numba, LLVM's memory is freed twice."""
+    """Hold signals back while it is compiled or loaded: where an exception cuts numba, LLVM's
+    memory is freed twice.
+    """
     compile_ = made.compile
 
     def whole(signature: Any) -> Any:
@@ -73,28 +80,36 @@ def _compile_whole(made: Any) -> None:
 
 @functools.cache
 def _guard_forks() -> None:
-    """Let no fork happen while another thread compiles: the child would have numba's lock, taken, and wait for it for good."""
+    """Let no fork happen while another thread compiles: the child would have numba's lock, taken,
+    and wait for it for good.
+    """
     from numba.core.compiler_lock import global_compiler_lock as lock
 
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
 
 
 def is_kept() -> bool:
-    """Whether all that a served table calls is on the disk, so that it is loaded rather than compiled: a second, not twenty."""
+    """Return whether all that a served table calls is on the disk, so that it is loaded rather than
+    compiled: a second, not twenty.
+    """
     mark = _mark()
     return mark is not None and mark.exists()
 
 
 def note_kept() -> None:
-    """All that a served table calls was compiled or loaded."""
+    """Record that all that a served table calls was compiled or loaded."""
     mark = _mark()
     if mark is not None:
-        with contextlib.suppress(OSError):  # then it is asked for again
+        with contextlib.suppress(OSError):  # the next process looks for the kernels again
             mark.touch()
 
 
 def _mark() -> Path | None:
-    """A file that says so. Some kernels alone, of a program that serves nothing, say nothing of the others."""
+    """Return the file that records it. Kernels of a program that serves nothing are not all of
+    them.
+    """
     home = kernel_folder()
     return None if home is None else Path(home) / f"served-{sys.implementation.cache_tag}"
 
@@ -103,12 +118,17 @@ def _mark() -> Path | None:
 def kernel_folder() -> str | None:
     """The folder of compiled code; ``None``, and a warning, if there is none that can be written.
 
-    One folder for each state of the sources: numba looks whether the file of a kernel has changed, and does not see that
-    another one has, whose functions the kernel calls.
+    One folder for each state of the sources: numba looks whether the file of a kernel has changed,
+    and does not see that another one has, whose functions the kernel calls.
     """
     here = Path(__file__).parent.parent  # replay/, with the kernels and what they are built on
     sources = hashlib.sha256()
-    for folder in (here, *sorted(below for below in here.iterdir() if below.is_dir() and below.name != "__pycache__")):
+    for folder in (
+        here,
+        *sorted(
+            below for below in here.iterdir() if below.is_dir() and below.name != "__pycache__"
+        ),
+    ):
         for path in sorted(folder.glob("*.py")):
             sources.update(path.read_bytes())
     name = f"async_loader-{sources.hexdigest()[:16]}"
@@ -147,7 +167,9 @@ def _prepared(parent: Path, name: str) -> Path:
 
 
 def _prune(folder: Path) -> None:
-    """Remove what earlier states of the sources have left, but for the newest few: other processes may run those."""
+    """Remove what earlier states of the sources have left, but for the newest few: other processes
+    may run those.
+    """
     found = sorted(folder.glob("async_loader-*"), key=lambda path: path.stat().st_mtime)
     for old in found[:-_KEPT]:
         shutil.rmtree(old, ignore_errors=True)

@@ -1,6 +1,8 @@
-"""What a table's owner notes about one writer in another process, as words that kernels read and write. Decides nothing.
+"""What a table's owner notes about one writer in another process, as words that kernels read and
+write. Decides nothing.
 
-Private to the owner, and under the table's lock: what a kernel adopts it also notes, so that nothing comes between the two.
+Private to the owner, and under the table's lock: what a kernel adopts it also notes, so that
+nothing comes between the two.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Compiled kernels on disk: numba's cache, in which a failure of the disk costs time and nothing else. Import late."""
+"""Compiled kernels on disk: numba's cache, in which a failure of the disk costs time and nothing
+else. Import late.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,24 @@ from numba.core.caching import FunctionCache
 log = logging.getLogger("async_loader")
 _told: list[str] = []
 REMEDY = (
-    "every process that uses a table compiles them anew, which takes about 10 s: set NUMBA_CACHE_DIR to a folder "
+    "every process that uses a table compiles them anew, which takes about 10 s: set "
+    "NUMBA_CACHE_DIR to a folder "
     "that can be written and has 8 MiB of space"
 )
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one function. What cannot be read is compiled; what cannot be written is not kept."""
+    """numba's cache of one function.
+
+    What cannot be read is compiled; what cannot be written is not kept.
+    """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return compiled code, ``None`` if there is none that can be read."""
         try:
             return super().load_overload(sig, target_context)
-        except Exception as error:  # a pickle of unknown content: a file cut short raises nearly anything
+        except Exception as error:
+            # a pickle of unknown content: a file cut short raises nearly anything
             warn_once(f"compiled kernels in {self.cache_path} cannot be read ({_reason(error)})")
             return None
 
@@ -30,7 +37,8 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         """Keep compiled code, if the disk takes it."""
         try:
             super().save_overload(sig, data)
-        except Exception as error:  # no space, no quota, a folder that went away; an index cut short
+        except Exception as error:
+            # no space, no quota, a folder that went away; an index cut short
             warn_once(f"compiled kernels cannot be kept in {self.cache_path} ({_reason(error)})")
             self.disable()
 
@@ -38,13 +46,17 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 def keep(dispatcher: Any) -> None:
     """Let a kernel's compiled code be kept on disk, in the folder that numba's CACHE_DIR names now."""
     try:
-        dispatcher._cache = KernelCache(dispatcher.py_func)  # as its enable_caching() does with FunctionCache
-    except (OSError, RuntimeError) as error:  # RuntimeError: numba found no folder that can be written
+        # as its enable_caching() does with FunctionCache
+        dispatcher._cache = KernelCache(dispatcher.py_func)
+    except (OSError, RuntimeError) as error:
+        # RuntimeError: numba found no folder that can be written
         warn_once(f"compiled kernels cannot be kept ({_reason(error)})")
 
 
 def warn_once(fact: str) -> None:
-    """Log a fact and its remedy; only the first of a process, since one failure brings dozens of others."""
+    """Log a fact and its remedy; only the first of a process, since one failure brings dozens of
+    others.
+    """
     if not _told:
         _told.append(fact)
         log.warning("%s: %s", fact, REMEDY)

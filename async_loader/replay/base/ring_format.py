@@ -1,4 +1,5 @@
-"""What a writer's process and the table's owner agree on by number: the words of a lane, and what its records say.
+"""What a writer's process and the table's owner agree on by number: the words of a lane, and what
+its records say.
 
 A lane is a small block of memory that one writer and the owner share::
 

@@ -1,4 +1,5 @@
-"""What kernels and Python agree on by number: the words of a row's head, its flags, the places of the geometry.
+"""What kernels and Python agree on by number: the words of a row's head, its flags, the places of
+the geometry.
 
 Every packed row begins with a head of four 8-byte words::
 
@@ -9,7 +10,10 @@ from __future__ import annotations
 
 HEAD_BYTES = 32
 ID, PREV, NEXT, FLAGS = 0, 8, 16, 24
-"""Offsets of the words. The upper half of the last is a version, odd while the row is being patched."""
+"""Offsets of the words.
+
+The upper half of the last is a version, odd while the row is being patched.
+"""
 
 TERMINATED = 1
 """Nothing comes after this step: its value is its reward."""
@@ -17,8 +21,13 @@ TRUNCATED = 2
 """The episode was cut off after this step; what came after is worth something."""
 FINAL = 4
 """No step: the observation after the last one of an episode."""
+ENDS = TERMINATED | TRUNCATED
+"""Flags that end an episode."""
 DELETED = 8
-"""No item, and none to be."""
+"""Of a row in the table: no item, and none to be."""
+SHOWN = 8
+"""Of a FINAL row on its way in that ends an episode: it holds the observation after the last step.
+No row of a table has this flag, so that it may share its bit with DELETED."""
 AWAITS = 16
 """The final observation of the episode is in the next row of the stream."""
 VERSION_ONE = 1 << 32
@@ -54,5 +63,6 @@ FOLLOWED = 26  # 1: steps show the observation after them
 GRANTED = 27  # rows that other processes hold
 DONE_FIELD = 28  # as TERMINATED_FIELD
 WAITING = 32  # steps that are no items yet and may become some
-TAIL = 33  # the oldest id that `room` found in use: no row before it holds what is still to be drawn
+# the oldest id that `room` found in use: no row before it holds what is still to be drawn
+TAIL = 33
 PLACES = 34

@@ -1,4 +1,7 @@
-"""Arrays as bytes: whole, as the entries that differ from those of the save before, or packed. Opens no file."""
+"""Arrays as bytes: whole, as the entries that differ from those of the save before, or packed.
+
+Opens no file.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,18 @@ _SMALL = 64 << 10
 def encode(array: Array, before: Array | None) -> tuple[str, list[Array]]:
     """How an array is written, and the pieces of it.
 
-    "raw": as it is. "patch": places (int64) and values of the entries that are others than ``before``, and those beyond its
-    end; for trees, heaps and priorities, of which few entries change. "packed": first differences, zlib; for the orders of
-    rows, which shift, and are mostly consecutive.
+    "raw": as it is. "patch": places (int64) and values of the entries that are others than
+    ``before``, and those beyond its end; for trees, heaps and priorities, of which few entries
+    change. "packed": first differences, zlib; for the orders of rows, which shift, and are mostly
+    consecutive.
     """
     flat = np.ascontiguousarray(array).reshape(-1)
-    if before is not None and before.dtype == flat.dtype and array.ndim == 1 and flat.nbytes > _SMALL:
+    if (
+        before is not None
+        and before.dtype == flat.dtype
+        and array.ndim == 1
+        and flat.nbytes > _SMALL
+    ):
         bits = flat.view(f"u{flat.itemsize}")  # NaN is NaN
         common = min(len(flat), len(before))
         places = np.flatnonzero(bits[:common] != before.view(f"u{flat.itemsize}")[:common])
@@ -30,7 +39,9 @@ def encode(array: Array, before: Array | None) -> tuple[str, list[Array]]:
         if len(places) * (8 + flat.itemsize) < flat.nbytes // 2:
             return "patch", [places, flat[places]]
         if flat.dtype.kind in "iu":
-            packed = np.frombuffer(zlib.compress(np.diff(bits, prepend=bits[:1] * 0).tobytes(), 1), np.uint8)
+            packed = np.frombuffer(
+                zlib.compress(np.diff(bits, prepend=bits[:1] * 0).tobytes(), 1), np.uint8
+            )
             if packed.nbytes < flat.nbytes:
                 return "packed", [packed]
     return "raw", [flat]
@@ -54,7 +65,10 @@ def decode(raw: memoryview, about: dict[str, Any], before: Array | None, file: o
             steps: Array = np.frombuffer(unpacked, f"u{dtype.itemsize}")
             return np.asarray(np.cumsum(steps, dtype=steps.dtype).view(dtype).reshape(shape))
         count = len(raw) // (8 + dtype.itemsize)
-        places, values = np.frombuffer(raw[: 8 * count], np.int64), np.frombuffer(raw[8 * count :], dtype)
+        places, values = (
+            np.frombuffer(raw[: 8 * count], np.int64),
+            np.frombuffer(raw[8 * count :], dtype),
+        )
         made = np.zeros(shape, dtype)
         if before is not None:
             common = min(len(made), len(before))
@@ -62,4 +76,6 @@ def decode(raw: memoryview, about: dict[str, Any], before: Array | None, file: o
         made[places] = values
         return made
     except (ValueError, IndexError, zlib.error) as error:
-        raise CorruptCheckpoint(f"{file}: the array {about['name']!r} cannot be read: {error!r}") from error
+        raise CorruptCheckpoint(
+            f"{file}: the array {about['name']!r} cannot be read: {error!r}"
+        ) from error

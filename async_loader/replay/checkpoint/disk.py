@@ -1,4 +1,7 @@
-"""Every call that changes a file system, one method each, so that a test can let any of them fail. Decides nothing."""
+"""Every call that changes a file system, one method each, so that a test can let any of them fail.
+
+Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from async_loader.interrupts import SignalsDeferred
 
 
 class Descriptor:
-    """An open file or folder, which is closed with this object at the latest: also where Ctrl-C cuts its user.
+    """An open file or folder, which is closed with this object at the latest: also where Ctrl-C
+    cuts its user.
 
     Parameters
     ----------
@@ -36,7 +40,8 @@ class Descriptor:
             try:
                 self._close(fd)
             except BaseException:
-                with contextlib.suppress(OSError):  # a test's error, or one that has closed it all the same
+                # a test's error, or one that has closed it all the same
+                with contextlib.suppress(OSError):
                     os.close(fd)
                 raise
 

@@ -37,7 +37,9 @@ def name_of(saved: Any) -> Hashable:
 
 def schema_json(schema: Schema) -> dict[str, Any]:
     """A schema."""
-    fields = [[f.name, list(f.shape), f.dtype.str, f.stack, f.next, f.padding] for f in schema.fields]
+    fields = [
+        [f.name, list(f.shape), f.dtype.str, f.stack, f.next, f.padding] for f in schema.fields
+    ]
     return {"structure": _node(schema.structure), "fields": fields}
 
 
@@ -66,7 +68,9 @@ def _node_of(saved: Any) -> tree.Structure:
     below = tuple(_node_of(child) for child in children)
     if known in _KINDS:
         return tree.Node(_KINDS[known], names, below)
-    return tree.Node(collections.namedtuple(known.removeprefix("namedtuple "), map(str, names)), names, below)
+    return tree.Node(
+        collections.namedtuple(known.removeprefix("namedtuple "), map(str, names)), names, below
+    )
 
 
 class Copies(dict[str, Array]):
@@ -82,7 +86,10 @@ class Copies(dict[str, Array]):
 
     def __init__(self, like: Mapping[str, Array]) -> None:
         super().__init__()
-        self._room = {name: np.zeros(array.nbytes + array.nbytes // 8 + 4096, np.uint8) for name, array in like.items()}
+        self._room = {
+            name: np.zeros(array.nbytes + array.nbytes // 8 + 4096, np.uint8)
+            for name, array in like.items()
+        }
         for room in self._room.values():
             room.fill(1)  # zeros alone are no memory yet
 
@@ -97,7 +104,8 @@ class Copies(dict[str, Array]):
 
 
 def split(state: Any, prefix: str, arrays: Copies) -> Any:
-    """``state`` as JSON holds it; its arrays go into ``arrays``, as copies, under names that begin with ``prefix``.
+    """``state`` as JSON holds it; its arrays go into ``arrays``, as copies, under names that begin
+    with ``prefix``.
 
     Raises
     ------
@@ -116,7 +124,8 @@ def split(state: Any, prefix: str, arrays: Copies) -> Any:
     if isinstance(state, Mapping) and all(isinstance(key, str) and key != _ARRAY for key in state):
         return {key: split(one, f"{prefix}/{key}", arrays) for key, one in state.items()}
     raise ConfigError(
-        f"{prefix} is {type(state).__name__}, which a checkpoint does not hold: use arrays of numbers and JSON values"
+        f"{prefix} is {type(state).__name__}, which a checkpoint does not hold: use arrays of "
+        "numbers and JSON values"
     )
 
 
@@ -125,5 +134,9 @@ def joined(saved: Any, arrays: Mapping[str, Array]) -> Any:
     if isinstance(saved, list):
         return [joined(one, arrays) for one in saved]
     if isinstance(saved, dict):
-        return arrays[saved[_ARRAY]] if _ARRAY in saved else {key: joined(one, arrays) for key, one in saved.items()}
+        return (
+            arrays[saved[_ARRAY]]
+            if _ARRAY in saved
+            else {key: joined(one, arrays) for key, one in saved.items()}
+        )
     return saved

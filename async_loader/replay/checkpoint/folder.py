@@ -68,7 +68,9 @@ def chain_of(root: Path, number: int) -> list[Manifest]:
     for before, crc32 in newest.chain:
         one = manifest_of(root, before)
         if one.crc32 != crc32:
-            raise CorruptCheckpoint(f"{root / name_of(before) / MANIFEST}: is not the one that save {number} rests on")
+            raise CorruptCheckpoint(
+                f"{root / name_of(before) / MANIFEST}: is not the one that save {number} rests on"
+            )
         chain.append(one)
     chain.append(newest)
     for one in chain:
@@ -76,5 +78,7 @@ def chain_of(root: Path, number: int) -> list[Manifest]:
         if not file.is_file():
             raise CorruptCheckpoint(f"{file}: is missing")
         if file.stat().st_size != one.nbytes:
-            raise CorruptCheckpoint(f"{file}: has {file.stat().st_size:,} bytes, and its manifest says {one.nbytes:,}")
+            raise CorruptCheckpoint(
+                f"{file}: has {file.stat().st_size:,} bytes, and its manifest says {one.nbytes:,}"
+            )
     return chain

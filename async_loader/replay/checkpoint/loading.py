@@ -13,7 +13,13 @@ from async_loader.interrupts import SignalsDeferred
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import encoding, resizing, settings
 from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
-from async_loader.replay.checkpoint.snapshot import STATE_TYPES, as_bytes, index_type, row_parts, state_parts
+from async_loader.replay.checkpoint.snapshot import (
+    STATE_TYPES,
+    as_bytes,
+    index_type,
+    row_parts,
+    state_parts,
+)
 from async_loader.replay.checkpoint.writing import PreviousSave, Saver
 from async_loader.replay.stream_names import pass_over
 from async_loader.replay.table.sample import TableSampler
@@ -37,15 +43,22 @@ def load(make: Callable[..., Any], path: Any, number: int | None, overrides: dic
 
 
 def load_into(
-    owner: TableState, table_sampler: TableSampler, saver: Saver, path: Any, number: int | None, timeout_s: float | None
+    table_state: TableState,
+    table_sampler: TableSampler,
+    saver: Saver,
+    path: Any,
+    number: int | None,
+    timeout_s: float | None,
 ) -> None:
     """See `ReplayBuffer.load`."""
     try:
         with saver.alone(path, timeout_s), open_chain(path, number) as checkpoint:
-            owner.check_open()
+            table_state.check_open()
             try:
                 checkpoint.verify()
-                _Loading(checkpoint, {"sampler": owner.sampler, "remover": owner.remover}).replace(owner, table_sampler, saver)
+                _Loading(
+                    checkpoint, {"sampler": table_state.sampler, "remover": table_state.remover}
+                ).replace(table_state, table_sampler, saver)
             except CorruptCheckpoint as error:
                 found = with_remedy(error, checkpoint.root, checkpoint.newest.number)
                 for note in getattr(error, "__notes__", ()):
@@ -69,20 +82,22 @@ class _Loading:
         buffer = make(
             f"{max_bytes}B" if capacity is None else capacity,
             **samplers,
-            limiter=given["limiter"] if "limiter" in given else settings.limiter_of(saved["limiter"]),
+            limiter=given["limiter"]
+            if "limiter" in given
+            else settings.limiter_of(saved["limiter"]),
             view=given["view"] if "view" in given else settings.view_of(saved.get("view")),
             max_times_sampled=given.get("max_times_sampled", saved["max_times_sampled"]),
             seed=given.get("seed"),
             max_bytes=None if capacity is None else max_bytes,
         )
-        owner: TableState = buffer._owner
+        table_state: TableState = buffer._table_state
         if "seed" not in given:
             # The samplers get the seeds that they had, and whoever comes next gets a new one.
-            owner.seeds = settings.seeds_of(saved["seeds"], 0)
+            table_state.seeds = settings.seeds_of(saved["seeds"], 0)
         if self._from.newest.table is not None:
-            self._fill(owner, self._from.newest.table, buffer._saver)
+            self._fill(table_state, self._from.newest.table, buffer._saver)
         if "seed" not in given:
-            owner.seeds = settings.seeds_of(saved["seeds"])
+            table_state.seeds = settings.seeds_of(saved["seeds"])
         return buffer
 
     def _sampler(self, role: str) -> Any:
@@ -94,85 +109,101 @@ class _Loading:
         self._kept[role] = settings.renamed(passed) == settings.renamed(saved)
         return self._given[role]
 
-    def _fill(self, owner: TableState, saved: dict[str, Any], saver: Saver) -> None:
+    def _fill(self, table_state: TableState, saved: dict[str, Any], saver: Saver) -> None:
         schema, was = self._schema_and_layout(saved)
-        layout = was if not {"capacity", "max_bytes"} & set(self._given) else owner.layout_of(schema)
+        layout = (
+            was
+            if not {"capacity", "max_bytes"} & set(self._given)
+            else table_state.layout_of(schema)
+        )
         same = layout.capacity == was.capacity
-        with owner.lock:
-            owner.allocate(schema, was if same else layout)
-            self._check(owner, owner.table, saved, same)
-            self._put(owner, saved, saver, was, same)
-            owner.go_on(0)
+        with table_state.lock:
+            table_state.allocate(schema, was if same else layout)
+            self._check(table_state, table_state.table, saved, same)
+            self._put(table_state, saved, saver, was, same)
+            table_state.go_on(0)
 
-    def replace(self, owner: TableState, table_sampler: TableSampler, saver: Saver) -> None:
-        """Put everything in place of what the table holds. What can be refused is refused before anything is changed.
+    def replace(self, table_state: TableState, table_sampler: TableSampler, saver: Saver) -> None:
+        """Put everything in place of what the table holds. What can be refused is refused before
+        anything is changed.
 
         The files have been verified. One that changes in between leaves the table empty.
         """
         for role in ("sampler", "remover"):
             self._sampler(role)
-        owner.end_writers()
+        table_state.end_writers()
         saved = self._from.newest.table
-        with SignalsDeferred(), owner.lock:
-            owner.own_alone()
+        with SignalsDeferred(), table_state.lock:
+            table_state.own_alone()
             if saved is None:
-                self._fill_with_nothing(owner, saver)
-            elif owner.ready:
-                self._replace(owner, saved, saver)
+                self._fill_with_nothing(table_state, saver)
+            elif table_state.ready:
+                self._replace(table_state, saved, saver)
             else:
                 schema, was = self._schema_and_layout(saved)
-                layout = owner.layout_of(schema)
+                layout = table_state.layout_of(schema)
                 same = layout.capacity == was.capacity
-                owner.allocate(schema, was if same else layout)
-                self._check(owner, owner.table, saved, same)
-                self._put(owner, saved, saver, was, same)
-                owner.go_on(0)
-            owner.seeds = settings.seeds_of(self._saved["seeds"])
+                table_state.allocate(schema, was if same else layout)
+                self._check(table_state, table_state.table, saved, same)
+                self._put(table_state, saved, saver, was, same)
+                table_state.go_on(0)
+            table_state.seeds = settings.seeds_of(self._saved["seeds"])
             table_sampler.forget()
 
     def _schema_and_layout(self, saved: dict[str, Any]) -> tuple[Schema, StorageLayout]:
         schema = encoding.schema_of(saved["schema"])
-        return schema, StorageLayout.of(schema, self._saved["capacity"], saved["rows"] - self._saved["capacity"])
+        return schema, StorageLayout.of(
+            schema, self._saved["capacity"], saved["rows"] - self._saved["capacity"]
+        )
 
-    def _fill_with_nothing(self, owner: TableState, saver: Saver) -> None:
+    def _fill_with_nothing(self, table_state: TableState, saver: Saver) -> None:
         """That was saved before the first step."""
-        if owner.ready:
-            lookahead = int(owner.table.g[LOOKAHEAD])
-            owner.begin_again()
-            owner.go_on(lookahead)
+        if table_state.ready:
+            lookahead = int(table_state.table.g[LOOKAHEAD])
+            table_state.begin_again()
+            table_state.go_on(lookahead)
         saver.last = None
 
-    def _replace(self, owner: TableState, saved: dict[str, Any], saver: Saver) -> None:
-        before = owner.table
+    def _replace(self, table_state: TableState, saved: dict[str, Any], saver: Saver) -> None:
+        before = table_state.table
         schema, was = self._schema_and_layout(saved)
-        if schema != owner.schema:
+        if schema != table_state.schema:
             raise SchemaError(
-                f"the checkpoint's steps are ({schema}), and the table's are ({owner.schema}): use ReplayBuffer.from_checkpoint"
+                f"the checkpoint's steps are ({schema}), and the table's are ({table_state.schema}): use "
+                "ReplayBuffer.from_checkpoint"
             )
         layout, lookahead = before.storage.layout, int(before.g[LOOKAHEAD])
         same = (layout.capacity, layout.rows) == (was.capacity, was.rows)
-        self._check(owner, before, saved, same)
+        self._check(table_state, before, saved, same)
         before.storage.loading = True  # readers of other processes wait
         try:
-            owner.begin_again()
-            self._put(owner, saved, saver, was, same, in_place=True)
-            for one in owner.table.samplers:
-                if one is not owner.sampler:
-                    owner.table.tell_all(one)
+            table_state.begin_again()
+            self._put(table_state, saved, saver, was, same, in_place=True)
+            for one in table_state.table.samplers:
+                if one is not table_state.sampler:
+                    table_state.table.tell_all(one)
         except BaseException as error:
-            owner.begin_again()
+            table_state.begin_again()
             saver.last = None
-            error.add_note("this came after the table's own steps had been taken out: the table is empty now")
+            error.add_note(
+                "this came after the table's own steps had been taken out: the table is empty now"
+            )
             raise
         finally:
             before.storage.loading = False
-            owner.go_on(lookahead)
+            table_state.go_on(lookahead)
 
     def _put(
-        self, owner: TableState, saved: dict[str, Any], saver: Saver, was: StorageLayout, same: bool, in_place: bool = False
+        self,
+        table_state: TableState,
+        saved: dict[str, Any],
+        saver: Saver,
+        was: StorageLayout,
+        same: bool,
+        in_place: bool = False,
     ) -> None:
         """Everything that was saved into a table that holds nothing. Under the lock."""
-        table = owner.table
+        table = table_state.table
         arrays = self._from.arrays()
         targets = self._rows(table, saved, was, in_place)
         self._states(table, targets, was)
@@ -183,36 +214,57 @@ class _Loading:
         table.restore({**saved, "top": saved["top"] if same else 0}, streams, arrays["last"])
         table.deleted = table.inserted - len(table)
         self._restore_free(table, saved, arrays)
-        self._restore_samplers(owner, arrays, same)
+        self._restore_samplers(table_state, arrays, same)
         table.expire_old()
-        saver.last = PreviousSave(self._from.root, self._from.newest, arrays) if same and self._kept["remover"] else None
+        saver.last = (
+            PreviousSave(self._from.root, self._from.newest, arrays)
+            if same and self._kept["remover"]
+            else None
+        )
 
-    def _check(self, owner: TableState, table: Table, saved: dict[str, Any], same: bool) -> None:
+    def _check(
+        self, table_state: TableState, table: Table, saved: dict[str, Any], same: bool
+    ) -> None:
         ordered = "unused" not in saved
         if not ordered and table.free is None:
             raise ConfigError(
-                f"this checkpoint's rows were taken out of order by {self._saved['remover']['$class']}, and {owner.remover!r} "
+                "this checkpoint's rows were taken out of order by "
+                f"{self._saved['remover']['$class']}, and {table_state.remover!r} "
                 "overwrites them in order: pass another remover"
             )
         if not ordered and not same:
             raise ConfigError(
-                f"capacity={owner.capacity}: this checkpoint has {self._saved['capacity']}, and its remover takes rows out of "
-                "order, so that there is no newest part of it: load it with the capacity that it has"
+                f"capacity={table_state.capacity}: this checkpoint has {self._saved['capacity']}, and "
+                "its remover takes rows out of "
+                "order, so that there is no newest part of it: load it with the capacity that it "
+                "has"
             )
-        if ordered and table.free is not None and (not same or saved["lookahead"] > table.g[LOOKAHEAD]):
+        if (
+            ordered
+            and table.free is not None
+            and (not same or saved["lookahead"] > table.g[LOOKAHEAD])
+        ):
             raise ConfigError(
-                f"{owner.remover!r} takes rows out of order, and this checkpoint was overwritten in order: "
-                "load it with the capacity that it has, and without n-step returns having been drawn from it"
+                f"{table_state.remover!r} takes rows out of order, and this checkpoint was overwritten "
+                "in order: "
+                "load it with the capacity that it has, and without n-step returns having been "
+                "drawn from it"
             )
 
-    def _rows(self, table: Table, saved: dict[str, Any], was: StorageLayout, in_place: bool) -> npt.NDArray[np.int64]:
+    def _rows(
+        self, table: Table, saved: dict[str, Any], was: StorageLayout, in_place: bool
+    ) -> npt.NDArray[np.int64]:
         """Put every row in its place; the places of the saved rows, -1 where there is none.
 
-        ``in_place``: rows may be being read, by those who hold ids of what was there. They get their ids when all are
-        written, and later versions than those that readers have seen: see kernels, NOTE [row lock].
+        ``in_place``: rows may be being read, by those who hold ids of what was there. They get
+        their ids when all are written, and later versions than those that readers have seen: see
+        kernels, NOTE [row lock].
         """
         layout, parts = table.storage.layout, row_parts(table.storage)
-        names, flags = np.full(layout.rows, -1, np.int64), table.storage.heads()[:, FLAGS // 8].copy()
+        names, flags = (
+            np.full(layout.rows, -1, np.int64),
+            table.storage.heads()[:, FLAGS // 8].copy(),
+        )
         targets = np.full(was.rows, -1, np.int64)
         for block in self._from.rows([part.shape[1] for part in parts], was.rows, index_type(was)):
             ids = np.ascontiguousarray(block.parts[0][:, :8]).view(np.int64)[:, 0] - 1
@@ -228,8 +280,13 @@ class _Loading:
             whole = bool(there.all())
             where = found if whole else found[there]
             into: Any = where
-            if len(where) and where[-1] - where[0] == len(where) - 1 and (np.diff(where) == 1).all():
-                into = slice(int(where[0]), int(where[0]) + len(where))  # one copy in place of one for each row
+            if (
+                len(where)
+                and where[-1] - where[0] == len(where) - 1
+                and (np.diff(where) == 1).all()
+            ):
+                # one copy in place of one for each row
+                into = slice(int(where[0]), int(where[0]) + len(where))
             for part, values in zip(parts, block.parts, strict=True):
                 part[into] = values if whole else values[there]
         if in_place:
@@ -243,22 +300,29 @@ class _Loading:
             there = found >= 0
             for name, array in ours.items():
                 if name in values:
-                    as_bytes(array)[found[there]] = as_bytes(np.ascontiguousarray(values[name][there]))
+                    as_bytes(array)[found[there]] = as_bytes(
+                        np.ascontiguousarray(values[name][there])
+                    )
 
-    def _restore_free(self, table: Table, saved: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+    def _restore_free(
+        self, table: Table, saved: dict[str, Any], arrays: Mapping[str, Array]
+    ) -> None:
         if table.free is None:
             return
         if "unused" in saved:
             table.free.restore({"unused": saved["unused"], "free": arrays["free"]})
             return
-        empty = np.flatnonzero(table.items.alive == 0)  # the oldest first, and before them those that never held a step
+        # the oldest first, and before them those that never held a step
+        empty = np.flatnonzero(table.items.alive == 0)
         ordered = empty[np.argsort(table.ids[empty], kind="stable")]
         table.free.restore({"unused": table.storage.layout.rows, "free": ordered})
 
-    def _restore_samplers(self, owner: TableState, arrays: Mapping[str, Array], same: bool) -> None:
+    def _restore_samplers(
+        self, table_state: TableState, arrays: Mapping[str, Array], same: bool
+    ) -> None:
         """Those that are as they were saved go on where they were; others are told of every item."""
-        table = owner.table
-        for role, one in (("sampler", owner.sampler), ("remover", owner.remover)):
+        table = table_state.table
+        for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             if role == "remover" and table.free is None:
                 continue
             states = self._from.newest.samplers
@@ -266,22 +330,33 @@ class _Loading:
             state = encoding.joined(states[role], arrays) if known else {}
             if known and same:
                 if "seed" in self._given:
-                    state = {**state, **{name: one.state()[name] for name in _NUMBERS if name in state}}
+                    state = {
+                        **state,
+                        **{name: one.state()[name] for name in _NUMBERS if name in state},
+                    }
                 one.restore(state)
                 continue
             table.tell_all(one)
             if known and "seed" not in self._given and all(name in state for name in _NUMBERS):
                 one.restore({**one.state(), **{name: state[name] for name in _NUMBERS}})
-        self._end_worn(table, owner)
+        self._end_worn(table, table_state)
 
-    def _end_worn(self, table: Table, owner: TableState) -> None:
+    def _end_worn(self, table: Table, table_state: TableState) -> None:
         """Items that were drawn as often as is allowed now."""
-        if owner.max_times_sampled:
-            table.remove(np.flatnonzero((table.items.alive != 0) & (table.times >= owner.max_times_sampled)))
+        if table_state.max_times_sampled:
+            table.remove(
+                np.flatnonzero(
+                    (table.items.alive != 0) & (table.times >= table_state.max_times_sampled)
+                )
+            )
 
 
-def _without_ids(packed: npt.NDArray[np.uint8], before: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Packed rows with no id yet, and with a version above that of the rows in whose place they go (``before``: flags)."""
+def _without_ids(
+    packed: npt.NDArray[np.uint8], before: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint8]:
+    """Packed rows with no id yet, and with a version above that of the rows in whose place they go
+    (``before``: flags).
+    """
     made = np.array(packed)
     words = made.view(np.int64)
     words[:, ID // 8] = 0

@@ -25,8 +25,9 @@ class Block:
         Rows, what the table alone knows about rows, or any array.
     nbytes, crc32 : int
     about : dict
-        For rows and state: ``count`` rows from ``start`` on, or listed at the beginning where ``start`` is null; for state
-        also the ``fields``. For an array: ``name``, ``dtype``, ``shape``, and ``how`` it is written (arrays.py).
+        For rows and state: ``count`` rows from ``start`` on, or listed at the beginning where
+        ``start`` is null; for state also the ``fields``. For an array: ``name``, ``dtype``,
+        ``shape``, and ``how`` it is written (arrays.py).
     """
 
     kind: str
@@ -76,7 +77,11 @@ class Manifest:
         return _HEAD % zlib.crc32(body.encode()) + body + _TAIL
 
     def _body(self) -> str:
-        body = {"format": FORMAT, "byteorder": sys.byteorder, **{name: getattr(self, name) for name in self.__slots__}}
+        body = {
+            "format": FORMAT,
+            "byteorder": sys.byteorder,
+            **{name: getattr(self, name) for name in self.__slots__},
+        }
         body["blocks"] = [list(asdict(block).values()) for block in self.blocks]
         return json.dumps(body, separators=(",", ":"))
 
@@ -96,18 +101,31 @@ class Manifest:
         """
         body = raw[_HEAD_BYTES : -len(_TAIL)]
         if raw != (_HEAD % zlib.crc32(body)).encode() + body + _TAIL.encode():
-            raise CorruptCheckpoint(f"{file}: its text does not have the checksum that it states: it was changed or cut off")
+            raise CorruptCheckpoint(
+                f"{file}: its text does not have the checksum that it states: it was changed or "
+                "cut off"
+            )
         try:
             read = json.loads(body)
             version, order = read.pop("format"), read.pop("byteorder")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CorruptCheckpoint(f"{file}: this is no manifest of a checkpoint: {error!r}") from error
+            raise CorruptCheckpoint(
+                f"{file}: this is no manifest of a checkpoint: {error!r}"
+            ) from error
         if version != FORMAT:
-            raise CorruptCheckpoint(f"{file}: is of format {version}, and this version reads {FORMAT}: load it with a newer one")
+            raise CorruptCheckpoint(
+                f"{file}: is of format {version}, and this version reads {FORMAT}: load it with a "
+                "newer one"
+            )
         if order != sys.byteorder:
-            raise CorruptCheckpoint(f"{file}: was written on a {order}-endian machine, and this one is {sys.byteorder}-endian")
+            raise CorruptCheckpoint(
+                f"{file}: was written on a {order}-endian machine, and this one is "
+                f"{sys.byteorder}-endian"
+            )
         try:
             read["blocks"] = [Block(*block) for block in read["blocks"]]
             return cls(**read)
         except (KeyError, TypeError) as error:
-            raise CorruptCheckpoint(f"{file}: this is no manifest of a checkpoint: {error!r}") from error
+            raise CorruptCheckpoint(
+                f"{file}: this is no manifest of a checkpoint: {error!r}"
+            ) from error

@@ -23,12 +23,14 @@ _TRIES = 100
 
 
 def open_chain(path: Any, number: int | None) -> Checkpoint:
-    """The newest save in a folder, or save ``number``, with its files open: others may save and drop meanwhile.
+    """The newest save in a folder, or save ``number``, with its files open: others may save and
+    drop meanwhile.
 
     # NOTE [loading while others save]
-    A save is whole as soon as its folder has its name, and is dropped only when a newer one is there. So a file that is
-    missing, of a folder in which a newer save has come meanwhile, says that the newest is another by now; it is looked
-    for anew. From the moment on that all files of a chain are open, nothing that is dropped matters.
+    A save is whole as soon as its folder has its name, and is dropped only when a newer one is
+    there. So a file that is missing, of a folder in which a newer save has come meanwhile, says
+    that the newest is another by now; it is looked for anew. From the moment on that all files of a
+    chain are open, nothing that is dropped matters.
 
     Raises
     ------
@@ -48,14 +50,23 @@ def open_chain(path: Any, number: int | None) -> Checkpoint:
             raise ConfigError(f"{root}: there is no checkpoint in this folder")
         wanted = there[-1] if number is None else number
         if wanted not in there:
-            raise ConfigError(f"{root}: there is no save {wanted} in this folder, only {', '.join(map(str, there))}")
+            raise ConfigError(
+                f"{root}: there is no save {wanted} in this folder, only "
+                f"{', '.join(map(str, there))}"
+            )
         try:
             return Checkpoint(root, folder.chain_of(root, wanted))
         except (CorruptCheckpoint, FileNotFoundError) as error:
             if folder.saves(root) == there:
-                found = error if isinstance(error, CorruptCheckpoint) else CorruptCheckpoint(f"{error.filename}: is missing")
+                found = (
+                    error
+                    if isinstance(error, CorruptCheckpoint)
+                    else CorruptCheckpoint(f"{error.filename}: is missing")
+                )
                 raise with_remedy(found, root, wanted) from None
-    raise Timeout(f"{root}: newer saves came {_TRIES} times while the newest was being opened: load again")
+    raise Timeout(
+        f"{root}: newer saves came {_TRIES} times while the newest was being opened: load again"
+    )
 
 
 def with_remedy(error: CorruptCheckpoint, root: Path, number: int) -> CorruptCheckpoint:
@@ -66,7 +77,9 @@ def with_remedy(error: CorruptCheckpoint, root: Path, number: int) -> CorruptChe
                 whole.verify()
         except (CorruptCheckpoint, OSError):
             continue
-        return CorruptCheckpoint(f"{error} (save {older} in the same folder is whole: load it with number={older})")
+        return CorruptCheckpoint(
+            f"{error} (save {older} in the same folder is whole: load it with number={older})"
+        )
     return CorruptCheckpoint(f"{error} (no older save in the same folder is whole)")
 
 
@@ -96,12 +109,22 @@ class _Unpacker:
     def __post_init__(self) -> None:
         self.seen = np.zeros(self.rows, np.bool_)
 
-    def of(self, raw: memoryview, about: dict[str, Any], widths: Sequence[int], file: Path) -> RowBlock:
+    def of(
+        self, raw: memoryview, about: dict[str, Any], widths: Sequence[int], file: Path
+    ) -> RowBlock:
         count, start = int(about["count"]), about["start"]
         end = 0 if start is not None else count * self.index.itemsize
-        rows = np.arange(start, start + count) if start is not None else np.frombuffer(raw[:end], self.index).astype(np.int64)
-        if end + count * sum(widths) != len(raw) or (count and not 0 <= rows.min() <= rows.max() < self.rows):
-            raise CorruptCheckpoint(f"{file}: a block of {count} rows does not fit a table of {self.rows}")
+        rows = (
+            np.arange(start, start + count)
+            if start is not None
+            else np.frombuffer(raw[:end], self.index).astype(np.int64)
+        )
+        if end + count * sum(widths) != len(raw) or (
+            count and not 0 <= rows.min() <= rows.max() < self.rows
+        ):
+            raise CorruptCheckpoint(
+                f"{file}: a block of {count} rows does not fit a table of {self.rows}"
+            )
         new = ~self.seen[rows]
         self.seen[rows] = True
         parts = []
@@ -167,15 +190,20 @@ class Checkpoint:
             for block, raw, file in self._blocks(one, ("rows",), backwards=True):
                 yield unpacker.of(raw, block.about, widths, file)
 
-    def state(self, dtypes: dict[str, np.dtype[Any]], count: int, index: np.dtype[Any]) -> Iterator[tuple[Ids, dict[str, Array]]]:
+    def state(
+        self, dtypes: dict[str, np.dtype[Any]], count: int, index: np.dtype[Any]
+    ) -> Iterator[tuple[Ids, dict[str, Array]]]:
         """What the table alone knew about every row, once."""
         unpacker = _Unpacker(count, index)
         for one in reversed(self.chain):
             for block, raw, file in self._blocks(one, ("state",), backwards=True):
                 names = block.about["fields"]
-                found = unpacker.of(raw, block.about, [dtypes[name].itemsize for name in names], file)
+                found = unpacker.of(
+                    raw, block.about, [dtypes[name].itemsize for name in names], file
+                )
                 values = [
-                    np.ascontiguousarray(part).view(dtypes[name])[:, 0] for name, part in zip(names, found.parts, strict=True)
+                    np.ascontiguousarray(part).view(dtypes[name])[:, 0]
+                    for name, part in zip(names, found.parts, strict=True)
                 ]
                 yield found.rows, dict(zip(names, values, strict=True))
 
@@ -197,7 +225,8 @@ def _checked(opened: BinaryIO, block: Block, start: int, file: Path) -> memoryvi
     raw = opened.read(block.nbytes)
     if len(raw) != block.nbytes or zlib.crc32(raw) != block.crc32:
         raise CorruptCheckpoint(
-            f"{file}: bytes {start:,} to {start + block.nbytes:,} do not have the checksum that the manifest states: "
+            f"{file}: bytes {start:,} to {start + block.nbytes:,} do not have the checksum that "
+            "the manifest states: "
             "the file was changed after it was written, or the disk is failing"
         )
     return memoryview(raw)

@@ -14,15 +14,16 @@ Ids = npt.NDArray[np.int64]
 def places(ids: Ids, cursor: int, old_rows: int, new_rows: int) -> Ids:
     """The new rows of steps, -1 of those that do not fit or are not there any more.
 
-    A table whose rows are overwritten in order holds ids from ``cursor - rows`` on. What says less is a row that was set
-    aside for a writer and never filled: its step is gone.
+    A table whose rows are overwritten in order holds ids from ``cursor - rows`` on. What says less
+    is a row that was set aside for a writer and never filled: its step is gone.
     """
     kept = (ids >= 0) & (ids >= cursor - min(old_rows, new_rows))
     return np.where(kept, ids % new_rows, -1)
 
 
 def retire(table: Table, cursor: int) -> None:
-    """End the items that show steps beyond the newest `capacity`, as the table would have while it was written.
+    """End the items that show steps beyond the newest `capacity`, as the table would have while it
+    was written.
 
     Its rows are in place, `Table.restore` comes later.
     """

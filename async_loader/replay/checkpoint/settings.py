@@ -1,4 +1,7 @@
-"""What a table was made with, as JSON and back. Imports nothing that a checkpoint names, and unpickles nothing."""
+"""What a table was made with, as JSON and back.
+
+Imports nothing that a checkpoint names, and unpickles nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,34 @@ _RENAMED = {"Prioritized": {"new": "new_priority"}}
 """Settings under the names that they had in older checkpoints."""
 
 
-def lasting_json(owner: TableState) -> dict[str, Any]:
+def lasting_json(table_state: TableState) -> dict[str, Any]:
     """The settings of a table that stay as they are."""
     return {
-        "capacity": owner.capacity,
-        "max_bytes": None if owner.ready else owner.max_bytes,
-        "max_times_sampled": owner.max_times_sampled,
-        "sampler": sampler_json(owner.sampler),
-        "remover": sampler_json(owner.remover),
-        "view": view_json(owner.view),
+        "capacity": table_state.capacity,
+        "max_bytes": None if table_state.ready else table_state.max_bytes,
+        "max_times_sampled": table_state.max_times_sampled,
+        "sampler": sampler_json(table_state.sampler),
+        "remover": sampler_json(table_state.remover),
+        "view": view_json(table_state.view),
     }
 
 
 def view_json(view: Transitions | None) -> Any:
     """A view's settings."""
-    return None if view is None else {"n_steps": view.n_steps, "gamma": float(view.gamma), "reward": view.reward}
+    return (
+        None
+        if view is None
+        else {"n_steps": view.n_steps, "gamma": float(view.gamma), "reward": view.reward}
+    )
 
 
 def view_of(saved: Any) -> Transitions | None:
     """The inverse of `view_json`."""
-    return None if saved is None else Transitions(saved["n_steps"], saved["gamma"], reward=saved["reward"])
+    return (
+        None
+        if saved is None
+        else Transitions(saved["n_steps"], saved["gamma"], reward=saved["reward"])
+    )
 
 
 def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:
@@ -58,18 +69,27 @@ def seeds_of(saved: dict[str, Any], children: int | None = None) -> np.random.Se
     """The inverse of `seeds_json`, with ``children`` made of it."""
     made = saved["n_children_spawned"] if children is None else children
     return np.random.SeedSequence(
-        saved["entropy"], spawn_key=tuple(saved["spawn_key"]), pool_size=saved["pool_size"], n_children_spawned=made
+        saved["entropy"],
+        spawn_key=tuple(saved["spawn_key"]),
+        pool_size=saved["pool_size"],
+        n_children_spawned=made,
     )
 
 
 def sampler_json(sampler: Any) -> dict[str, Any]:
-    """The class of a sampler, and its settings; ``None`` in their place if they cannot be written down."""
+    """The class of a sampler, and its settings; ``None`` in their place if they cannot be written
+    down.
+    """
     try:
         made: dict[str, Any] = _encoded(sampler)
         return made
     except ConfigError as error:
         kind = type(sampler)
-        return {_CLASS: f"{kind.__module__}.{kind.__qualname__}", "settings": None, "why": str(error)}
+        return {
+            _CLASS: f"{kind.__module__}.{kind.__qualname__}",
+            "settings": None,
+            "why": str(error),
+        }
 
 
 def sampler_of(saved: dict[str, Any], role: str) -> Any:
@@ -82,7 +102,8 @@ def sampler_of(saved: dict[str, Any], role: str) -> Any:
     """
     if saved["settings"] is None:
         raise ConfigError(
-            f"the checkpoint was saved with the {role} {saved[_CLASS]}, and {saved['why']}: pass {role}=..., made as it was then"
+            f"the checkpoint was saved with the {role} {saved[_CLASS]}, and {saved['why']}: pass "
+            f"{role}=..., made as it was then"
         )
     return _decoded(saved)
 
@@ -111,14 +132,19 @@ def _decoded(value: Any) -> Any:
         return value
     kind = getattr(samplers, value[_CLASS], None)
     if not inspect.isclass(kind) or value[_CLASS] not in samplers.__all__:
-        raise ConfigError(f"the checkpoint names the class {value[_CLASS]!r}, and this version has none of that name")
+        raise ConfigError(
+            f"the checkpoint names the class {value[_CLASS]!r}, and this version has none of that "
+            "name"
+        )
     return kind(**{name: _decoded(one) for name, one in renamed(value)["settings"].items()})
 
 
 def renamed(saved: dict[str, Any]) -> dict[str, Any]:
     """The class and the settings of a sampler under the names that they have now."""
     names, settings = _RENAMED.get(saved[_CLASS], {}), saved["settings"]
-    now = None if settings is None else {names.get(name, name): one for name, one in settings.items()}
+    now = (
+        None if settings is None else {names.get(name, name): one for name, one in settings.items()}
+    )
     return {_CLASS: saved[_CLASS], "settings": now}
 
 
@@ -139,5 +165,7 @@ def limiter_of(saved: Any) -> RateLimiter | None:
     with warnings.catch_warnings():  # whoever made the saved one was warned
         warnings.simplefilter("ignore", UserWarning)
         return RateLimiter(
-            min_size_to_sample=least, samples_per_insert=ratio, error_buffer=tuple(buffer) if isinstance(buffer, list) else buffer
+            min_size_to_sample=least,
+            samples_per_insert=ratio,
+            error_buffer=tuple(buffer) if isinstance(buffer, list) else buffer,
         )

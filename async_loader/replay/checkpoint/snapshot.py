@@ -1,11 +1,12 @@
 """Copies of a table's rows and of everything else, taken while others go on writing. Opens no file.
 
 # NOTE [pre-copy]
-As a running machine is moved (Clark et al., "Live migration of virtual machines", NSDI 2005): what has changed is copied
-without the lock, then what has changed meanwhile, and so on; the last and small rest is copied under the lock, with
-everything that is not in rows, and is the moment that the save shows. Every change is made under the lock and marks its row
-there, and marks are taken off under the lock. So a row that is torn while it is copied is marked after its mark was
-taken off, and comes again in a later round; where a save holds a row more than once, the last one counts.
+As a running machine is moved (Clark et al., "Live migration of virtual machines", NSDI 2005): what
+has changed is copied without the lock, then what has changed meanwhile, and so on; the last and
+small rest is copied under the lock, with everything that is not in rows, and is the moment that the
+save shows. Every change is made under the lock and marks its row there, and marks are taken off
+under the lock. So a row that is torn while it is copied is marked after its mark was taken off, and
+comes again in a later round; where a save holds a row more than once, the last one counts.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from async_loader.replay.table.table_state import TableState
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]
-# Each chunk asks for the GIL a few times, which takes up to 5 ms beside threads that want it: with less, saves of 200 MB
-# beside four writers at full speed fall behind.
+# Each chunk asks for the GIL a few times, which takes up to 5 ms beside threads that want it: with
+# less, saves of 200 MB beside four writers at full speed fall behind.
 CHUNK_BYTES = 16 << 20
 _STATE_BYTES = 32  # of what the table alone knows about a row, roughly
 
@@ -53,7 +54,10 @@ def row_parts(storage: Storage) -> list[Bytes]:
     """The bytes of rows: the packed ones, then each column, ``[rows, bytes of one]``."""
     layout = storage.layout
     block = storage.segment.bytes(0, layout.nbytes)
-    places = [(0, layout.stride), *(place for place in layout.places if place[0] >= layout.rows * layout.stride)]
+    places = [
+        (0, layout.stride),
+        *(place for place in layout.places if place[0] >= layout.rows * layout.stride),
+    ]
     return [np.ndarray((layout.rows, width), np.uint8, block, offset) for offset, width in places]
 
 
@@ -97,7 +101,9 @@ class RowCopier:
         Names of the parts.
     """
 
-    def __init__(self, kind: str, parts: list[Bytes], index: np.dtype[Any], fields: list[str] | None = None) -> None:
+    def __init__(
+        self, kind: str, parts: list[Bytes], index: np.dtype[Any], fields: list[str] | None = None
+    ) -> None:
         self._kind, self._parts, self._index, self._fields = kind, parts, index, fields
         self.width = sum(part.shape[1] for part in parts) + index.itemsize
         self._each = max(1, CHUNK_BYTES // self.width)
@@ -121,8 +127,13 @@ class RowCopier:
             self._buffer = np.empty(self._each * self.width, np.uint8)
         for first in range(0, len(rows), self._each):
             some = rows[first : first + self._each]
-            buffer = self._new(len(some) * self.width) if keep or self._buffer is None else self._buffer
-            about: dict[str, Any] = {"count": len(some), "start": some.start if isinstance(some, range) else None}
+            buffer = (
+                self._new(len(some) * self.width) if keep or self._buffer is None else self._buffer
+            )
+            about: dict[str, Any] = {
+                "count": len(some),
+                "start": some.start if isinstance(some, range) else None,
+            }
             if self._fields is not None:
                 about["fields"] = self._fields
             yield BlockData(self._kind, about, self._fill(buffer, some))
@@ -143,10 +154,15 @@ class RowCopier:
 
 
 def _marked(dirty: Bytes) -> tuple[Ids, Bytes]:
-    """Which are not 0, and these. Looks at eight at a time, as it is called under the lock: 30 us for a million."""
+    """Which are not 0, and these.
+
+    Looks at eight at a time, as it is called under the lock: 30 us for a million.
+    """
     whole = len(dirty) // 8 * 8
     words = np.flatnonzero(dirty[:whole].view(np.uint64))
-    rows = np.concatenate(((words[:, None] * 8 + np.arange(8)).reshape(-1), np.arange(whole, len(dirty))))
+    rows = np.concatenate(
+        ((words[:, None] * 8 + np.arange(8)).reshape(-1), np.arange(whole, len(dirty)))
+    )
     rows = rows[dirty[rows] != 0]
     return rows, dirty[rows]
 
@@ -156,11 +172,11 @@ class SnapshotCursor:
 
     Parameters
     ----------
-    owner : Owner
+    table_state : TableState
     """
 
-    def __init__(self, owner: TableState) -> None:
-        self._owner, self._table = owner, owner.table
+    def __init__(self, table_state: TableState) -> None:
+        self._table_state, self._table = table_state, table_state.table
         self._taken = np.zeros(len(self._table.dirty), np.uint8)
         storage = self._table.storage
         self._index = index_type(storage.layout)
@@ -168,7 +184,7 @@ class SnapshotCursor:
 
     def whole(self) -> Iterator[BlockData]:
         """All rows that were ever used."""
-        with self._owner.lock:
+        with self._table_state.lock:
             self._take()
             top = self._table.items.top
             state = self._state()
@@ -177,7 +193,7 @@ class SnapshotCursor:
 
     def changed(self) -> Iterator[BlockData]:
         """The rows that have changed since they were taken last."""
-        with self._owner.lock:
+        with self._table_state.lock:
             rows, states = self._take()
             state = self._state()
         yield from self._rows.pieces(rows)
@@ -192,7 +208,10 @@ class SnapshotCursor:
     def left(self) -> int:
         """Bytes that `rest` would copy, roughly, as others go on writing. Without the lock."""
         marks = self._table.dirty.copy()  # numpy minds if what it counts changes
-        return int(self._rows.width * np.count_nonzero(marks & ROW_CHANGED) + _STATE_BYTES * np.count_nonzero(marks))
+        return int(
+            self._rows.width * np.count_nonzero(marks & ROW_CHANGED)
+            + _STATE_BYTES * np.count_nonzero(marks)
+        )
 
     def make_room(self, nbytes: int) -> None:
         """For what `rest` will keep."""
@@ -200,7 +219,7 @@ class SnapshotCursor:
 
     def put_back(self) -> None:
         """The save has failed: what it took has changed since the one before it."""
-        with self._owner.lock:
+        with self._table_state.lock:
             self._table.dirty |= self._taken
 
     def _take(self) -> tuple[Ids, Ids]:
@@ -212,7 +231,9 @@ class SnapshotCursor:
 
     def _state(self) -> RowCopier:
         parts = state_parts(self._table)
-        return RowCopier("state", [as_bytes(array) for array in parts.values()], self._index, list(parts))
+        return RowCopier(
+            "state", [as_bytes(array) for array in parts.values()], self._index, list(parts)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,15 +257,20 @@ class TableMetadata:
     arrays: encoding.Copies
 
     @classmethod
-    def of(cls, owner: TableState, table: Table | None, arrays: encoding.Copies) -> TableMetadata:
+    def of(
+        cls, table_state: TableState, table: Table | None, arrays: encoding.Copies
+    ) -> TableMetadata:
         """Copies of it. Under the lock."""
-        settings = {"limiter": limiter_json(owner.limiter), "seeds": seeds_json(owner.seeds)}
+        settings = {
+            "limiter": limiter_json(table_state.limiter),
+            "seeds": seeds_json(table_state.seeds),
+        }
         if table is None:
             return cls(settings, None, {}, arrays)
         states = {}
         counters, own = table.state()
         arrays.update(own)
-        for role, one in (("sampler", owner.sampler), ("remover", owner.remover)):
+        for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             if role == "sampler" or table.free is not None:
                 states[role] = encoding.split(one.state(), role, arrays)
         return cls(settings, {**counters, "streams": list(table.streams)}, states, arrays)

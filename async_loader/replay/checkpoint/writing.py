@@ -1,8 +1,10 @@
-"""Saving a table: into a temporary folder, which is renamed when all of it is on the disk. Never waits under the table's lock.
+"""Saving a table: into a temporary folder, which is renamed when all of it is on the disk. Never
+waits under the table's lock.
 
 # NOTE [what a kill leaves]
-Until the rename there is a temporary folder more, which the next save removes; from the rename on the new save is there,
-whole, as its files are on the disk by then. What it replaces is renamed to a temporary folder before it is removed.
+Until the rename there is a temporary folder more, which the next save removes; from the rename on
+the new save is there, whole, as its files are on the disk by then. What it replaces is renamed to a
+temporary folder before it is removed.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ class DataFile:
     def put(self, piece: BlockData) -> None:
         """Write a block."""
         self.append(piece.data.data)
-        self.blocks.append(Block(piece.kind, piece.data.nbytes, zlib.crc32(piece.data.data), piece.about))
+        self.blocks.append(
+            Block(piece.kind, piece.data.nbytes, zlib.crc32(piece.data.data), piece.about)
+        )
         self.rows += piece.about.get("count", 0) if piece.kind == "rows" else 0
 
     def append(self, data: memoryview) -> None:
@@ -134,7 +138,7 @@ class Saver:
 
     Parameters
     ----------
-    owner : Owner
+    table_state : TableState
 
     Attributes
     ----------
@@ -142,29 +146,37 @@ class Saver:
     last : Last | None
     """
 
-    def __init__(self, owner: TableState) -> None:
-        self._owner = owner
+    def __init__(self, table_state: TableState) -> None:
+        self._table_state = table_state
         self.disk = Disk()
         self.last: PreviousSave | None = None
         self._one, self._turn = threading.Lock(), threading.Condition()
 
     def alone(self, path: Any, timeout_s: float | None) -> threading.Lock:
-        """Wait for one's turn: ``with`` what is returned one save or load lasts, and `ended` is called after it.
+        """Wait for one's turn: ``with`` what is returned one save or load lasts, and `ended` is
+        called after it.
 
-        A lock, and no context manager in Python: Ctrl-C between two lines of one would leave it taken.
+        A lock, and no context manager in Python: Ctrl-C between two lines of one would leave it
+        taken.
 
         Raises
         ------
         Timeout
             While another one lasts.
         """
-        if self._owner.foreign:
-            raise Unsupported("only the process that made a replay buffer saves and loads it: a fork of it is out of step")
+        if self._table_state.foreign:
+            raise Unsupported(
+                "only the process that made a replay buffer saves and loads it: a fork of it is "
+                "out of step"
+            )
         limit = seconds_or_none("timeout_s", timeout_s)
         if limit is not None:
             with self._turn:
                 if not self._turn.wait_for(lambda: not self._one.locked(), min(limit, LONGEST_S)):
-                    raise Timeout(f"{path}: {limit:g} s have passed, and another save or load of this table is under way")
+                    raise Timeout(
+                        f"{path}: {limit:g} s have passed, and another save or load of this table "
+                        "is under way"
+                    )
         return self._one
 
     def ended(self) -> None:
@@ -185,7 +197,14 @@ class Saver:
         there = folder.saves(root)
         chain = self._chain(root, there)
         self._clean(folder.leftovers(root))
-        save = _Save(self._owner, self.disk, root, there[-1] + 1 if there else 1, self.last if chain else None, chain)
+        save = _Save(
+            self._table_state,
+            self.disk,
+            root,
+            there[-1] + 1 if there else 1,
+            self.last if chain else None,
+            chain,
+        )
         report, self.last = save.run()
         rests_on = {number for number, _ in self.last.manifest.chain}
         self._drop(root, [number for number in there if number not in rests_on])
@@ -206,7 +225,11 @@ class Saver:
         except (AsyncLoaderError, OSError):
             return []
         increments = sum(one.nbytes for one in chain[1:])
-        return chain if chain[-1].token == last.manifest.token and increments <= chain[0].nbytes // 2 else []
+        return (
+            chain
+            if chain[-1].token == last.manifest.token and increments <= chain[0].nbytes // 2
+            else []
+        )
 
     def _clean(self, paths: Iterable[Path]) -> None:
         """Remove what is of no use. What cannot be is left to the next save."""
@@ -230,9 +253,15 @@ class _Save:
     """One save."""
 
     def __init__(
-        self, owner: TableState, disk: Disk, root: Path, number: int, last: PreviousSave | None, chain: list[Manifest]
+        self,
+        table_state: TableState,
+        disk: Disk,
+        root: Path,
+        number: int,
+        last: PreviousSave | None,
+        chain: list[Manifest],
     ) -> None:
-        self._owner, self._disk, self._root, self._number = owner, disk, root, number
+        self._table_state, self._disk, self._root, self._number = table_state, disk, root, number
         self._last, self._chain = last, chain
         self._pause_s = 0.0
 
@@ -241,7 +270,7 @@ class _Save:
         token = secrets.token_hex(8)
         final = self._root / folder.name_of(self._number)
         temporary = self._root / f"{folder.TEMPORARY}{final.name}-{token}"
-        taking = SnapshotCursor(self._owner) if self._owner.ready else None
+        taking = SnapshotCursor(self._table_state) if self._table_state.ready else None
         data: DataFile | None = None
         try:
             self._check()
@@ -279,11 +308,11 @@ class _Save:
 
     def _check(self) -> None:
         """What can be told before anything is written."""
-        self._lasting = lasting_json(self._owner)
-        if self._owner.ready:
-            with self._owner.lock:
-                self._owner.table.forget_ended()
-                names = list(self._owner.table.streams)
+        self._lasting = lasting_json(self._table_state)
+        if self._table_state.ready:
+            with self._table_state.lock:
+                self._table_state.table.forget_ended()
+                names = list(self._table_state.table.streams)
             encoding.names_json(names)
 
     def _remove(self, temporary: Path) -> None:
@@ -309,7 +338,11 @@ class _Save:
         for name, array in private.arrays.items():
             how, pieces = arrays.encode(array, before_arrays.get(name))
             about = {"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "how": how}
-            raw = np.concatenate([piece.view(np.uint8) for piece in pieces]) if len(pieces) > 1 else pieces[0].view(np.uint8)
+            raw = (
+                np.concatenate([piece.view(np.uint8) for piece in pieces])
+                if len(pieces) > 1
+                else pieces[0].view(np.uint8)
+            )
             data.put(BlockData("array", about, raw))
         data.finish()
         return private
@@ -318,37 +351,57 @@ class _Save:
         for piece in pieces:
             data.put(piece)
 
-    def _cut(self, data: DataFile, taking: SnapshotCursor | None) -> tuple[list[BlockData], TableMetadata]:
+    def _cut(
+        self, data: DataFile, taking: SnapshotCursor | None
+    ) -> tuple[list[BlockData], TableMetadata]:
         """The moment that the save shows: the rest of the rows, and everything else."""
         kept: list[BlockData] = []
-        table = None if taking is None else self._owner.table
+        table = None if taking is None else self._table_state.table
         copies = encoding.Copies({} if self._last is None else self._last.arrays)
         left = 0 if taking is None else taking.left()
         keep = left <= _KEEP_BYTES
         if taking is not None and keep:
             taking.make_room(left + left // 4 + _SMALL_BYTES)
-        with self._owner.lock:
+        with self._table_state.lock:
             since = time.monotonic()
             if table is not None:
-                table.finish()  # what an interrupted call has done is told to the samplers before these are saved
-            self._owner.catch_up()
+                # what an interrupted call has done is told to the samplers before these are saved
+                table.finish()
+            self._table_state.catch_up()
             if taking is not None:
                 for piece in taking.rest(keep=keep):
                     if keep:
                         kept.append(piece)
-                    else:  # writers outrun the disk: they have to wait for it once, as memory for all of it may not be there
+                    else:
+                        # writers outrun the disk: they have to wait for it once, as memory for all
+                        # of it may not be there
                         data.put(piece)
-            private = TableMetadata.of(self._owner, table, copies)
+            private = TableMetadata.of(self._table_state, table, copies)
             self._pause_s = time.monotonic() - since
         return kept, private
 
     def _manifest(self, data: DataFile, private: TableMetadata, token: str) -> Manifest:
         table = private.table
         if table is not None:
-            storage = self._owner.table.storage
+            storage = self._table_state.table.storage
             schema = encoding.schema_json(storage.layout.schema)
-            table = {**table, "schema": schema, "rows": storage.layout.rows, "streams": encoding.names_json(table["streams"])}
+            table = {
+                **table,
+                "schema": schema,
+                "rows": storage.layout.rows,
+                "streams": encoding.names_json(table["streams"]),
+            }
         kind = "incremental" if self._chain else "full"
         chain = [[one.number, one.crc32] for one in self._chain]
         settings = {**self._lasting, **private.settings}
-        return Manifest(self._number, kind, token, chain, data.nbytes, settings, table, private.samplers, data.blocks)
+        return Manifest(
+            self._number,
+            kind,
+            token,
+            chain,
+            data.nbytes,
+            settings,
+            table,
+            private.samplers,
+            data.blocks,
+        )

@@ -10,7 +10,8 @@ from numba.core import cgutils
 
 from async_loader.replay.base.compiled import kernel
 
-intrinsic: Any = extending.intrinsic  # its type says that what it makes is called with the typing context
+# its type says that what it makes is called with the typing context
+intrinsic: Any = extending.intrinsic
 _WORD = ir.IntType(64)
 
 
@@ -29,7 +30,9 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
     """Store 8 aligned bytes there, after everything that was stored earlier."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store_atomic(arguments[1], builder.inttoptr(arguments[0], _WORD.as_pointer()), "release", 8)
+        builder.store_atomic(
+            arguments[1], builder.inttoptr(arguments[0], _WORD.as_pointer()), "release", 8
+        )
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
@@ -70,11 +73,15 @@ def full_fence(typingctx: Any) -> Any:
 
 @intrinsic
 def compare_and_swap(typingctx: Any, address: Any, old: Any, new: Any) -> Any:
-    """Store ``new`` in the aligned 8 bytes there if they are ``old``, as one step; whether they were."""
+    """Store ``new`` in the aligned 8 bytes there if they are ``old``, as one step; whether they
+    were.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        return builder.extract_value(builder.cmpxchg(place, arguments[1], arguments[2], "acq_rel", "acquire"), 1)
+        return builder.extract_value(
+            builder.cmpxchg(place, arguments[1], arguments[2], "acq_rel", "acquire"), 1
+        )
 
     return types.boolean(types.int64, types.int64, types.int64), generate
 
@@ -118,7 +125,9 @@ STACK_WORDS: Final = 64
 
 @intrinsic
 def stack_words(typingctx: Any) -> Any:
-    """The address of `STACK_WORDS` words of 8 bytes, which are the calling kernel's until it returns."""
+    """The address of `STACK_WORDS` words of 8 bytes, which are the calling kernel's until it
+    returns.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         words = cgutils.alloca_once(builder, ir.ArrayType(_WORD, STACK_WORDS))
@@ -177,7 +186,9 @@ _CALL_FROM = 256
 
 @kernel(inline=True)
 def copy(target: int, source: int, count: int) -> None:
-    """Small fields are copied in place: a call of memcpy costs as much as all the fields of a small row."""
+    """Small fields are copied in place: a call of memcpy costs as much as all the fields of a small
+    row.
+    """
     if count > _CALL_FROM:
         _memcpy(target, source, count)
     elif count >= 32:

@@ -1,4 +1,5 @@
-"""A writer's rows, and what it and the owner tell each other about them in shared memory. Links and publishes nothing.
+"""A writer's rows, and what it and the owner tell each other about them in shared memory. Links and
+publishes nothing.
 
 See async_loader/replay/remote, NOTE [lane].
 """
@@ -10,9 +11,34 @@ from typing import Any
 import numpy as np
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.ring_format import ADOPTED, CLOSED, PERMITS, PUBLISHED, RECORDS, SHUT, SIZE, STALE, WANTED
+from async_loader.replay.base.field_table import (
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    NBYTES,
+    ROW_ADDRESS,
+    ROW_STRIDE,
+)
+from async_loader.replay.base.ring_format import (
+    ADOPTED,
+    CLOSED,
+    PERMITS,
+    PUBLISHED,
+    RECORDS,
+    SHUT,
+    SIZE,
+    STALE,
+    WANTED,
+)
 from async_loader.replay.base.row_format import AWAITS, FINAL, ROWS
-from async_loader.replay.kernels.machine import compare_and_swap, copy, full_fence, load, poke64, poke_float, store
+from async_loader.replay.kernels.machine import (
+    compare_and_swap,
+    copy,
+    full_fence,
+    load,
+    poke64,
+    poke_float,
+    store,
+)
 
 
 @kernel(keeps_gil=True)
@@ -23,7 +49,9 @@ def claim(address: int, pid: int) -> int:
 
 @kernel(keeps_gil=True)
 def take(lane: int, most: int, cursor: int, oldest: int) -> int:
-    """InsertCredits for 0 to ``most`` steps; SHUT; or STALE if the table's ids have gone beyond ``oldest``."""
+    """InsertCredits for 0 to ``most`` steps; SHUT; or STALE if the table's ids have gone beyond
+    ``oldest``.
+    """
     if load(lane + CLOSED) != 0:
         return SHUT
     if load(cursor) > oldest:
@@ -58,7 +86,11 @@ def take_back(lane: int) -> int:
 @kernel(inline=True)
 def _fill(g: Any, fields: Any, i: int, row: int) -> None:
     for f in range(len(fields)):
-        copy(fields[f, 0] + row * fields[f, 1], fields[f, 3] + i * fields[f, 4], fields[f, 2])
+        copy(
+            fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
+            fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
+            fields[f, NBYTES],
+        )
 
 
 @kernel(inline=True)
@@ -84,10 +116,11 @@ def fill(
     lane: int,
     place: int,
 ) -> int:
-    """Write steps ``start`` to ``stop``, and the final observations of those that have AWAITS, into the rows of ``names``.
+    """Write steps ``start`` to ``stop``, and the final observations of those that have AWAITS, into
+    the rows of ``names``.
 
-    The sources are as `write` takes them; what is to be known about each row goes into the lane from record ``place`` on.
-    Returns the place after the last record. Nothing is published.
+    The sources are as `write` takes them; what is to be known about each row goes into the lane
+    from record ``place`` on. Returns the place after the last record. Nothing is published.
     """
     k = 0
     for i in range(start, stop):

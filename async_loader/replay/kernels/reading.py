@@ -1,16 +1,29 @@
-"""Reading items: which rows they need, copying those, and checking that nothing was written meanwhile."""
+"""Reading items: which rows they need, copying those, and checking that nothing was written
+meanwhile.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.field_table import (
+    ANCHOR,
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    FRAMES,
+    NBYTES,
+    ROW_ADDRESS,
+    ROW_STRIDE,
+    ZERO_PADDED,
+)
 from async_loader.replay.base.row_format import (
     ALIVE,
     BASE,
     CAPACITY,
     CURSOR,
     DELETED,
+    ENDS,
     FINAL,
     FLAGS,
     ID,
@@ -21,7 +34,6 @@ from async_loader.replay.base.row_format import (
     STRIDE,
     TERMINATED,
     TOP,
-    TRUNCATED,
     VERSION_ONE,
 )
 from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, peek8, prefetch
@@ -34,8 +46,8 @@ _AHEAD = 12  # rows
 def _fetch(address: int, stride: int) -> None:
     """Begin to load a packed row.
 
-    With 12 of them under way all the time 256 random rows of 200 MB take 11 us, and 4096 take 150; with all of a block of
-    64 asked for at once 20 and 310.
+    With 12 of them under way all the time 256 random rows of 200 MB take 11 us, and 4096 take 150;
+    with all of a block of 64 asked for at once 20 and 310.
     """
     for line in range(0, stride, 64):
         prefetch(address + line)
@@ -65,17 +77,19 @@ def _walk_back(g: Any, depth: int, names: Any, stamps: Any) -> bool:
 
 @kernel(inline=True)
 def _walk_on(g: Any, depth: int, n: int, successor: bool, names: Any, stamps: Any) -> int:
-    """Up to ``n`` steps from the one at ``depth - 1``; how many there were, or 0 if they are not all there.
+    """Up to ``n`` steps from the one at ``depth - 1``; how many there were, or 0 if they are not
+    all there.
 
-    With ``successor`` the observation after the last of them is visited too. An episode that terminated without a final
-    observation has none: its last one stands in, and the discount of 0 keeps it from mattering.
+    With ``successor`` the observation after the last of them is visited too. An episode that
+    terminated without a final observation has none: its last one stands in, and the discount of 0
+    keeps it from mattering.
     """
     taken = 0
     place = depth - 1
     while taken < n:
         taken += 1
         flags = stamps[place]
-        ends = flags & (TERMINATED | TRUNCATED) != 0
+        ends = flags & ENDS != 0
         if not successor and (ends or taken == n):
             return taken
         after = load(at(g, names[place]) + NEXT)
@@ -92,7 +106,9 @@ def _walk_on(g: Any, depth: int, n: int, successor: bool, names: Any, stamps: An
 
 
 @kernel(keeps_gil=True)
-def walk(g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any) -> None:
+def walk(
+    g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any
+) -> None:
     """Which rows every item needs: ``names [items, depth + n]``, -1 before the episode's start.
 
     ``taken [items]``: the steps that its return sums up, 0 for an item that is gone.
@@ -104,18 +120,32 @@ def walk(g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stam
         if i < 0:
             continue
         taken[i] = 0
-        there = ids[i] >= 0 and _visit(g, ids[i], depth - 1, names[i], stamps[i]) and stamps[i, depth - 1] & FINAL == 0
+        there = (
+            ids[i] >= 0
+            and _visit(g, ids[i], depth - 1, names[i], stamps[i])
+            and stamps[i, depth - 1] & FINAL == 0
+        )
         if there and _walk_back(g, depth, names[i], stamps[i]):
             taken[i] = _walk_on(g, depth, n, successor, names[i], stamps[i])
 
 
 @kernel(keeps_gil=True)
 def returns(
-    g: Any, reward: Any, names: Any, stamps: Any, taken: Any, depth: int, gamma: float, total: Any, discount: Any
+    g: Any,
+    reward: Any,
+    names: Any,
+    stamps: Any,
+    taken: Any,
+    depth: int,
+    gamma: float,
+    total: Any,
+    discount: Any,
 ) -> None:
-    """The discounted sum of rewards of every item, and the factor of what comes after: gamma**k, 0 if it terminated.
+    """The discounted sum of rewards of every item, and the factor of what comes after: gamma**k, 0
+    if it terminated.
 
-    ``reward [rows, values]``, ``total [items, values]``, ``discount [items]``. Sutton and Barto, 2nd ed., equation 7.1.
+    ``reward [rows, values]``, ``total [items, values]``, ``discount [items]``. Sutton and Barto,
+    2nd ed., equation 7.1.
     """
     for i in range(len(taken)):
         for v in range(total.shape[1]):
@@ -135,9 +165,15 @@ def returns(
 
 @kernel(inline=True)
 def _frames(g: Any, fields: Any, f: int, i: int, names: Any, end: int) -> None:
-    """Copy one field of one item: ``frames`` rows ending at place ``end``, padded before the episode's start."""
-    source, row_bytes, count = fields[f, 0], fields[f, 1], fields[f, 2]
-    target, frames, zeros = fields[f, 3] + i * fields[f, 4], fields[f, 5], fields[f, 7]
+    """Copy one field of one item: ``frames`` rows ending at place ``end``, padded before the
+    episode's start.
+    """
+    source, row_bytes, count = fields[f, ROW_ADDRESS], fields[f, ROW_STRIDE], fields[f, NBYTES]
+    target, frames, zeros = (
+        fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
+        fields[f, FRAMES],
+        fields[f, ZERO_PADDED],
+    )
     place = end - frames + 1
     first = max(0, place)
     while names[first] < 0:
@@ -152,7 +188,9 @@ def _frames(g: Any, fields: Any, f: int, i: int, names: Any, end: int) -> None:
     while place <= end:
         row = names[place] % g[ROWS]
         together = 1
-        if row_bytes == count:  # a column: rows that lie one behind the other are one copy, which takes two thirds of the time
+        # a column: rows that lie one behind the other are one copy, which takes two thirds of the
+        # time
+        if row_bytes == count:
             while place + together <= end and names[place + together] % g[ROWS] == row + together:
                 together += 1
         copy(target, source + row * row_bytes, together * count)
@@ -173,32 +211,53 @@ def _same(g: Any, names: Any, stamps: Any, depth: int, last: int) -> bool:
 
 
 @kernel(inline=True)
-def _copy_items(g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool) -> int:
+def _copy_items(
+    g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool
+) -> int:
     gone = 0
     for i in range(len(taken)):
         if taken[i] > 0:
             for f in range(len(fields)):
-                anchor = fields[f, 6]
-                _frames(g, fields, f, i, names[i], depth - 1 if anchor == 0 else depth - 1 + taken[i] - (anchor - 1))
+                anchor = fields[f, ANCHOR]
+                _frames(
+                    g,
+                    fields,
+                    f,
+                    i,
+                    names[i],
+                    depth - 1 if anchor == 0 else depth - 1 + taken[i] - (anchor - 1),
+                )
             after_loads()
-            if not _same(g, names[i], stamps[i], depth, depth - 1 + taken[i] if successor else depth - 2 + taken[i]):
+            if not _same(
+                g,
+                names[i],
+                stamps[i],
+                depth,
+                depth - 1 + taken[i] if successor else depth - 2 + taken[i],
+            ):
                 taken[i] = 0
         gone += taken[i] == 0
     return gone
 
 
 @kernel(keeps_gil=True)
-def copy_items(g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool) -> int:
-    """Copy the items that were walked; set ``taken`` to 0 for, and return the number of, those gone in the meantime.
+def copy_items(
+    g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool
+) -> int:
+    """Copy the items that were walked; set ``taken`` to 0 for, and return the number of, those gone
+    in the meantime.
 
-    ``fields [fields, 8]``: address in row 0, bytes from row to row, bytes of a frame, target, bytes from item to item,
-    frames, anchor (0: the step, 1: the one after the last, 2: the last), whether padding is zeros.
+    ``fields [fields, 8]``: address in row 0, bytes from row to row, bytes of a frame, target, bytes
+    from item to item, frames, anchor (0: the step, 1: the one after the last, 2: the last), whether
+    padding is zeros.
     """
     return _copy_items(g, fields, names, stamps, taken, depth, successor)
 
 
 @kernel()
-def copy_many_items(g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool) -> int:
+def copy_many_items(
+    g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool
+) -> int:
     """As `copy_items`, for what takes long: lets go of the GIL."""
     return _copy_items(g, fields, names, stamps, taken, depth, successor)
 
@@ -219,7 +278,11 @@ def _read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
         if ids[i] < 0 or not holds(address, ids[i]) or stamp & (VERSION_ONE | FINAL):
             continue
         for f in range(len(fields)):
-            copy(fields[f, 3] + i * fields[f, 4], fields[f, 0] + row * fields[f, 1], fields[f, 2])
+            copy(
+                fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
+                fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
+                fields[f, NBYTES],
+            )
         after_loads()
         if holds(address, ids[i]) and load(address + FLAGS) == stamp:
             taken[i] = 1
@@ -241,14 +304,16 @@ def read_many(g: Any, ids: Any, fields: Any, taken: Any) -> int:
 
 @kernel(keeps_gil=True)
 def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
-    """Draw items of one row each, all equally likely, and read them, in one go under the table's lock.
+    """Draw items of one row each, all equally likely, and read them, in one go under the table's
+    lock.
 
     The targets in ``fields`` are counted from ``ids``.
-    As `samplers.chance.any_items` and `read` together: nobody writes meanwhile, so there is nothing to look at again.
-    Returns how many of ``numbers`` were used, 0 if they did not suffice.
+    As `samplers.chance.any_items` and `read` together: nobody writes meanwhile, so there is nothing
+    to look at again. Returns how many of ``numbers`` were used, 0 if they did not suffice.
     """
     top, alive, used = g[TOP], g[ALIVE], 0
-    for i in range(len(ids)):  # a loop of its own: a processor is many such looks ahead, and few copies
+    # a loop of its own: a processor is many such looks ahead, and few copies
+    for i in range(len(ids)):
         row = -1
         while row < 0:
             if used == len(numbers):
@@ -274,7 +339,11 @@ def copy_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
         row = rows[i]
         ids[i] = load(base + row * stride + ID) - 1
         for f in range(len(fields)):
-            copy(block + fields[f, 3] + i * fields[f, 4], fields[f, 0] + row * fields[f, 1], fields[f, 2])
+            copy(
+                block + fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
+                fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
+                fields[f, NBYTES],
+            )
 
 
 @kernel(keeps_gil=True)
@@ -303,7 +372,9 @@ def row_of(g: Any, name: int) -> int:
 
 @kernel(keeps_gil=True)
 def find_steps(g: Any, ids: Any, rows: Any) -> int:
-    """As `find`, of steps that are kept, also where they are items no more: returns and stacks still show them."""
+    """As `find`, of steps that are kept, also where they are items no more: returns and stacks
+    still show them.
+    """
     there = 0
     for i in range(len(ids)):
         name = ids[i]

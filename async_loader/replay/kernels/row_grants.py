@@ -1,4 +1,7 @@
-"""Rows that other processes fill: granted, adopted when they are full, or abandoned. Under the table's lock."""
+"""Rows that other processes fill: granted, adopted when they are full, or abandoned.
+
+Under the table's lock.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,25 @@ from typing import Any
 
 from async_loader.replay.base import grant_log, ring_format
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.row_format import CAPACITY, CURSOR, FINAL, GIVEN, GRANTED, HELD, ROWS, TERMINATED, TRUNCATED
+from async_loader.replay.base.row_format import (
+    CAPACITY,
+    CURSOR,
+    ENDS,
+    FINAL,
+    GIVEN,
+    GRANTED,
+    HELD,
+    ROWS,
+)
 from async_loader.replay.kernels.machine import load, peek8, peek64, poke8, poke64, store
 from async_loader.replay.kernels.writing import end_here, next_id, retire, settle
 
 
 @kernel(keeps_gil=True)
 def grant(g: Any, count: int, changes: Any) -> int:
-    """Take up to ``count`` rows that lie one behind the other out of the order; the first id, ``changes[2]`` of them."""
+    """Take up to ``count`` rows that lie one behind the other out of the order; the first id,
+    ``changes[2]`` of them.
+    """
     first = next_id(g, changes)
     taken = 1
     while taken < count:
@@ -31,10 +45,12 @@ def grant(g: Any, count: int, changes: Any) -> int:
 
 @kernel(keeps_gil=True)
 def adopt(g: Any, ledgers: Any, streams: int, changes: Any) -> int:
-    """Take in what writers have published, one behind the other and each in its order; how many records, see `grant_log`.
+    """Take in what writers have published, one behind the other and each in its order; how many
+    records, see `grant_log`.
 
-    It is negative, and smaller by one, if a writer was found to be WRONG. ``streams``: how many the table has. No row is in
-    DIED first and then in BORN, however many records there are: no id is given here, and what ends never begins again.
+    It is negative, and smaller by one, if a writer was found to be WRONG. ``streams``: how many the
+    table has. No row is in DIED first and then in BORN, however many records there are: no id is
+    given here, and what ends never begins again.
     """
     count, wrong = 0, False
     for i in range(len(ledgers)):
@@ -65,7 +81,9 @@ def _commit_ring(g: Any, book: int, streams: int, changes: Any) -> int:
 
 @kernel(inline=True)
 def _commit_record(g: Any, book: int, record: int, streams: int, changes: Any) -> bool:
-    """Whether it is one that can be: a writer may write anything into its lane, and into nothing else of the owner's."""
+    """Whether it is one that can be: a writer may write anything into its lane, and into nothing
+    else of the owner's.
+    """
     stream, flags = peek64(record), peek64(record + 8 * ring_format.SIZE)
     if flags & ring_format.SKIPPED:
         if stream < 0 or stream > peek64(book + grant_log.HELD):
@@ -75,7 +93,7 @@ def _commit_record(g: Any, book: int, record: int, streams: int, changes: Any) -
     if stream < 0 or stream >= streams:
         return False
     if flags & ring_format.ENDED:
-        end_here(g, stream, flags & (TERMINATED | TRUNCATED), changes)
+        end_here(g, stream, flags & ENDS, changes)
         return True
     if peek64(book + grant_log.HELD) == 0:
         return False
@@ -113,7 +131,9 @@ def _give_up(g: Any, book: int, count: int) -> None:
 
 @kernel(keeps_gil=True)
 def abandon(g: Any, book: int) -> None:
-    """Rows that were granted and will not be filled: nothing is there until the order comes round again."""
+    """Rows that were granted and will not be filled: nothing is there until the order comes round
+    again.
+    """
     _give_up(g, book, peek64(book + grant_log.HELD))
 
 
@@ -123,7 +143,10 @@ def news(ledgers: Any) -> bool:
     for i in range(len(ledgers)):
         book = ledgers[i]
         lane = peek64(book + grant_log.LANE)
-        if load(lane + ring_format.PUBLISHED) != peek64(book + grant_log.ADOPTED) and peek64(book + grant_log.WRONG) == 0:
+        if (
+            load(lane + ring_format.PUBLISHED) != peek64(book + grant_log.ADOPTED)
+            and peek64(book + grant_log.WRONG) == 0
+        ):
             return True
     return False
 
@@ -132,7 +155,8 @@ def news(ledgers: Any) -> bool:
 def room_ahead(g: Any, most: int, changes: Any) -> int:
     """How many of the next ``most`` rows are free. If less than two are, these are passed by.
 
-    What passes over many held rows at once may see an item die and another one be born in the same row; see `write`.
+    What passes over many held rows at once may see an item die and another one be born in the same
+    row; see `write`.
     """
     free = 0
     for k in range(most):

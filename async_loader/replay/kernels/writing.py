@@ -7,6 +7,13 @@ from typing import Any
 import numpy as np
 
 from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.field_table import (
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    NBYTES,
+    ROW_ADDRESS,
+    ROW_STRIDE,
+)
 from async_loader.replay.base.row_format import (
     ALIVE,
     AWAITS,
@@ -20,6 +27,7 @@ from async_loader.replay.base.row_format import (
     DIED,
     DIRTY,
     DONE_FIELD,
+    ENDS,
     FINAL,
     FLAGS,
     FOLLOWED,
@@ -165,7 +173,10 @@ def retire(g: Any, name: int, changes: Any) -> None:
 
 @kernel(inline=True)
 def next_id(g: Any, changes: Any) -> int:
-    """The id of the next row in order, whose row is marked as being written. Rows that writers hold are passed over."""
+    """The id of the next row in order, whose row is marked as being written.
+
+    Rows that writers hold are passed over.
+    """
     while True:
         name = g[CURSOR]
         g[CURSOR] += 1
@@ -183,7 +194,8 @@ def next_id(g: Any, changes: Any) -> int:
 def _mature(g: Any, last: int, changes: Any) -> None:
     """An episode has ended with ``last``: its last steps wait for no successor any more."""
     names = stack_words()
-    for start in range(0, g[LOOKAHEAD], STACK_WORDS):  # oldest first, in pieces: a kernel cannot allocate
+    # oldest first, in pieces: a kernel cannot allocate
+    for start in range(0, g[LOOKAHEAD], STACK_WORDS):
         count = 0
         name = last
         skip = max(0, g[LOOKAHEAD] - STACK_WORDS - start)
@@ -202,9 +214,9 @@ def _mature(g: Any, last: int, changes: Any) -> None:
 def _give_up(g: Any, last: int, changes: Any) -> None:
     """An episode ends at ``last`` and nobody says what came after it.
 
-    If it terminated, or steps do not show what came after them, nothing needs to. Otherwise the step before it becomes
-    the last one, with the observation of ``last`` as what came after; the reward of ``last`` has nothing to be
-    bootstrapped from and is lost.
+    If it terminated, or steps do not show what came after them, nothing needs to. Otherwise the
+    step before it becomes the last one, with the observation of ``last`` as what came after; the
+    reward of ``last`` has nothing to be bootstrapped from and is lost.
     """
     if not there(g, last):
         return
@@ -227,11 +239,12 @@ def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
     address = at(g, name)
     mark = g[LAST] + 8 * stream
     last = peek64(mark)
-    if last >= 0 and flags & FINAL == 0 and there(g, last) and load(at(g, last) + FLAGS) & (TERMINATED | TRUNCATED):
+    if last >= 0 and flags & FINAL == 0 and there(g, last) and load(at(g, last) + FLAGS) & ENDS:
         _give_up(g, last, changes)  # its final observation was announced and did not come
         last = -1
     if g[ORDERED] and name < g[CURSOR] - g[CAPACITY]:
-        flags |= DELETED  # a granted row that came too late: it is no item, and nothing ends it later
+        # a granted row that came too late: it is no item, and nothing ends it later
+        flags |= DELETED
     if flags & (FINAL | DELETED) == 0:
         g[WAITING] += 1
     poke64(address + PREV, last)
@@ -245,7 +258,7 @@ def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
         _note(g, last % g[ROWS], ROW_CHANGED)
     if flags & FINAL:
         if last >= 0:
-            _flag(g, last, flags & (TERMINATED | TRUNCATED))
+            _flag(g, last, flags & ENDS)
             _mature(g, last, changes)
         poke64(mark, -1)
         return
@@ -256,30 +269,45 @@ def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
     if ripe >= 0:
         _activate(g, ripe, changes)
     poke64(mark, name)
-    if flags & (TERMINATED | TRUNCATED) and flags & AWAITS == 0:
+    if flags & ENDS and flags & AWAITS == 0:
         _mature(g, name, changes)
         poke64(mark, -1)
 
 
 @kernel(keeps_gil=True)
 def write(
-    g: Any, fields: Any, start: int, stop: int, final: Any, streams: Any, flags: Any, given: Any, ids: Any, changes: Any
+    g: Any,
+    fields: Any,
+    start: int,
+    stop: int,
+    final: Any,
+    streams: Any,
+    flags: Any,
+    given: Any,
+    ids: Any,
+    changes: Any,
 ) -> None:
-    """Write steps ``start`` to ``stop``, and the final observations of those that have AWAITS, into rows in order.
+    """Write steps ``start`` to ``stop``, and the final observations of those that have AWAITS, into
+    rows in order.
 
-    ``fields [fields, 5]``: address in row 0, bytes from row to row, bytes, source, bytes from step to step; ``final``
-    the same for the fields of a final observation. ``given [steps]``: priorities, NaN for none, or empty.
-    ``changes``: how many rows were noted in BORN and in DIED. No row is in DIED first and then in BORN, as long as
-    fewer rows are written than there are spare ones.
+    ``fields [fields, 5]``: address in row 0, bytes from row to row, bytes, source, bytes from step
+    to step; ``final`` the same for the fields of a final observation. ``given [steps]``:
+    priorities, NaN for none, or empty. ``changes``: how many rows were noted in BORN and in DIED.
+    No row is in DIED first and then in BORN, as long as fewer rows are written than there are spare
+    ones.
     """
     for i in range(start, stop):
-        ids[i] = _write_one(g, fields, i, flags[i], streams[i], given[i] if len(given) else np.nan, changes)
+        ids[i] = _write_one(
+            g, fields, i, flags[i], streams[i], given[i] if len(given) else np.nan, changes
+        )
         if flags[i] & AWAITS:
             _write_one(g, final, i, FINAL, streams[i], np.nan, changes)
 
 
 @kernel(inline=True)
-def _write_one(g: Any, fields: Any, i: int, flags: int, stream: int, priority: float, changes: Any) -> int:
+def _write_one(
+    g: Any, fields: Any, i: int, flags: int, stream: int, priority: float, changes: Any
+) -> int:
     name = next_id(g, changes)
     _fill(g, fields, i, name % g[ROWS], priority)
     settle(g, name, stream, flags, changes)
@@ -289,13 +317,27 @@ def _write_one(g: Any, fields: Any, i: int, flags: int, stream: int, priority: f
 @kernel(inline=True)
 def _fill(g: Any, fields: Any, i: int, row: int, priority: float) -> None:
     for f in range(len(fields)):
-        copy(fields[f, 0] + row * fields[f, 1], fields[f, 3] + i * fields[f, 4], fields[f, 2])
+        copy(
+            fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
+            fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
+            fields[f, NBYTES],
+        )
     if g[GIVEN]:
         poke_float(g[GIVEN] + 8 * row, priority)
 
 
 @kernel(keeps_gil=True)
-def overwrite(g: Any, fields: Any, i: int, row: int, stream: int, flags: int, priority: float, ids: Any, changes: Any) -> None:
+def overwrite(
+    g: Any,
+    fields: Any,
+    i: int,
+    row: int,
+    stream: int,
+    flags: int,
+    priority: float,
+    ids: Any,
+    changes: Any,
+) -> None:
     """Write step ``i`` into a free row, under the next id of that row, which goes into ``ids[i]``."""
     old = load(g[BASE] + row * g[STRIDE] + ID) - 1
     name = row if old < 0 else old + g[ROWS]
@@ -320,7 +362,9 @@ def end_here(g: Any, stream: int, flags: int, changes: Any) -> None:
 
 @kernel(keeps_gil=True)
 def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> None:
-    """The stream's episode ends after its last step: with a final observation (``final`` not empty) or without."""
+    """The stream's episode ends after its last step: with a final observation (``final`` not empty)
+    or without.
+    """
     mark = g[LAST] + 8 * stream
     if len(final) == 0:
         end_here(g, stream, flags, changes)
@@ -332,7 +376,8 @@ def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> Non
 
 @kernel(keeps_gil=True)
 def drop_pending(g: Any, steps: int, streams: int, changes: Any) -> None:
-    """Raise LOOKAHEAD to ``steps``: items at the open end of a stream that have fewer successors wait for them.
+    """Raise LOOKAHEAD to ``steps``: items at the open end of a stream that have fewer successors
+    wait for them.
 
     They will be items again: ``changes[3]`` says how many of those in DIED do not count as deleted.
     """
@@ -360,7 +405,9 @@ def _is_last(g: Any, name: int, streams: int) -> bool:
 
 @kernel(inline=True)
 def _in_use(g: Any, name: int, streams: int) -> bool:
-    """Whether a row holds what is still to be drawn: a step that is or may become an item, or the past of one."""
+    """Whether a row holds what is still to be drawn: a step that is or may become an item, or the
+    past of one.
+    """
     if peek8(g[HELD] + name % g[ROWS]):
         return True
     for k in range(g[DEPTH]):
@@ -377,7 +424,8 @@ def _in_use(g: Any, name: int, streams: int) -> bool:
 
 @kernel(keeps_gil=True)
 def room(g: Any, streams: int) -> int:
-    """Rows that may be written in order before one that is in use would be overwritten. Amortised O(1).
+    """Rows that may be written in order before one that is in use would be overwritten. Amortised
+    O(1).
 
     What is not in use never is again, so the search goes on where it ended the last time.
     """
@@ -397,7 +445,8 @@ def expire_old(g: Any, changes: Any) -> None:
 
 @kernel(keeps_gil=True)
 def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any, sampled: Any) -> None:
-    """Count a draw of ``rows``, in order; ``kept[i]`` becomes ``i`` where the item had a draw left, and stays as it is elsewhere.
+    """Count a draw of ``rows``, in order; ``kept[i]`` becomes ``i`` where the item had a draw left,
+    and stays as it is elsewhere.
 
     One call: a draw that is interrupted knows what was counted.
     """
@@ -423,7 +472,8 @@ def remove(g: Any, rows: Any, changes: Any) -> None:
 def forget(g: Any, rows: Any, changes: Any) -> None:
     """The items of these rows are no more, and the rows stay as they are."""
     for i in range(len(rows)):
-        _deactivate(g, rows[i], changes)  # a row is the name of its first step, and only the row matters
+        # a row is the name of its first step, and only the row matters
+        _deactivate(g, rows[i], changes)
 
 
 @kernel(inline=True)
@@ -446,7 +496,10 @@ def note_priorities(g: Any, rows: Any, priority: Any) -> int:
 
 @kernel(keeps_gil=True)
 def turn_version(g: Any, rows: Any, odd: bool) -> None:
-    """Before rows are patched in place (``odd``), and after. See NOTE [row lock]. Twice is as good as once."""
+    """Before rows are patched in place (``odd``), and after.
+
+    See NOTE [row lock]. Twice is as good as once.
+    """
     before_stores()
     for i in range(len(rows)):
         if rows[i] >= 0:

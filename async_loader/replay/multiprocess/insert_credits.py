@@ -1,10 +1,12 @@
-"""How many steps writers may still write, so that all that may come stays within the limiter. Under the table's lock.
+"""How many steps writers may still write, so that all that may come stays within the limiter. Under
+the table's lock.
 
 # NOTE [permits]
-A step needs a row and a permit. Rows are only memory, and are granted ahead. InsertCredits are insertions that may come, and
-count as such: for the limiter it is as if they had come. A writer takes them one by one out of a word of its lane, and what it
-has not taken the owner may take back in one atomic step. So a writer that is slow, idle or stopped keeps nobody
-from inserting, apart from the few steps that it is writing.
+A step needs a row and a permit. Rows are only memory, and are granted ahead. InsertCredits are
+insertions that may come, and count as such: for the limiter it is as if they had come. A writer
+takes them one by one out of a word of its lane, and what it has not taken the owner may take back
+in one atomic step. So a writer that is slow, idle or stopped keeps nobody from inserting, apart
+from the few steps that it is writing.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ class InsertCredits:
 
     def promised(self) -> int:
         """Steps that may come without anybody being asked."""
-        return sum(link.issued - link.grant_log.stepped for link in self._links) if self._limited else 0
+        return (
+            sum(link.issued - link.grant_log.stepped for link in self._links)
+            if self._limited
+            else 0
+        )
 
     def may_insert(self, limits: LimiterState, count: int) -> bool:
         """Whether others than the writers may insert so many at once."""

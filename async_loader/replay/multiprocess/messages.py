@@ -1,6 +1,8 @@
-"""What a writer and the table's owner say to each other, as records of a SOCK_SEQPACKET socket. Waits for nothing.
+"""What a writer and the table's owner say to each other, as records of a SOCK_SEQPACKET socket.
+Waits for nothing.
 
-Whatever comes often is three numbers. Names of streams are pickled: both ends belong to one user and one program.
+Whatever comes often is three numbers. Names of streams are pickled: both ends belong to one user
+and one program.
 """
 
 from __future__ import annotations
@@ -53,14 +55,18 @@ def pack(kind: MessageType, a: int = 0, b: int = 0, body: bytes = b"") -> bytes:
 
 
 def send(sock: socket.socket, data: bytes, fds: tuple[int, ...] = ()) -> None:
-    """Raises OSError: BlockingIOError if the other side does not read, ConnectionError if it is gone."""
+    """Raises OSError: BlockingIOError if the other side does not read, ConnectionError if it is
+    gone.
+    """
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
 def receive(sock: socket.socket) -> Message | None:
     """The next record, ``None`` at the end. Raises BlockingIOError if there is none now."""
-    data, ancillary, _, _ = sock.recvmsg(_RECORD, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+    data, ancillary, _, _ = sock.recvmsg(
+        _RECORD, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+    )
     if not data:
         return None
     fds = array.array("i")

@@ -40,7 +40,7 @@ class PublishRing:
         self.address = 0
         self.segment.close()
 
-    # -- the writer ------------------------------------------------------------------------------------------------------
+    # -- the writer --------------------------------------------------------------------------------
 
     def claim(self, pid: int) -> int:
         """0 if this process is the first; otherwise the pid of the one that was."""
@@ -54,7 +54,7 @@ class PublishRing:
         """Whether the owner has closed it, and how."""
         return int(self._block[ring_format.CLOSED])
 
-    # -- the owner -------------------------------------------------------------------------------------------------------
+    # -- the owner ---------------------------------------------------------------------------------
 
     def give(self, permits: int) -> None:
         self._kernels.give(self.address, permits)

@@ -1,4 +1,5 @@
-"""A writer's end of the socket: rows and permits as the owner hands them out, and answers. Writes no row.
+"""A writer's end of the socket: rows and permits as the owner hands them out, and answers. Writes
+no row.
 
 Every wait is one wait over the socket, the death of the owner's process, and a deadline.
 """
@@ -55,7 +56,15 @@ class RowGrants:
         Steps among them.
     """
 
-    def __init__(self, sock: socket.socket, owner_fd: int, lane: PublishRing, clock: Segment, owner: int, lag: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        owner_fd: int,
+        lane: PublishRing,
+        clock: Segment,
+        owner: int,
+        lag: int,
+    ) -> None:
         from async_loader.replay.kernels import publish_ring  # late: see compiled.py
 
         self._kernels = publish_ring
@@ -72,15 +81,17 @@ class RowGrants:
         self._answer: Message | None = None
         self._why = "the owner has not answered yet"
 
-    # -- rows and permits ------------------------------------------------------------------------------------------------
+    # -- rows and permits --------------------------------------------------------------------------
 
     def ready(self, rows: Ids, steps: int, deadline: Deadline) -> int:
-        """InsertCredits for up to ``steps`` steps, and rows for as many. Waits until that is one at least.
+        """InsertCredits for up to ``steps`` steps, and rows for as many. Waits until that is one at
+        least.
 
         Parameters
         ----------
         rows : int64 array
-            Rows that the first step takes, the first two, and so on. With no ``steps``, a row without a permit.
+            Rows that the first step takes, the first two, and so on. With no ``steps``, a row
+            without a permit.
 
         Raises
         ------
@@ -92,10 +103,16 @@ class RowGrants:
             got = 0
             if self.left >= one:
                 self._make_room(one, deadline)
-                fit = steps if steps < 2 else int(np.searchsorted(rows, min(self.left, self._room - 2), "right"))
+                fit = (
+                    steps
+                    if steps < 2
+                    else int(np.searchsorted(rows, min(self.left, self._room - 2), "right"))
+                )
                 if not steps or self._permits:
                     return min(fit, self._permits)
-                got = self._kernels.take(self._lane.address, fit, self._cursor, self._extents[0][0] + self._lag)
+                got = self._kernels.take(
+                    self._lane.address, fit, self._cursor, self._extents[0][0] + self._lag
+                )
                 if got > 0:
                     self._permits = got
                     return got
@@ -111,7 +128,12 @@ class RowGrants:
         if self.left < rows or self._room < rows + 2:
             return False
         if self._permits <= 0:
-            self._permits = max(0, self._kernels.take(self._lane.address, 1, self._cursor, self._extents[0][0] + self._lag))
+            self._permits = max(
+                0,
+                self._kernels.take(
+                    self._lane.address, 1, self._cursor, self._extents[0][0] + self._lag
+                ),
+            )
         return self._permits > 0
 
     def names(self, count: int) -> Ids:
@@ -128,8 +150,9 @@ class RowGrants:
     def publish(self, written: int, rows: int, steps: int) -> None:
         """Everything up to record ``written`` is complete; so many rows and permits are used up.
 
-        Ctrl-C may come after any call, also that of the kernel: they are used up before it, in one go without a call, so that no
-        row is ever filled again. What was not published then is with the next record.
+        Ctrl-C may come after any call, also that of the kernel: they are used up before it, in one
+        go without a call, so that no row is ever filled again. What was not published then is with
+        the next record.
         """
         extents = self._extents
         first, left = extents[0] if rows else (0, 0)
@@ -150,7 +173,9 @@ class RowGrants:
             self._try(MessageType.RING)
 
     def publish_again(self) -> None:
-        """Publish what is complete, also where Ctrl-C came between `publish`'s count and its kernel."""
+        """Publish what is complete, also where Ctrl-C came between `publish`'s count and its
+        kernel.
+        """
         if self._kernels.publish(self._lane.address, self.written):
             self._try(MessageType.RING)
 
@@ -179,13 +204,15 @@ class RowGrants:
         self.publish(self.written + 1, rows, 0)
 
     def _make_room(self, rows: int, deadline: Deadline) -> None:
-        """Records are only ever short of room when many episodes end at once: then the owner is told to look."""
+        """Records are only ever short of room when many episodes end at once: then the owner is
+        told to look.
+        """
         while self._room < rows + 2:  # one more stays free for giving an extent back
             self._room = self._lane.room(self.written)
             if self._room < rows + 2:
                 self.ask(MessageType.FLUSH, MessageType.FLUSHED, b"", deadline)
 
-    # -- asking ----------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     def hello(self, pid: int, death_fd: int) -> None:
         self._send(MessageType.HELLO, pid, fds=(death_fd,))
@@ -200,7 +227,8 @@ class RowGrants:
             half = len(streams) // 2
             if not half:
                 raise ConfigError(
-                    f"the name of a stream takes {len(body)} bytes, {messages.NAMES_BYTES} at most: use a shorter one"
+                    f"the name of a stream takes {len(body)} bytes, {messages.NAMES_BYTES} at "
+                    "most: use a shorter one"
                 )
             return self.numbers(streams[:half], deadline) + self.numbers(streams[half:], deadline)
         answer = self.ask(MessageType.NAMES, MessageType.NUMBERS, body, deadline)
@@ -210,7 +238,10 @@ class RowGrants:
         return numbers
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Say that these numbers of streams are not used any more. If it cannot be said, the owner keeps them: no harm."""
+        """Say that these numbers of streams are not used any more.
+
+        If it cannot be said, the owner keeps them: no harm.
+        """
         self.publish_again()
         for first in range(0, len(numbers), _DROPS):
             body = np.asarray(numbers[first : first + _DROPS], np.int64).tobytes()
@@ -219,17 +250,25 @@ class RowGrants:
             except OSError:
                 return
 
-    def ask(self, kind: MessageType, wanted: MessageType, body: bytes, deadline: Deadline) -> Message:
+    def ask(
+        self, kind: MessageType, wanted: MessageType, body: bytes, deadline: Deadline
+    ) -> Message:
         """One question and its answer, or REFUSED."""
         self._token += 1
         self._send(kind, self._token, body=body)
         self._answer = None
         while True:
             answer = self._answer
-            if answer is not None and answer.kind in (wanted, MessageType.REFUSED) and answer.a == self._token:
+            if (
+                answer is not None
+                and answer.kind in (wanted, MessageType.REFUSED)
+                and answer.a == self._token
+            ):
                 return answer
             if not self._listen(deadline.left()) and deadline.expired:
-                raise Timeout(f"the table's process {self._owner} has not answered in time: raise timeout_s")
+                raise Timeout(
+                    f"the table's process {self._owner} has not answered in time: raise timeout_s"
+                )
 
     def _wait(self, rows: int, steps: int, deadline: Deadline, warned: bool) -> bool:
         """Until the owner has said something; whether a warning was given."""
@@ -249,7 +288,9 @@ class RowGrants:
         return warned
 
     def _give_up(self, rows: int, steps: int) -> None:
-        """The time is over: ask why once more, for numbers that are true now; raise Timeout unless what was needed has come."""
+        """The time is over: ask why once more, for numbers that are true now; raise Timeout unless
+        what was needed has come.
+        """
         self._send(MessageType.NEED, rows, steps)
         answer = Deadline(_ANSWER_S)
         self._why, before = "", self._why
@@ -260,7 +301,7 @@ class RowGrants:
             self._needs = False
             raise Timeout(f"still cannot insert: {self._why or before}")
 
-    # -- the socket ------------------------------------------------------------------------------------------------------
+    # -- the socket --------------------------------------------------------------------------------
 
     def _try(self, kind: MessageType) -> bool:
         """Send what need not arrive: if the owner is gone, or does not read, the next wait says so."""
@@ -270,11 +311,21 @@ class RowGrants:
             return False
         return True
 
-    def _send(self, kind: MessageType, a: int = 0, b: int = 0, body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+    def _send(
+        self,
+        kind: MessageType,
+        a: int = 0,
+        b: int = 0,
+        body: bytes = b"",
+        fds: tuple[int, ...] = (),
+    ) -> None:
         try:
             messages.send(self._sock, messages.pack(kind, a, b, body), fds)
         except BlockingIOError:
-            raise Broken(f"the table's process {self._owner} has not read {kind.name} and what came before it") from None
+            raise Broken(
+                f"the table's process {self._owner} has not read {kind.name} and what came before "
+                "it"
+            ) from None
         except ConnectionError:
             raise self._gone() from None
 
@@ -321,13 +372,22 @@ class RowGrants:
 
     def _shut(self) -> AsyncLoaderError:
         if self._lane.state() == ring_format.HAS_FAILED:
-            return Broken(f"the thread that serves writers has failed in the table's process {self._owner}: see its log")
-        return Closed(f"the replay buffer was closed by its process {self._owner}: nothing can be added any more")
+            return Broken(
+                f"the thread that serves writers has failed in the table's process {self._owner}: "
+                "see its log"
+            )
+        return Closed(
+            f"the replay buffer was closed by its process {self._owner}: nothing can be added any "
+            "more"
+        )
 
     def _gone(self) -> AsyncLoaderError:
         if self._lane.state() == ring_format.OPEN:
             readable([self._owner_fd], _DYING_S)
-            return Broken(f"process {self._owner}, which had the replay buffer, has died: nothing can be added any more")
+            return Broken(
+                f"process {self._owner}, which had the replay buffer, has died: nothing can be "
+                "added any more"
+            )
         return self._shut()
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""ProcessWriter: adds steps to a table that another process owns. Decides no id, links nothing. See NOTE [lane]."""
+"""ProcessWriter: adds steps to a table that another process owns.
+
+Decides no id, links nothing. See NOTE [lane].
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,22 @@ import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
+from async_loader.names import (
+    by_name,
+    explain_wrong_attributes,
+    explain_wrong_names,
+    misplaced_fields,
+)
 from async_loader.replay.arguments import floats_of, one_float, one_of
-from async_loader.replay.base.row_format import AWAITS, FINAL, TERMINATED, TRUNCATED
+from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
+from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL
 from async_loader.replay.multiprocess.messages import MessageType, close_fd
 from async_loader.replay.multiprocess.publish_ring import Floats, Ids, PublishRing
 from async_loader.replay.multiprocess.row_grants import RowGrants
-from async_loader.replay.multiprocess.writer_handle import Terms
+from async_loader.replay.multiprocess.terms import Terms
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import stream_name, stream_names
-from async_loader.replay.table.step_packer import NO_FIELDS, Ends, StepPacker
+from async_loader.replay.table.step_packer import Ends, StepPacker
 from async_loader.replay.table.storage import Storage
 from async_loader.replay.writer import how_ended
 from async_loader.shm.segment import Segment
@@ -31,7 +40,6 @@ from async_loader.table import Streams
 _CLOSE_S = 5.0
 _MANY = 256
 """Streams with a number, from which on those that have ended are forgotten."""
-_NO_FLOATS: Floats = np.empty(0)
 _ONE, _TWO = np.array([1]), np.array([2])
 
 
@@ -41,15 +49,22 @@ def _at(point: str) -> None:
 
 @explain_wrong_attributes
 class ProcessWriter:
-    """Adds the steps of another process than the table's. A `async_loader.table.Writer`, made by `WriterHandle.open`.
+    """Adds the steps of another process than the table's. A `async_loader.table.Writer`, made by
+    `WriterHandle.open`.
 
-    Threads: one at a time, in the process that opened it. Cost: about that of `ReplayBuffer.add`; it waits for the
-    owner only when that withholds rows, when a stream is new, and for the first rows. What has been added can be drawn from
-    then on by whoever samples in the owner's process.
+    Threads: one at a time, in the process that opened it. Cost: about that of `ReplayBuffer.add`;
+    it waits for the owner only when that withholds rows, when a stream is new, and for the first
+    rows. What has been added can be drawn from then on by whoever samples in the owner's process.
     """
 
     def __init__(
-        self, sock: socket.socket, owner_fd: int, lane: PublishRing, clock: Segment, storage: Storage, terms: Terms
+        self,
+        sock: socket.socket,
+        owner_fd: int,
+        lane: PublishRing,
+        clock: Segment,
+        storage: Storage,
+        terms: Terms,
     ) -> None:
         from async_loader.replay.kernels import publish_ring  # late: see compiled.py
 
@@ -64,7 +79,8 @@ class ProcessWriter:
         self._open: set[int] = set()  # streams whose episode may go on
         self._many = _MANY
         self.schema = layout.schema
-        self._stream, self._flags, self._ids = (np.zeros(1, np.int64) for _ in range(3))  # of one step
+        # of one step
+        self._stream, self._flags, self._ids = (np.zeros(1, np.int64) for _ in range(3))
 
     def _begin(self, stream: Hashable) -> None:
         """Tell the owner who writes, and to which stream."""
@@ -78,10 +94,13 @@ class ProcessWriter:
 
     @property
     def steps(self) -> int:
-        """Steps that this writer has added. It never falls; a call that Ctrl-C interrupts has added its step or has not."""
+        """Steps that this writer has added.
+
+        It never falls; a call that Ctrl-C interrupts has added its step or has not.
+        """
         return self._row_grants.steps
 
-    # -- adding ----------------------------------------------------------------------------------------------------------
+    # -- adding ------------------------------------------------------------------------------------
 
     @by_name
     def append(
@@ -124,17 +143,33 @@ class ProcessWriter:
         checked = step_packer.values(values)
         ends = None if final_obs is None else step_packer.final_values(final_obs)
         flags = step_packer.flags(checked, ends is not None, flags)
-        given = _NO_FLOATS
+        given = NO_PRIORITIES
         if priority is not None or self._terms.given:
-            given = self._priorities(None if priority is None else one_float(priority, "priority"), 1)
-        number = self._numbers[self.stream] if stream is None else self._number(stream_name(stream), Deadline(timeout_s))
+            given = self._priorities(
+                None if priority is None else one_float(priority, "priority"), 1
+            )
+        number = (
+            self._numbers[self.stream]
+            if stream is None
+            else self._number(stream_name(stream), Deadline(timeout_s))
+        )
         rows = _TWO if flags & AWAITS else _ONE
         if not self._row_grants.ready_at_once(int(rows[0])):
             with _in_seconds(timeout_s):
                 self._row_grants.ready(rows, 1, Deadline(timeout_s))
         self._stream[0], self._flags[0] = number, flags
         final = NO_FIELDS if ends is None else step_packer.put_final(ends)
-        self._write(step_packer.put(checked), final, 0, 1, int(rows[0]), self._stream, self._flags, given, self._ids)
+        self._write(
+            step_packer.put(checked),
+            final,
+            0,
+            1,
+            int(rows[0]),
+            self._stream,
+            self._flags,
+            given,
+            self._ids,
+        )
         return int(self._ids[0])
 
     @by_name
@@ -171,7 +206,7 @@ class ProcessWriter:
         flags = step_packer.column_ends(columns, said)
         final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
         if final_obs is not None:
-            finals, has_final = step_packer.final_columns(final_obs, flags & (TERMINATED | TRUNCATED) != 0)
+            finals, has_final = step_packer.final_columns(final_obs, flags & ENDS != 0)
             final = step_packer.fields(step_packer.followed, finals)
         flags = step_packer.check_ends(flags, has_final)
         given = self._priorities(priority, count)
@@ -181,8 +216,12 @@ class ProcessWriter:
         while start < count:
             before = int(rows[start - 1]) if start else 0
             with _in_seconds(timeout_s, start, count):
-                stop = start + self._row_grants.ready(rows[start:] - before, count - start, deadline)
-            self._write(source, final, start, stop, int(rows[stop - 1]) - before, streams, flags, given, ids)
+                stop = start + self._row_grants.ready(
+                    rows[start:] - before, count - start, deadline
+                )
+            self._write(
+                source, final, start, stop, int(rows[stop - 1]) - before, streams, flags, given, ids
+            )
             start = stop
         del columns, finals  # whose memory the kernels read
         return ids
@@ -197,7 +236,10 @@ class ProcessWriter:
         truncated: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """The episode ended after its last step. As `ReplayBuffer.end_episode`, for an episode that this writer began."""
+        """The episode ended after its last step.
+
+        As `ReplayBuffer.end_episode`, for an episode that this writer began.
+        """
         self._check_mine()
         flags, deadline = how_ended(terminated, truncated), Deadline(timeout_s)
         ends = None if final_obs is None else self._step_packer.final_values(final_obs)
@@ -211,7 +253,17 @@ class ProcessWriter:
                 return
             self._row_grants.ready(_ONE, 0, deadline)
         self._stream[0], self._flags[0] = number, FINAL | flags
-        self._write(self._step_packer.put_final(ends), NO_FIELDS, 0, 1, 1, self._stream, self._flags, _NO_FLOATS, self._ids)
+        self._write(
+            self._step_packer.put_final(ends),
+            NO_FIELDS,
+            0,
+            1,
+            1,
+            self._stream,
+            self._flags,
+            NO_PRIORITIES,
+            self._ids,
+        )
 
     def _write(
         self,
@@ -231,31 +283,49 @@ class ProcessWriter:
         _at("reserved")
         geometry = self._storage.geometry
         written = self._kernels.fill(
-            geometry, source, final, start, stop, names, streams, flags, given, ids, lane, row_grants.written
+            geometry,
+            source,
+            final,
+            start,
+            stop,
+            names,
+            streams,
+            flags,
+            given,
+            ids,
+            lane,
+            row_grants.written,
         )
         _at("written")
         steps = 0 if flags[start] & FINAL else stop - start
         numbers, said = streams[start:stop].tolist(), flags[start:stop].tolist()
-        self._open.update(numbers)  # before, as Ctrl-C may come between: what is open and not here could not be ended
+        # before, as Ctrl-C may come between: what is open and not here could not be ended
+        self._open.update(numbers)
         row_grants.publish(written, rows, steps)
         _at("published")
-        for number, last in dict(zip(numbers, said, strict=True)).items():  # the last row of each stream counts
-            if last & (TERMINATED | TRUNCATED):
+        # the last row of each stream counts
+        for number, last in dict(zip(numbers, said, strict=True)).items():
+            if last & ENDS:
                 self._open.discard(number)
 
-    # -- what is added ---------------------------------------------------------------------------------------------------
+    # -- what is added -----------------------------------------------------------------------------
 
     def _priorities(self, priority: Any, count: int) -> Floats:
         terms = self._terms
         if priority is None:
             if terms.given:
                 priority_rules.check(np.full(count, np.nan), given=True)
-            return _NO_FLOATS
+            return NO_PRIORITIES
         if not terms.prioritized:
-            raise Unsupported(f"this table's {terms.sampler} and {terms.remover} use no priorities: leave them out")
+            raise Unsupported(
+                f"this table's {terms.sampler} and {terms.remover} use no priorities: leave them "
+                "out"
+            )
         given = floats_of(priority, "priority")
         if given.shape != (count,):
-            raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
+            raise ConfigError(
+                f"priority has shape {given.shape} for {count} rows: one number for each"
+            )
         priority_rules.check_given(given)
         priority_rules.check(given, given=terms.given)
         return given
@@ -279,10 +349,12 @@ class ProcessWriter:
         return number
 
     def _forget_ended(self, keep: Container[Hashable]) -> None:
-        """Before more streams are named: forget those whose episodes have ended, where they are more than a few.
+        """Before more streams are named: forget those whose episodes have ended, where they are
+        more than a few.
 
-        The owner is told first. Ctrl-C between the two leaves numbers here that the owner may give to others: so they are
-        taken out of `_numbers` before it hears of them, and at worst it keeps some for longer than needed.
+        The owner is told first. Ctrl-C between the two leaves numbers here that the owner may give
+        to others: so they are taken out of `_numbers` before it hears of them, and at worst it
+        keeps some for longer than needed.
         """
         if len(self._numbers) < self._many:
             return
@@ -292,23 +364,29 @@ class ProcessWriter:
             for name, number in self._numbers.items()
             if number not in self._open and name not in keep and name != own
         }
-        self._numbers = {name: number for name, number in self._numbers.items() if name not in ended}
+        self._numbers = {
+            name: number for name, number in self._numbers.items() if name not in ended
+        }
         self._many = max(_MANY, 2 * len(self._numbers))
         self._row_grants.drop(list(ended.values()))
 
-    # -- the end ---------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when all that was added is in the table: linked, told to samplers, visible to readers of its memory."""
+        """Return when all that was added is in the table: linked, told to samplers, visible to
+        readers of its memory.
+        """
         self._check_mine()
         self._row_grants.publish_again()
         self._row_grants.ask(MessageType.FLUSH, MessageType.FLUSHED, b"", Deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the writer's open episodes, as `end_episode` without more does, and give back its rows. May be called again.
+        """End the writer's open episodes, as `end_episode` without more does, and give back its
+        rows. May be called again.
 
-        Waits for ``timeout_s``, by default 5 s, until the owner has taken in everything, and raises nothing if it is gone or
-        has not answered: it takes it in all the same. In a forked child it only closes the child's copies.
+        Waits for ``timeout_s``, by default 5 s, until the owner has taken in everything, and raises
+        nothing if it is gone or has not answered: it takes it in all the same. In a forked child it
+        only closes the child's copies.
         """
         limit = _CLOSE_S if timeout_s is None else seconds("timeout_s", timeout_s)
         if self._closed:
@@ -325,7 +403,8 @@ class ProcessWriter:
             raise Closed("this writer was closed: get another writer_handle()")
         if os.getpid() != self._pid:
             raise Unsupported(
-                f"this writer belongs to process {self._pid}, and process {os.getpid()} is a fork of it: "
+                f"this writer belongs to process {self._pid}, and process {os.getpid()} is a fork "
+                "of it: "
                 "get another writer_handle() for each process"
             )
 
@@ -344,7 +423,8 @@ class ProcessWriter:
         self.close()
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # When modules are being taken apart the process ends, and the owner takes in all that is complete.
+        # When modules are being taken apart the process ends, and the owner takes in all that is
+        # complete.
         if not finalizing() and not getattr(self, "_closed", True):
             self.close()
 
@@ -355,5 +435,9 @@ def _in_seconds(timeout_s: float | None, done: int = 0, count: int = 0) -> Itera
     try:
         yield
     except (Timeout, Closed, Broken) as error:
-        said = f"{timeout_s:g} s have passed, and {error}" if isinstance(error, Timeout) else str(error)
+        said = (
+            f"{timeout_s:g} s have passed, and {error}"
+            if isinstance(error, Timeout)
+            else str(error)
+        )
         raise type(error)(f"{done} of {count} steps are in: {said}" if count else said) from None

@@ -6,54 +6,36 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from async_loader.errors import Closed, ConfigError
 from async_loader.replay.multiprocess.messages import close_fd
 from async_loader.replay.multiprocess.publish_ring import PublishRing
+from async_loader.replay.multiprocess.terms import Terms
+from async_loader.replay.multiprocess.writer import ProcessWriter
 from async_loader.replay.table.storage import Storage
 from async_loader.shm.segment import Segment
-
-if TYPE_CHECKING:
-    from async_loader.replay.multiprocess.writer import ProcessWriter
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a writer knows of the table, beside where its rows are.
-
-    Attributes
-    ----------
-    number : int
-        Of the writer.
-    owner : int
-        The pid of the table's process.
-    prioritized, given : bool
-        Whether anything there goes by priorities; whether every step needs one.
-    sampler, remover : str
-        For messages.
-    """
-
-    number: int
-    owner: int
-    prioritized: bool
-    given: bool
-    sampler: str
-    remover: str
 
 
 class WriterHandle:
     """The right of one process to write into a table. Made by `ReplayBuffer.writer_handle`.
 
-    Hand it to a process as an argument, under any start method. The first process that calls `open` has it: each handle is
-    opened once. One that is dropped unopened gives its place to another.
+    Hand it to a process as an argument, under any start method. The first process that calls `open`
+    has it: each handle is opened once. One that is dropped unopened gives its place to another.
 
     Threads: any, in any process; `open` once.
     """
 
-    def __init__(self, sock_fd: int, owner_fd: int, lane: Segment, clock: Segment, storage: Storage, terms: Terms) -> None:
+    def __init__(
+        self,
+        sock_fd: int,
+        owner_fd: int,
+        lane: Segment,
+        clock: Segment,
+        storage: Storage,
+        terms: Terms,
+    ) -> None:
         self._fds = [sock_fd, owner_fd]
         self._lane, self._clock, self._storage = lane, clock, storage
         self._terms = terms
@@ -64,8 +46,8 @@ class WriterHandle:
         Parameters
         ----------
         stream : hashable, optional
-            Whose steps `append` adds; by default a stream of its own. It has to pickle. Only one writer at a
-            time may write to a stream.
+            Whose steps `append` adds; by default a stream of its own. It has to pickle. Only one
+            writer at a time may write to a stream.
 
         Raises
         ------
@@ -74,18 +56,24 @@ class WriterHandle:
         Closed, Broken
             If the table was closed, or its process is gone.
         """
-        from async_loader.replay.multiprocess.writer import ProcessWriter
-
         if not self._fds:
-            raise ConfigError("this handle was opened or closed already: get a writer_handle() for each writer")
+            raise ConfigError(
+                "this handle was opened or closed already: get a writer_handle() for each writer"
+            )
         lane = PublishRing(self._lane)
         other = lane.claim(os.getpid())
         if other:
-            raise ConfigError(f"process {other} has opened this handle: get a writer_handle() for each writer")
+            raise ConfigError(
+                f"process {other} has opened this handle: get a writer_handle() for each writer"
+            )
         (sock_fd, owner_fd), self._fds = self._fds, []
-        writer = ProcessWriter(socket.socket(fileno=sock_fd), owner_fd, lane, self._clock, self._storage, self._terms)
+        writer = ProcessWriter(
+            socket.socket(fileno=sock_fd), owner_fd, lane, self._clock, self._storage, self._terms
+        )
         try:
-            writer._begin(("writer", self._terms.owner, self._terms.number) if stream is None else stream)
+            writer._begin(
+                ("writer", self._terms.owner, self._terms.number) if stream is None else stream
+            )
         except BaseException:
             writer.close()
             raise
@@ -101,14 +89,25 @@ class WriterHandle:
             close_fd(fd)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing():  # then modules are being taken apart, and descriptors close with the process
+        # then modules are being taken apart, and descriptors close with the process
+        if not finalizing():
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._fds:
-            raise Closed("this handle was opened or closed already: get a writer_handle() for each writer")
-        return _arrived, (*map(reduction.DupFd, self._fds), self._lane, self._clock, self._storage, self._terms)
+            raise Closed(
+                "this handle was opened or closed already: get a writer_handle() for each writer"
+            )
+        return _arrived, (
+            *map(reduction.DupFd, self._fds),
+            self._lane,
+            self._clock,
+            self._storage,
+            self._terms,
+        )
 
 
-def _arrived(sock: Any, owner: Any, lane: Segment, clock: Segment, storage: Storage, terms: Terms) -> WriterHandle:
+def _arrived(
+    sock: Any, owner: Any, lane: Segment, clock: Segment, storage: Storage, terms: Terms
+) -> WriterHandle:
     return WriterHandle(sock.detach(), owner.detach(), lane, clock, storage, terms)

@@ -1,4 +1,7 @@
-"""One writer as the table's owner sees it: its lane, the rows that it holds, what it needs. Under the table's lock."""
+"""One writer as the table's owner sees it: its lane, the rows that it holds, what it needs.
+
+Under the table's lock.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ import time
 import numpy as np
 
 from async_loader.replay.base import ring_format
+from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.base.grant_log import GrantLog
 from async_loader.replay.base.row_format import TRUNCATED
 from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.messages import MessageType
 from async_loader.replay.multiprocess.publish_ring import Ids, PublishRing
-from async_loader.replay.table.step_packer import NO_FIELDS
 from async_loader.replay.table.table import Table
 
 _FAST_S, _SLOW_S = 0.005, 0.05
-"""An extent that lasts less than the one is doubled, one that lasts more than the other is halved."""
+"""An extent that lasts less than the one is doubled, one that lasts more than the other is halved.
+"""
 _FIRST_SIZE = 4
 
 
@@ -41,10 +45,11 @@ class WriterPeer:
     grant_log : GrantLog
         Its rows, and what was adopted of it.
     issued : int
-        InsertCredits that were given and not taken back. As many of them as there are steps that were adopted are used up,
-        the rest may still come.
+        InsertCredits that were given and not taken back. As many of them as there are steps that
+        were adopted are used up, the rest may still come.
     need : (int, int) | None
-        Rows that the writer wants to have, and steps that it wants permits for, when it waits for them.
+        Rows that the writer wants to have, and steps that it wants permits for, when it waits for
+        them.
     """
 
     def __init__(self, number: int, sock: socket.socket, lane: PublishRing, table: Table) -> None:
@@ -63,10 +68,12 @@ class WriterPeer:
     def __str__(self) -> str:
         return f"writer {self.number} (pid {self.pid})"
 
-    # -- rows ------------------------------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------
 
     def grant(self, at_least: int, most: int) -> None:
-        """Another extent, of ``at_least`` rows unless more are due, ``most`` at most; less where the memory wraps around."""
+        """Another extent, of ``at_least`` rows unless more are due, ``most`` at most; less where
+        the memory wraps around.
+        """
         now = time.monotonic()
         lasted, self._granted_at = now - self._granted_at, now
         if lasted < _FAST_S:
@@ -93,10 +100,13 @@ class WriterPeer:
         self.streams -= ended
         self._table.release(ended)
 
-    # -- messages --------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def tell(self, kind: MessageType, a: int = 0, b: int = 0, body: bytes = b"") -> None:
-        """One record, if the writer is there. It reads what it asked for, so there is always room."""
+        """One record, if the writer is there.
+
+        It reads what it asked for, so there is always room.
+        """
         with contextlib.suppress(OSError):
             messages.send(self.sock, messages.pack(kind, a, b, body))
 
@@ -106,10 +116,12 @@ class WriterPeer:
             self.tell(MessageType.WHY, body=why.encode()[:4096])
         self.why = why
 
-    # -- the end ---------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def reap_writer(self, state: int = ring_format.IS_CLOSED) -> None:
-        """Take in what is complete, give up what is not, end its episodes, and let go of everything."""
+        """Take in what is complete, give up what is not, end its episodes, and let go of
+        everything.
+        """
         self._table.adopt(np.array([self.grant_log.address]))
         self._table.abandon(self.grant_log.address)
         for stream in self.streams:

@@ -1,12 +1,14 @@
 """The owner's side of all writers, and the thread that waits for them. Writes no row.
 
 # NOTE [who adopts]
-What writers have published becomes part of the table when somebody looks: whoever samples, adds or counts in the owner's
-process takes it in first, under the lock that it holds anyway. One kernel does so for all writers, so that looking costs
-a microsecond, and some rows of each cost less than ten. The thread is needed for what nobody else does: to
-hand out rows, to see deaths, and to wake those who wait for rows. Only while there are such does it ask the writers to ring,
-by a word in their lanes that the first to publish clears again. While rows keep coming it looks every two milliseconds
-instead, so that a fast writer is not made to ring for each row, and a slow one's rows are seen at once.
+What writers have published becomes part of the table when somebody looks: whoever samples, adds or
+counts in the owner's process takes it in first, under the lock that it holds anyway. One kernel
+does so for all writers, so that looking costs a microsecond, and some rows of each cost less than
+ten. The thread is needed for what nobody else does: to hand out rows, to see deaths, and to wake
+those who wait for rows. Only while there are such does it ask the writers to ring, by a word in
+their lanes that the first to publish clears again. While rows keep coming it looks every two
+milliseconds instead, so that a fast writer is not made to ring for each row, and a slow one's rows
+are seen at once.
 """
 
 from __future__ import annotations
@@ -18,29 +20,28 @@ import socket
 import threading
 import traceback
 import weakref
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from async_loader.errors import Broken, ConfigError
+from async_loader.errors import Broken, ConfigError, Unsupported
 from async_loader.lifecycle import EndFlag, EventFd, join, readable
 from async_loader.replay.base import ring_format, row_format
 from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.insert_credits import InsertCredits
 from async_loader.replay.multiprocess.messages import Message, MessageType
 from async_loader.replay.multiprocess.publish_ring import PublishRing
-from async_loader.replay.multiprocess.writer_handle import Terms, WriterHandle
+from async_loader.replay.multiprocess.terms import Terms
+from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.multiprocess.writer_peer import WriterPeer
 from async_loader.replay.rate_limiter import LimiterState
+from async_loader.replay.table.table_state import TableState
 from async_loader.shm.segment import Segment
-
-if TYPE_CHECKING:
-    from async_loader.replay.table.table_state import TableState
 
 _PAUSE_S = 0.002
 _EXIT_TIMEOUT_S = 2.0
 _FORK_TIMEOUT_S = 30.0
-_ROWS_EACH = 8  # a writer must be able to hold two extents of two rows, and all together hold half of the rows
+# a writer must be able to hold two extents of two rows, and all together hold half of the rows
+_ROWS_EACH = 8
 log = logging.getLogger("async_loader")
 
 
@@ -51,15 +52,19 @@ class WriterService:
 
     Parameters
     ----------
-    owner : Owner
+    table_state : TableState
         Held weakly: a table that nobody uses any more ends, and its service with it.
     """
 
-    def __init__(self, owner: TableState) -> None:
+    def __init__(self, table_state: TableState) -> None:
         from async_loader.replay.kernels import publish_ring  # late: see compiled.py
 
         self._kernels = publish_ring
-        self.lock, self._waiters, self._table = owner.lock, owner.waiters, owner.table
+        self.lock, self._waiters, self._table = (
+            table_state.lock,
+            table_state.waiters,
+            table_state.table,
+        )
         self.end, self.bell = EndFlag(), EventFd()
         self._links: dict[int, WriterPeer] = {}
         self._permits = InsertCredits(self._links.values())
@@ -72,10 +77,13 @@ class WriterService:
         self._death_fd = os.pidfd_open(os.getpid())
         self._clock = self._share_geometry()
         self._waiters.on_wait = self._has_waiters
-        self._dropped = weakref.finalize(owner, self.end.set)
+        self._dropped = weakref.finalize(table_state, self.end.set)
         self._dropped.atexit = False
         self._thread = threading.Thread(
-            target=_run, args=(weakref.ref(owner), self), name="async-loader-writer-service", daemon=True
+            target=_run,
+            args=(weakref.ref(table_state), self),
+            name="async-loader-writer-service",
+            daemon=True,
         )
 
     def start(self) -> None:
@@ -91,16 +99,17 @@ class WriterService:
         self._table.g = self._table.storage.geometry = shared
         return segment
 
-    # -- handles ---------------------------------------------------------------------------------------------------------
+    # -- handles -----------------------------------------------------------------------------------
 
-    def handle(self, owner: TableState) -> WriterHandle:
+    def handle(self, table_state: TableState) -> WriterHandle:
         """One more writer."""
         if self.failed is not None:
             raise Broken(f"the thread that serves writers has failed: {self.failed!r}")
         layout = self._table.storage.layout
         if (len(self._links) + 1) * _ROWS_EACH > layout.rows:
             raise ConfigError(
-                f"{len(self._links)} writers have a table of {layout.capacity} steps, and each needs room: raise its capacity, "
+                f"{len(self._links)} writers have a table of {layout.capacity} steps, and each "
+                "needs room: raise its capacity, "
                 "or let writers go (a handle that was neither opened nor dropped counts)"
             )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -108,12 +117,31 @@ class WriterService:
         lane = PublishRing.create()
         self._links[number] = WriterPeer(number, ours, lane, self._table)
         self._changed()
-        self.follow(owner.limits)
+        self.follow(table_state.limits)
         self.bell.ring()
-        given = any(getattr(one, "new_priority", None) == "given" for one in (*self._table.samplers, owner.remover))
-        terms = Terms(number, os.getpid(), owner.prioritized, given, repr(owner.sampler), repr(owner.remover))
-        segments = [Segment.attach(os.dup(one.fileno()), one.nbytes) for one in (lane.segment, self._clock)]
-        return WriterHandle(theirs.detach(), os.dup(self._death_fd), segments[0], segments[1], self._table.storage, terms)
+        given = any(
+            getattr(one, "new_priority", None) == "given"
+            for one in (*self._table.samplers, table_state.remover)
+        )
+        terms = Terms(
+            number,
+            os.getpid(),
+            table_state.prioritized,
+            given,
+            repr(table_state.sampler),
+            repr(table_state.remover),
+        )
+        segments = [
+            Segment.attach(os.dup(one.fileno()), one.nbytes) for one in (lane.segment, self._clock)
+        ]
+        return WriterHandle(
+            theirs.detach(),
+            os.dup(self._death_fd),
+            segments[0],
+            segments[1],
+            self._table.storage,
+            terms,
+        )
 
     def described(self) -> str:
         """The writers that there are, in words; empty if there are none."""
@@ -123,7 +151,9 @@ class WriterService:
 
     def _changed(self) -> None:
         self._lanes = np.array([link.lane.address for link in self._links.values()], np.int64)
-        self._ledgers = np.array([link.grant_log.address for link in self._links.values()], np.int64)
+        self._ledgers = np.array(
+            [link.grant_log.address for link in self._links.values()], np.int64
+        )
 
     def follow(self, limits: LimiterState | None) -> None:
         """The limiter was changed."""
@@ -133,7 +163,7 @@ class WriterService:
         """As `LimiterState.may_insert_together`, with what writers may insert at any moment."""
         return self._permits.may_insert(limits, count)
 
-    # -- rows that come --------------------------------------------------------------------------------------------------
+    # -- rows that come ----------------------------------------------------------------------------
 
     def adopt(self) -> bool:
         """Take in everything that was published; whether that was anything."""
@@ -148,17 +178,19 @@ class WriterService:
         if self.adopt():
             self._waiters.ring()
 
-    # -- the thread ------------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def wait(self, pause_s: float | None) -> set[int]:
         """Until a writer says something or dies, a waiter is to be served, or the end."""
         with self.lock:
             fds = [self.end.fileno(), self.bell.fileno()]
             for link in self._links.values():
-                fds += [fd for fd in (-1 if link.deaf else link.sock.fileno(), link.death_fd) if fd >= 0]
+                fds += [
+                    fd for fd in (-1 if link.deaf else link.sock.fileno(), link.death_fd) if fd >= 0
+                ]
         return readable(fds, pause_s)
 
-    def serve(self, ready: set[int], owner: TableState) -> float | None:
+    def serve(self, ready: set[int], table_state: TableState) -> float | None:
         """React to everything. Returns for how long to wait at most."""
         if self.bell.fileno() in ready:
             self.bell.clear()
@@ -169,10 +201,11 @@ class WriterService:
                 heard += self._listen(link)
         news = self.adopt()
         for link, message in heard:
-            if not link.grant_log.wrong:  # which would be told that all it has published was taken in
+            # which would be told that all it has published was taken in
+            if not link.grant_log.wrong:
                 self._react(link, message)
         news |= self._reap_all(dead)
-        self._serve_needs(owner.limits)  # as they are now that everything is taken in
+        self._serve_needs(table_state.limits)  # as they are now that everything is taken in
         if news:
             self._waiters.ring()
         if not self._waiters.others(self.bell):
@@ -183,11 +216,20 @@ class WriterService:
         return 0.0 if self._table.news(self._ledgers) else None
 
     def _reap_all(self, dead: list[WriterPeer]) -> bool:
-        """The dead, handles that were dropped, and whose lanes cannot be trusted; whether there was any."""
-        lost = [link for link in self._links.values() if link in dead or link.grant_log.wrong or (link.deaf and not link.pid)]
+        """The dead, handles that were dropped, and whose lanes cannot be trusted; whether there was
+        any.
+        """
+        lost = [
+            link
+            for link in self._links.values()
+            if link in dead or link.grant_log.wrong or (link.deaf and not link.pid)
+        ]
         for link in lost:
             if link.grant_log.wrong:
-                log.error("%s has published what no writer publishes: nothing more is taken from it", str(link))
+                log.error(
+                    "%s has published what no writer publishes: nothing more is taken from it",
+                    str(link),
+                )
             elif link.pid:
                 log.info("%s has died", str(link))
             self._reap(link)
@@ -214,7 +256,8 @@ class WriterService:
             link.pid, link.death_fd = a, fds[0]
         elif kind == MessageType.MORE:
             room = self._room(link)
-            if room and not self._table.keeps:  # rows that are held and not filled would keep all others waiting
+            # rows that are held and not filled would keep all others waiting
+            if room and not self._table.keeps:
                 link.grant(1, room)
         elif kind == MessageType.NEED:
             link.why = ""
@@ -235,25 +278,36 @@ class WriterService:
 
     def _name(self, link: WriterPeer, token: int, body: bytes) -> None:
         try:
-            link.tell(MessageType.NUMBERS, token, body=link.numbers(messages.names_from(body)).tobytes())
+            link.tell(
+                MessageType.NUMBERS, token, body=link.numbers(messages.names_from(body)).tobytes()
+            )
         except Exception as error:  # unpickling and hashing run the code of whatever names a stream
-            link.tell(MessageType.REFUSED, token, body=f"{type(error).__name__}: {error}".encode()[:4096])
+            link.tell(
+                MessageType.REFUSED, token, body=f"{type(error).__name__}: {error}".encode()[:4096]
+            )
 
-    # -- rows and permits ------------------------------------------------------------------------------------------------
+    # -- rows and permits --------------------------------------------------------------------------
 
     def _room(self, link: WriterPeer) -> int:
         """Rows that a writer may be granted at once."""
         layout = self._table.storage.layout
         each = max(2, layout.capacity // (4 * len(self._links)))  # see NOTE [old rows]
         extent = max(1, min(layout.burst, each // 2))
-        room = max(0, min(extent, each - link.grant_log.held, layout.rows // 2 - self._table.granted))
+        room = max(
+            0, min(extent, each - link.grant_log.held, layout.rows // 2 - self._table.granted)
+        )
         return min(room, self._table.room_for(link.streams)) if self._table.keeps else room
 
     def _serve_needs(self, limits: LimiterState | None) -> None:
         for link in list(self._pending):
             assert link.need is not None
             wanted, steps = link.need
-            if self._table.keeps and steps and limits is not None and not limits.may_insert(1 + self._permits.promised()):
+            if (
+                self._table.keeps
+                and steps
+                and limits is not None
+                and not limits.may_insert(1 + self._permits.promised())
+            ):
                 link.explain(self._withheld(limits))
                 continue
             while link.grant_log.held < wanted and (room := self._room(link)):
@@ -289,7 +343,7 @@ class WriterService:
     def _reason(self) -> str | None:
         return "; ".join(f"{link} waits: {link.why}" for link in self._pending) or None
 
-    # -- ends ------------------------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def _reap(self, link: WriterPeer, state: int = ring_format.IS_CLOSED) -> None:
         self._links.pop(link.number, None)
@@ -309,7 +363,9 @@ class WriterService:
         with self.lock:
             self.closed = True
             for link in list(self._links.values()):
-                self._reap(link, ring_format.IS_CLOSED if self.failed is None else ring_format.HAS_FAILED)
+                self._reap(
+                    link, ring_format.IS_CLOSED if self.failed is None else ring_format.HAS_FAILED
+                )
             self._listen_to_samplers()
             self._waiters.on_wait = None
             self._waiters.ring()
@@ -333,9 +389,33 @@ class WriterService:
 
 
 def _number(name: object) -> int:
-    """That of a writer in the name that its stream has by default, of processes with our pid: a loaded table may have such."""
+    """That of a writer in the name that its stream has by default, of processes with our pid: a
+    loaded table may have such.
+    """
     ours = isinstance(name, tuple) and len(name) == 3 and name[:2] == ("writer", os.getpid())
     return name[2] if ours and isinstance(name[2], int) else -1  # type: ignore[index]
+
+
+def handle_of(table_state: TableState) -> WriterHandle:
+    """Make a handle for one more writer of a table. See `ReplayBuffer.writer_handle`."""
+    if not table_state.ready:
+        raise ConfigError(
+            "a writer in another process has to know what a step is: give the buffer a schema, or "
+            "add a step first"
+        )
+    if table_state.table.free is not None:
+        raise Unsupported(
+            f"{table_state.remover!r} takes rows out of order, and writers in other processes fill them "
+            "in order: use the Fifo remover"
+        )
+    with table_state.lock:
+        table_state.own()
+        service = table_state.writers
+        if service is None:
+            service = table_state.writers = WriterService(table_state)
+            service.start()
+        assert isinstance(service, WriterService)
+        return service.handle(table_state)
 
 
 _services: weakref.WeakSet[WriterService] = weakref.WeakSet()
@@ -345,7 +425,9 @@ _paused: list[threading.Lock] = []
 
 
 def _before_fork() -> None:
-    """Not while a thread of ours serves: it may compile or import, and the child would have those locks, taken, for good."""
+    """Not while a thread of ours serves: it may compile or import, and the child would have those
+    locks, taken, for good.
+    """
     for service in list(_services):
         if service.lock.acquire(timeout=_FORK_TIMEOUT_S):
             _paused.append(service.lock)
@@ -368,26 +450,29 @@ def _close_all() -> None:
         service.close(_EXIT_TIMEOUT_S)
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)
 atexit.register(_close_all)
 
 
-def _run(owner: weakref.ref[TableState], service: WriterService) -> None:
+def _run(table_state: weakref.ref[TableState], service: WriterService) -> None:
     pause: float | None = None
     try:
         while not service.end.is_set():
             ready = service.wait(pause)
-            pause = _serve(owner, service, ready)
+            pause = _serve(table_state, service, ready)
     except BaseException as error:  # the top of a thread: kept for who asks, and writers are told
-        log.error("the thread that serves writers has failed:\n%s", traceback.format_exc())  # a record must not keep the table
+        # a record must not keep the table
+        log.error("the thread that serves writers has failed:\n%s", traceback.format_exc())
         service.failed = error.with_traceback(None)
     finally:
         service.shut_down_writer()
 
 
 def _serve(ref: weakref.ref[TableState], service: WriterService, ready: set[int]) -> float | None:
-    owner = ref()
-    if owner is None or service.end.is_set():
+    table_state = ref()
+    if table_state is None or service.end.is_set():
         return 0.0
-    with owner.lock:
-        return service.serve(ready, owner)
+    with table_state.lock:
+        return service.serve(ready, table_state)

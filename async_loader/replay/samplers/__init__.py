@@ -1,4 +1,7 @@
-"""What chooses among a table's items: for batches, and to make room. One noun a file, behind one Protocol (sampler.py)."""
+"""What chooses among a table's items: for batches, and to make room.
+
+One noun a file, behind one Protocol (sampler.py).
+"""
 
 from async_loader.replay.samplers.heaps import MaxHeap, MinHeap
 from async_loader.replay.samplers.ordered import Fifo, Lifo

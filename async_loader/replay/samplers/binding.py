@@ -1,4 +1,6 @@
-"""What samplers have in common: they belong to one table, and say nothing against priorities that they do not use."""
+"""What samplers have in common: they belong to one table, and say nothing against priorities that
+they do not use.
+"""
 
 from __future__ import annotations
 

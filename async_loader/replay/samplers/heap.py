@@ -48,7 +48,9 @@ class Heap:
         out = np.empty(min(count, self._size), np.int64)
         if len(out):
             frontier = np.empty(2 * len(out) + 2, np.int64)
-            self._k.smallest(self._heap, self._keys, self._ages, self._size, out, frontier, self._places)
+            self._k.smallest(
+                self._heap, self._keys, self._ages, self._size, out, frontier, self._places
+            )
         return out
 
     def sort(self) -> None:

@@ -1,4 +1,5 @@
-"""A binary heap of rows in an array: the parent of place i is (i - 1) // 2, and comes before its children.
+"""A binary heap of rows in an array: the parent of place i is (i - 1) // 2, and comes before its
+children.
 
 What comes first: the smaller key; of equal keys, the one that was set longer ago.
 """
@@ -48,8 +49,13 @@ def _down(heap: Any, places: Any, keys: Any, ages: Any, place: int, size: int) -
 
 
 @kernel(keeps_gil=True)
-def put(heap: Any, places: Any, keys: Any, ages: Any, size: int, age: int, rows: Any, values: Any) -> int:
-    """Set keys of rows, which are in the heap or not; its new size. ``age`` is that of the first, and counts up."""
+def put(
+    heap: Any, places: Any, keys: Any, ages: Any, size: int, age: int, rows: Any, values: Any
+) -> int:
+    """Set keys of rows, which are in the heap or not; its new size.
+
+    ``age`` is that of the first, and counts up.
+    """
     for i in range(len(rows)):
         row = rows[i]
         keys[row], ages[row] = values[i], age + i
@@ -79,10 +85,14 @@ def take_out(heap: Any, places: Any, keys: Any, ages: Any, size: int, rows: Any)
 
 
 @kernel(keeps_gil=True)
-def smallest(heap: Any, keys: Any, ages: Any, size: int, out: Any, frontier: Any, spots: Any) -> None:
-    """The first rows in order, as many as ``out`` holds; the heap stays as it is. O(k log k), whatever its size.
+def smallest(
+    heap: Any, keys: Any, ages: Any, size: int, out: Any, frontier: Any, spots: Any
+) -> None:
+    """The first rows in order, as many as ``out`` holds; the heap stays as it is. O(k log k),
+    whatever its size.
 
-    ``frontier [len(out) + 1]`` is a heap of rows whose parents are out; ``spots`` says where in ``heap`` each row is.
+    ``frontier [len(out) + 1]`` is a heap of rows whose parents are out; ``spots`` says where in
+    ``heap`` each row is.
     """
     frontier[0] = heap[0]
     waiting = 1

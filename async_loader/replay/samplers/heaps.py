@@ -13,9 +13,11 @@ from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
 
 
 class _ByPriority(Binding):
-    """Items in the order of their priorities, each once in a draw; of equal ones first what was updated longer ago.
+    """Items in the order of their priorities, each once in a draw; of equal ones first what was
+    updated longer ago.
 
-    An item without a priority gets the largest ever given, 1.0 before the first. Cost: 2 us and O(log items) an item.
+    An item without a priority gets the largest ever given, 1.0 before the first. Cost: 2 us and
+    O(log items) an item.
     """
 
     prioritized = True
@@ -54,7 +56,10 @@ class _ByPriority(Binding):
 
 
 class MinHeap(_ByPriority):
-    """The ``count`` items of lowest priority, lowest first, each once. As a remover: the lowest priority makes room."""
+    """The ``count`` items of lowest priority, lowest first, each once.
+
+    As a remover: the lowest priority makes room.
+    """
 
     _sign = 1.0
 

@@ -1,4 +1,7 @@
-"""Insertion order of rows, as a doubly linked list in arrays. O(1) at every place; kernels that keep the GIL."""
+"""Insertion order of rows, as a doubly linked list in arrays.
+
+O(1) at every place; kernels that keep the GIL.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ FREE = -2  # not in the list
 
 @kernel(keeps_gil=True)
 def append(before: Any, after: Any, ends: Any, rows: Any) -> None:
-    """Put rows at the young end, in their order, but for those that are there. ``ends``: the oldest and the youngest row."""
+    """Put rows at the young end, in their order, but for those that are there.
+
+    ``ends``: the oldest and the youngest row.
+    """
     for row in rows:
         if before[row] != FREE:
             continue

@@ -11,7 +11,10 @@ from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
 
 
 class _Ordered(Binding):
-    """Items by the order of their insertion, each once in a draw. Cost: O(1) an item, about 3 us a call."""
+    """Items by the order of their insertion, each once in a draw.
+
+    Cost: O(1) an item, about 3 us a call.
+    """
 
     prioritized = False
     weighted = False

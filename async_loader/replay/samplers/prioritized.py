@@ -24,13 +24,16 @@ _ALL_ROWS = np.empty(0, np.int64)
 
 
 class Prioritized(Binding):
-    """P(i) = m(i) / sum of m, with m(i) = (p(i) + eps) ** alpha (Schaul et al. 2016, section 3.3, equation 1).
+    """P(i) = m(i) / sum of m, with m(i) = (p(i) + eps) ** alpha (Schaul et al. 2016, section 3.3,
+    equation 1).
 
-    Weights are (N * P(i)) ** -beta (ibid., section 3.4), normalised. An item with p + eps = 0 is never drawn, also with
-    alpha = 0; if all are, every item is as likely as every other, with weight 1.
+    Weights are (N * P(i)) ** -beta (ibid., section 3.4), normalised. An item with p + eps = 0 is
+    never drawn, also with alpha = 0; if all are, every item is as likely as every other, with
+    weight 1.
 
-    Cost: for 256 of a million items about 40 us to draw and 20 us to update; 2 us to insert one, 4 us with a priority. Minima
-    (``normalize="buffer"``) and maxima (``new_priority="max_now"``) add 15 us to an update of 256, each.
+    Cost: for 256 of a million items about 40 us to draw and 20 us to update; 2 us to insert one, 4
+    us with a priority. Minima (``normalize="buffer"``) and maxima (``new_priority="max_now"``) add
+    15 us to an update of 256, each.
 
     Parameters
     ----------
@@ -43,10 +46,11 @@ class Prioritized(Binding):
     stratified : bool
         One item from each of batch_size equal parts of the mass; else independently.
     normalize : "batch" | "buffer" | "none"
-        Divide weights by the largest of the batch, by the largest that any item would have, or not at all.
+        Divide weights by the largest of the batch, by the largest that any item would have, or not
+        at all.
     new_priority : "max_ever" | "max_now" | "given"
-        What an item gets that comes without a priority: the largest priority ever given; the largest mass of those there
-        are; or an error. 1.0 while there is none.
+        What an item gets that comes without a priority: the largest priority ever given; the
+        largest mass of those there are; or an error. 1.0 while there is none.
 
     Raises
     ------
@@ -70,7 +74,10 @@ class Prioritized(Binding):
         new_priority: NewPriority = "max_ever",
     ) -> None:
         super().__init__()
-        self.alpha, self.eps = number("alpha", alpha, most=2.0), number("eps", eps, most=priority_rules.LARGEST)
+        self.alpha, self.eps = (
+            number("alpha", alpha, most=2.0),
+            number("eps", eps, most=priority_rules.LARGEST),
+        )
         self._schedule = schedule("beta", beta, most=1.0)
         self.beta = beta if isinstance(beta, Linear) else self._schedule.start
         if not isinstance(stratified, bool):
@@ -85,13 +92,15 @@ class Prioritized(Binding):
         self._draws = 0
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        from async_loader.replay.samplers import prioritized_kernels, random_rows, tree_kernels  # late: see compiled.py
+        # late: see compiled.py
+        from async_loader.replay.samplers import prioritized_kernels, random_rows, tree_kernels
 
         self._k, self._trees, self._at_once = random_rows, tree_kernels, prioritized_kernels
         self._items, self._numbers = items, RandomNumbers(seed)
         self._masses = SumTree(items.rows)
         self._least = MinTree(items.rows) if self.normalize == "buffer" else None
-        self._most = MinTree(items.rows) if self.new_priority == "max_now" else None  # of negative masses
+        # of negative masses
+        self._most = MinTree(items.rows) if self.new_priority == "max_now" else None
         self._bounded = self._least is not None or self._most is not None
         self._scratch = np.empty(0)
         self._ever = priority_rules.MaxEver()
@@ -112,11 +121,15 @@ class Prioritized(Binding):
             mass = self._mass(self._ever.fill(priority))
         else:
             top = -self._most.root
-            mass = np.where(np.isnan(priority), top if 0 < top < np.inf else 1.0, self._mass(priority))
+            mass = np.where(
+                np.isnan(priority), top if 0 < top < np.inf else 1.0, self._mass(priority)
+            )
         self._set(rows, mass)
 
     def _new_mass(self) -> npt.NDArray[np.float64]:
-        """That of one item without a priority, which is what is added most often; only a new largest priority changes it."""
+        """That of one item without a priority, which is what is added most often; only a new
+        largest priority changes it.
+        """
         largest, mass = self._known
         if mass is None or largest != self._ever.largest:
             mass = self._mass(self._ever.fill(np.array((np.nan,))))
@@ -194,7 +207,9 @@ class Prioritized(Binding):
         return self._scratch
 
     def _weighing(self) -> tuple[float, float]:
-        """What the next draw's weights are made with (see `tree_kernels.weigh`): the mass whose weight is 1, and beta."""
+        """What the next draw's weights are made with (see `tree_kernels.weigh`): the mass whose
+        weight is 1, and beta.
+        """
         beta = self._schedule.at(self._draws)
         self._draws += 1
         if self._least is not None:
@@ -204,7 +219,10 @@ class Prioritized(Binding):
         return 0.0, beta  # the least of the batch
 
     def _any(self, count: int) -> Rows:
-        """Every item with the same probability. O(rows) only where fewer than a quarter of them hold an item."""
+        """Every item with the same probability.
+
+        O(rows) only where fewer than a quarter of them hold an item.
+        """
         items, rows, filled = self._items, np.empty(count, np.int64), 0
         sparse = items.count * _SPARSE < items.top
         among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL_ROWS
@@ -232,6 +250,7 @@ class Prioritized(Binding):
 
     def __repr__(self) -> str:
         return (
-            f"Prioritized(alpha={self.alpha!r}, beta={self.beta!r}, eps={self.eps!r}, stratified={self.stratified}, "
+            f"Prioritized(alpha={self.alpha!r}, beta={self.beta!r}, eps={self.eps!r}, "
+            f"stratified={self.stratified}, "
             f"normalize={self.normalize!r}, new_priority={self.new_priority!r})"
         )

@@ -1,7 +1,8 @@
-"""Drawing and reading, finding and updating by priorities in one call each. Kernels that keep the GIL, under the table's lock.
+"""Drawing and reading, finding and updating by priorities in one call each. Kernels that keep the
+GIL, under the table's lock.
 
-Put together from what the samplers' tree and the table's rows do one by one, in an order in which the one computes while
-the other waits for memory.
+Put together from what the samplers' tree and the table's rows do one by one, in an order in which
+the one computes while the other waits for memory.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def update(
 ) -> tuple[int, int, float]:
     """`find` and note new priorities, `raise_to` masses, and `add_up` those of items.
 
-    Returns how many steps are there; how many of those are items, whose rows and masses come first in ``rows`` and ``mass``;
-    and the largest of their priorities. ``nodes`` is scratch.
+    Returns how many steps are there; how many of those are items, whose rows and masses come first
+    in ``rows`` and ``mass``; and the largest of their priorities. ``nodes`` is scratch.
     """
     _find(g, ids, rows)
     raise_to(priority, eps, alpha, mass)

@@ -15,7 +15,9 @@ _ALLOWED = f"priorities are numbers from 0 to {LARGEST:g}"
 
 
 class MaxEver:
-    """An item without a priority gets the largest that was ever given, 1.0 before the first: it is soon drawn, and then known."""
+    """An item without a priority gets the largest that was ever given, 1.0 before the first: it is
+    soon drawn, and then known.
+    """
 
     def __init__(self) -> None:
         self.largest: float | None = None
@@ -23,7 +25,8 @@ class MaxEver:
     def see(self, priority: Priorities) -> None:
         """These were given; NaN is none."""
         if len(priority):
-            self.see_one(priority.item() if len(priority) == 1 else float(np.fmax.reduce(priority)))  # fmax passes over NaN
+            # fmax passes over NaN
+            self.see_one(priority.item() if len(priority) == 1 else float(np.fmax.reduce(priority)))
 
     def see_one(self, priority: float) -> None:
         """This one was given, and is the largest of those that were."""
@@ -34,7 +37,8 @@ class MaxEver:
         """``priority``, and the largest of all, these included, in place of NaN."""
         self.see(priority)
         new = 1.0 if self.largest is None else self.largest
-        if len(priority) == 1:  # adding one at a time is the usual case, and each call into numpy takes a microsecond
+        # adding one at a time is the usual case, and each call into numpy takes a microsecond
+        if len(priority) == 1:
             return np.array((new,)) if priority[0] != priority[0] else priority
         return np.where(np.isnan(priority), new, priority)
 
@@ -58,22 +62,32 @@ def first_missing(priority: Priorities) -> int:
 
 
 def check(priority: Priorities, *, given: bool = False) -> None:
-    """Raise ConfigError for a priority that is negative or too large or, with ``given``, is not there."""
+    """Raise ConfigError for a priority that is negative or too large or, with ``given``, is not
+    there.
+    """
     first = _kernels().first_refused(priority, LARGEST, not given)
     if first >= 0:
-        what = "is not given (new_priority='given' wants one for each)" if np.isnan(priority[first]) else f"is {priority[first]}"
+        what = (
+            "is not given (new_priority='given' wants one for each)"
+            if np.isnan(priority[first])
+            else f"is {priority[first]}"
+        )
         raise ConfigError(f"priority {first} of {len(priority)} {what}: {_ALLOWED}")
 
 
 def check_given(priority: Priorities) -> None:
-    """Raise ConfigError for a NaN among priorities that a caller gave: there it does not say that there is none."""
+    """Raise ConfigError for a NaN among priorities that a caller gave: there it does not say that
+    there is none.
+    """
     first = first_missing(priority)
     if first >= 0:
         raise _is_nan(first, priority)
 
 
 def check_sent(priority: Priorities) -> None:
-    """As `check` and `check_given`, in the same words, where there is no table and no kernel is loaded."""
+    """As `check` and `check_given`, in the same words, where there is no table and no kernel is
+    loaded.
+    """
     good = (priority >= 0) & (priority <= LARGEST)
     if not good.all():
         first = int(np.argmin(good))
@@ -83,4 +97,7 @@ def check_sent(priority: Priorities) -> None:
 
 
 def _is_nan(first: int, priority: Priorities) -> ConfigError:
-    return ConfigError(f"priority {first} of {len(priority)} is NaN: {_ALLOWED}; leave that row out, or give it a number")
+    return ConfigError(
+        f"priority {first} of {len(priority)} is NaN: {_ALLOWED}; leave that row out, or give it a "
+        "number"
+    )

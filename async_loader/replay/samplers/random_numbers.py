@@ -13,8 +13,9 @@ _AHEAD = 16_384
 class RandomNumbers:
     """Uniform numbers in [0, 1), many made at a time.
 
-    The generator lets go of the GIL, and beside a learner that wants it, getting it back takes up to 5 ms.
-    Thread rule: that of the sampler that has it. Cost: 1 us, and 60 us every 16,384 numbers.
+    The generator lets go of the GIL, and beside a learner that wants it, getting it back takes up
+    to 5 ms. Thread rule: that of the sampler that has it. Cost: 1 us, and 60 us every 16,384
+    numbers.
 
     Parameters
     ----------
@@ -34,7 +35,9 @@ class RandomNumbers:
         if self._next + count > len(self._ahead):
             if self._rng is None:
                 self._rng = np.random.default_rng(self._seed)
-            self._ahead = np.concatenate((self._ahead[self._next :], self._rng.random(max(count, _AHEAD))))
+            self._ahead = np.concatenate(
+                (self._ahead[self._next :], self._rng.random(max(count, _AHEAD)))
+            )
             self._next = 0
         return self._ahead[self._next :]
 
@@ -55,7 +58,10 @@ class RandomNumbers:
         """Where it stands: the generator's state, and the numbers that are drawn and not taken."""
         if self._rng is None:
             self._rng = np.random.default_rng(self._seed)
-        return {"generator": self._rng.bit_generator.state, "ahead": self._ahead[self._next :].copy()}
+        return {
+            "generator": self._rng.bit_generator.state,
+            "ahead": self._ahead[self._next :].copy(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a `state`."""

@@ -8,11 +8,14 @@ from async_loader.replay.base.compiled import kernel
 
 
 @kernel(keeps_gil=True)
-def any_items(numbers: Any, alive: Any, listed: Any, candidates: int, rows: Any, filled: int) -> tuple[int, int]:
+def any_items(
+    numbers: Any, alive: Any, listed: Any, candidates: int, rows: Any, filled: int
+) -> tuple[int, int]:
     """Fill ``rows`` from ``filled`` on with rows that hold an item, each equally likely.
 
-    Candidates are the rows below ``candidates``, or the first so many that are listed. Scaling 53 random bits is off
-    uniform by less than candidates / 2**53, and the largest number below 1 rounds to below ``candidates``.
+    Candidates are the rows below ``candidates``, or the first so many that are listed. Scaling 53
+    random bits is off uniform by less than candidates / 2**53, and the largest number below 1
+    rounds to below ``candidates``.
 
     Returns
     -------

@@ -19,12 +19,15 @@ from async_loader.replay.samplers.schedule import Linear, number, schedule
 
 
 class RankPrioritized(Binding):
-    """P(i) in proportion to 1 / rank(i) ** alpha, one item from each of batch_size parts of equal mass.
+    """P(i) in proportion to 1 / rank(i) ** alpha, one item from each of batch_size parts of equal
+    mass.
 
-    Schaul et al. 2016, section 3.3 and appendix B.2.1: ranks are places in a binary heap, which is nearly sorted, and
-    sorted from time to time. Weights as those of `Prioritized`, from the probabilities that were drawn by.
+    Schaul et al. 2016, section 3.3 and appendix B.2.1: ranks are places in a binary heap, which is
+    nearly sorted, and sorted from time to time. Weights as those of `Prioritized`, from the
+    probabilities that were drawn by.
 
-    Cost: for 256 of a million items about 80 us to draw and 130 us to update; sorting, 150 ms, every ``resort_every``.
+    Cost: for 256 of a million items about 80 us to draw and 130 us to update; sorting, 150 ms,
+    every ``resort_every``.
 
     Parameters
     ----------
@@ -46,21 +49,36 @@ class RankPrioritized(Binding):
 
     @explain_wrong_names
     def __init__(
-        self, alpha: float = 0.7, beta: float | Linear = 0.5, *, normalize: Normalize = "batch", resort_every: int | None = None
+        self,
+        alpha: float = 0.7,
+        beta: float | Linear = 0.5,
+        *,
+        normalize: Normalize = "batch",
+        resort_every: int | None = None,
     ) -> None:
         super().__init__()
         self.alpha = number("alpha", alpha, most=10.0)
         self._schedule = schedule("beta", beta, most=1.0)
         self.beta = beta if isinstance(beta, Linear) else self._schedule.start
         if normalize not in get_args(Normalize):
-            raise ConfigError(f"normalize={normalize!r}: it is one of {', '.join(map(repr, get_args(Normalize)))}")
-        if resort_every is not None and (isinstance(resort_every, bool) or not isinstance(resort_every, int) or resort_every < 1):
-            raise ConfigError(f"resort_every={resort_every!r}: it is a number of priorities, 1 or more")
+            raise ConfigError(
+                f"normalize={normalize!r}: it is one of {', '.join(map(repr, get_args(Normalize)))}"
+            )
+        if resort_every is not None and (
+            isinstance(resort_every, bool) or not isinstance(resort_every, int) or resort_every < 1
+        ):
+            raise ConfigError(
+                f"resort_every={resort_every!r}: it is a number of priorities, 1 or more"
+            )
         self.normalize, self.resort_every = normalize, resort_every
         self._draws = self._changes = 0
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        self._numbers, self._heap, self._ever = RandomNumbers(seed), Heap(items.rows), priority_rules.MaxEver()
+        self._numbers, self._heap, self._ever = (
+            RandomNumbers(seed),
+            Heap(items.rows),
+            priority_rules.MaxEver(),
+        )
         self._mass = np.arange(1, items.rows + 1, dtype=np.float64) ** -self.alpha
         self._sums = np.cumsum(self._mass)
 
@@ -92,7 +110,9 @@ class RankPrioritized(Binding):
         masses = (np.arange(count) + self._numbers.take(count)) * (total / count)
         places = np.minimum(np.searchsorted(self._sums[:held], masses, side="right"), held - 1)
         mass = self._mass[places]
-        base = {"batch": mass.min(), "buffer": self._mass[held - 1], "none": total / held}[self.normalize]
+        base = {"batch": mass.min(), "buffer": self._mass[held - 1], "none": total / held}[
+            self.normalize
+        ]
         scale = None if self.normalize == "none" else lambda: -beta * math.log(base)
         return Draw(self._heap.order[places], ((base / mass) ** beta).astype(np.float32), scale)
 

@@ -1,7 +1,8 @@
 """What a table asks of whatever chooses among its items. Chooses nothing itself.
 
-An item is one drawable step. It is known by the row that it lies in, ``0 <= row < rows``; a row holds one item at most.
-The same protocol serves samplers (which items make a batch) and removers (which item makes room for a new one).
+An item is one drawable step. It is known by the row that it lies in, ``0 <= row < rows``; a row
+holds one item at most. The same protocol serves samplers (which items make a batch) and removers
+(which item makes room for a new one).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Priorities = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Items:
-    """Which rows hold an item. The table keeps it up to date before it tells samplers; samplers only look.
+    """Which rows hold an item. The table keeps it up to date before it tells samplers; samplers
+    only look.
 
     Attributes
     ----------
@@ -54,8 +56,8 @@ class Draw:
     weight : float32 array [count] | None
         Importance weights, where the sampler has any.
     scale : callable | None
-        Returns the logarithm of what the weights were divided by, where that depends on the draw. The
-        pieces of one batch are brought to the largest, see `one_scale`.
+        Returns the logarithm of what the weights were divided by, where that depends on the draw.
+        The pieces of one batch are brought to the largest, see `one_scale`.
     """
 
     rows: Rows
@@ -66,7 +68,9 @@ class Draw:
 def one_scale(
     pieces: Sequence[tuple[npt.NDArray[np.float32], Callable[[], float] | None]],
 ) -> tuple[npt.NDArray[np.float32], Callable[[], float] | None]:
-    """The weights of pieces of one batch, divided by one number: the largest that a piece was divided by."""
+    """The weights of pieces of one batch, divided by one number: the largest that a piece was
+    divided by.
+    """
     if len(pieces) == 1:
         return pieces[0]
     scales = [None if scale is None else scale() for _, scale in pieces]
@@ -105,29 +109,39 @@ class Reading(NamedTuple):
 class Sampler(Protocol):
     """Chooses among items.
 
-    Threads: every method is called under the table's lock. Cost: each sampler states its own per item; nothing
-    may be O(items) on every call. A sampler belongs to one table for its life: `bind` raises ConfigError the second time.
+    Threads: every method is called under the table's lock. Cost: each sampler states its own per
+    item; nothing may be O(items) on every call. A sampler belongs to one table for its life: `bind`
+    raises ConfigError the second time.
 
     # NOTE [shortcuts]
-    Each call from Python to a kernel costs about as much as the work on some dozens of items. So a sampler may have two more
-    methods, which do in one call what a table otherwise does in several, with the same outcome (see `shortcut`):
+    Each call from Python to a kernel costs about as much as the work on some dozens of items. So a
+    sampler may have two more methods, which do in one call what a table otherwise does in several,
+    with the same outcome (see `shortcut`):
 
-    ``draw_into(reading: Reading) -> bool``: as `draw`, and the items are read. False: nothing was done, call `draw`.
+    ``draw_into(reading: Reading) -> bool``: as `draw`, and the items are read. False: nothing was
+    done, call `draw`.
 
-    ``update_by_id(geometry, ids, priority) -> int``: finds steps, notes their priorities, and does what `update` does for
-    those that are items; how many steps were there. Called where no other sampler wants to know.
+    ``update_by_id(geometry, ids, priority) -> int``: finds steps, notes their priorities, and does
+    what `update` does for those that are items; how many steps were there. Called where no other
+    sampler wants to know.
 
-    ``draw_more(count) -> Draw``: as `draw`, for the same batch as the draw before: a schedule of draws does not go on.
+    ``draw_more(count) -> Draw``: as `draw`, for the same batch as the draw before: a schedule of
+    draws does not go on.
     """
 
     prioritized: bool
-    """Whether `insert` and `update` take priorities; where not, they are given none and ``update`` is not called."""
+    """Whether `insert` and `update` take priorities; where not, they are given none and ``update``
+    is not called.
+    """
 
     weighted: bool
     """Whether draws carry weights."""
 
     repeats: bool
-    """Whether one draw may hold an item more than once. Where not, a draw of more than there is returns fewer."""
+    """Whether one draw may hold an item more than once.
+
+    Where not, a draw of more than there is returns fewer.
+    """
 
     def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
         """Called once, before anything else; what needs memory per row takes it now."""
@@ -139,28 +153,47 @@ class Sampler(Protocol):
         """
 
     def remove(self, rows: Rows) -> None:
-        """Items that are no more. After an interrupted call this may name some that were removed."""
+        """Items that are no more.
+
+        After an interrupted call this may name some that were removed.
+        """
 
     def update(self, rows: Rows, priority: Priorities) -> None:
-        """New priorities of items that are there; of a row that is named more than once the last counts."""
+        """New priorities of items that are there; of a row that is named more than once the last
+        counts.
+        """
 
     def draw(self, count: int) -> Draw:
-        """``count`` items; there is at least one. Fewer only where ``repeats`` is false and there are no more."""
+        """``count`` items; there is at least one.
+
+        Fewer only where ``repeats`` is false and there are no more.
+        """
 
     def check(self, priority: Priorities) -> None:
-        """Raise ConfigError for a priority that is not allowed, naming it. Called outside the lock, before anything changes."""
+        """Raise ConfigError for a priority that is not allowed, naming it.
+
+        Called outside the lock, before anything changes.
+        """
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the next draws, as a flat dict of arrays and JSON values."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`, after `bind` with equal settings; no item has been inserted, none needs to be."""
+        """The inverse of `state`, after `bind` with equal settings; no item has been inserted, none
+        needs to be.
+        """
 
 
 def check_sampler(name: str, value: object) -> Sampler:
-    """``value`` as a sampler. Raises ConfigError, with ``name``, for a class of samplers and for anything else."""
+    """``value`` as a sampler.
+
+    Raises ConfigError, with ``name``, for a class of samplers and for anything else.
+    """
     if isinstance(value, type):  # which has the methods too
-        raise ConfigError(f"{name} is the class {value.__name__}: give an instance, as in {name}={value.__name__}()")
+        raise ConfigError(
+            f"{name} is the class {value.__name__}: give an instance, as in "
+            f"{name}={value.__name__}()"
+        )
     if not isinstance(value, Sampler):
         raise ConfigError(f"{name}={value!r}: give a sampler, as in {name}=Uniform()")
     return value
@@ -173,7 +206,8 @@ def _has(kind: type, name: str, of: str) -> bool:
 
 
 def shortcut(sampler: Sampler, name: str, of: str) -> Callable[..., Any] | None:
-    """The method ``name`` that does more than the method ``of``, if there is one. See NOTE [shortcuts].
+    """The method ``name`` that does more than the method ``of``, if there is one. See NOTE
+    [shortcuts].
 
     A class that overrides ``of`` alone has none: its base's would go round it.
     """

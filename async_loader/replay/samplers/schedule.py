@@ -26,10 +26,13 @@ class Linear:
 
     @explain_wrong_names
     def __init__(self, start: float, end: float, draws: int) -> None:
-        for name, value in (("start", start), ("end", end)):  # plain floats: the repr is to be evaluated, and saved
+        # plain floats: the repr is to be evaluated, and saved
+        for name, value in (("start", start), ("end", end)):
             object.__setattr__(self, name, number(name, value))
         if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-            raise ConfigError(f"draws={draws!r}: a schedule takes a whole number of draws, 1 or more")
+            raise ConfigError(
+                f"draws={draws!r}: a schedule takes a whole number of draws, 1 or more"
+            )
         object.__setattr__(self, "draws", draws)
 
     def at(self, draw: int) -> float:
@@ -39,7 +42,12 @@ class Linear:
 
 def number(name: str, value: Any, least: float = 0.0, most: float = math.inf) -> float:
     """``value`` as a finite float within bounds. Raises ConfigError."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and least <= value <= most
+    good = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and least <= value <= most
+    )
     if not good:
         bounds = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of {least:g} or more"
         raise ConfigError(f"{name}={value!r}: it must be a number {bounds}")

@@ -1,4 +1,7 @@
-"""A table's sampler with random numbers of another seed, for one source. Keeps no items of its own."""
+"""A table's sampler with random numbers of another seed, for one source.
+
+Keeps no items of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ from async_loader.replay.samplers.sampler import Draw, Reading, Sampler, shortcu
 
 
 class Seeded:
-    """Draws as the table's sampler does, among the same items by the same priorities, with numbers of its own.
+    """Draws as the table's sampler does, among the same items by the same priorities, with numbers
+    of its own.
 
-    What it draws depends on the seed, on the items and on what was drawn with it before, and not on what others draw from
-    the table. A sampler without random numbers (`Fifo`, heaps), or with some that the package does not know, draws as ever.
+    What it draws depends on the seed, on the items and on what was drawn with it before, and not on
+    what others draw from the table. A sampler without random numbers (`Fifo`, heaps), or with some
+    that the package does not know, draws as ever.
 
     Thread rule and cost: those of the sampler. It is never told of items: the sampler is.
 
@@ -29,7 +34,11 @@ class Seeded:
     def __init__(self, sampler: Sampler, words: list[int]) -> None:
         self._sampler: Any = sampler
         self._numbers = RandomNumbers(np.random.SeedSequence(words))
-        self.prioritized, self.weighted, self.repeats = sampler.prioritized, sampler.weighted, sampler.repeats
+        self.prioritized, self.weighted, self.repeats = (
+            sampler.prioritized,
+            sampler.weighted,
+            sampler.repeats,
+        )
 
     def draw(self, count: int) -> Draw:
         drawn: Draw = self._with_numbers(self._sampler.draw, count)

@@ -11,7 +11,10 @@ Values = npt.NDArray[np.float64]
 
 
 class _Tree:
-    """A tree for kernels to work on: ``nodes``, of which the upper ``width`` are leaves. See tree_kernels.py."""
+    """A tree for kernels to work on: ``nodes``, of which the upper ``width`` are leaves.
+
+    See tree_kernels.py.
+    """
 
     def __init__(self, rows: int, empty: float) -> None:
         from async_loader.replay.samplers import tree_kernels  # late: see compiled.py
@@ -48,13 +51,19 @@ class SumTree(_Tree):
         self._k.add_up(self.nodes, self.width, rows, values, self.room(len(rows)))
 
     def find(self, masses: Values) -> tuple[Rows, Values]:
-        """Rows in which masses from 0 to the total fall, and their values. 256 of a million: about 15 us."""
+        """Rows in which masses from 0 to the total fall, and their values.
+
+        256 of a million: about 15 us.
+        """
         rows, values = np.empty(len(masses), np.int64), np.empty(len(masses))
         self._k.descend(self.nodes, self.width, masses, rows, values)
         return rows, values
 
     def draw(self, numbers: Values, *, stratified: bool) -> tuple[Rows, Values]:
-        """As many rows as numbers in [0, 1), in proportion to their values, and those. 256 of a million: about 15 us."""
+        """As many rows as numbers in [0, 1), in proportion to their values, and those.
+
+        256 of a million: about 15 us.
+        """
         rows, values = np.empty(len(numbers), np.int64), np.empty(len(numbers))
         self._k.choose(self.nodes, self.width, numbers, stratified, rows, values)
         return rows, values

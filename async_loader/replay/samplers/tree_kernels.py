@@ -1,7 +1,9 @@
-"""A binary tree in an array: node 1 is the root, the children of n are 2n and 2n + 1, leaves are the upper half.
+"""A binary tree in an array: node 1 is the root, the children of n are 2n and 2n + 1, leaves are
+the upper half.
 
-Level by level over many items: the loads of one level do not wait for each other, which is what an item at a time
-does. Parents are always computed from their children, so that nothing drifts, and the tree depends on its leaves only.
+Level by level over many items: the loads of one level do not wait for each other, which is what an
+item at a time does. Parents are always computed from their children, so that nothing drifts, and
+the tree depends on its leaves only.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ def _set_leaves(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> N
 
 @kernel(inline=True)
 def _parents(nodes: Any, count: int) -> int:
-    """The parents of nodes, in their place; how many. Of neighbours with one parent, which a stratified draw has, one stays."""
+    """The parents of nodes, in their place; how many.
+
+    Of neighbours with one parent, which a stratified draw has, one stays.
+    """
     kept, last = 0, 0
     for i in range(count):
         node = nodes[i] >> 1
@@ -37,7 +42,10 @@ def _parents(nodes: Any, count: int) -> int:
 
 @kernel(keeps_gil=True)
 def add_up(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
-    """Set leaves, the last value of a row that is named twice, and the sums above them. ``nodes`` is scratch."""
+    """Set leaves, the last value of a row that is named twice, and the sums above them.
+
+    ``nodes`` is scratch.
+    """
     _set_leaves(tree, leaves, rows, values, nodes)
     width, count = leaves, len(rows)
     while width > 1:
@@ -65,12 +73,14 @@ def bound(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
 
 @kernel(inline=True)
 def _descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None:
-    """The leaves in which ``masses`` of the total fall, and their values, which may take the place of the masses.
+    """The leaves in which ``masses`` of the total fall, and their values, which may take the place
+    of the masses.
 
-    A leaf of 0 is never reached: rounding may carry a mass past the last leaf of a subtree, but not into one without mass.
-    Left or right is arithmetic, since branches would be guessed wrong half the time, and indices are unsigned, since signed
-    ones are looked at for being negative: together 17 us in place of 45 for 256 of a million. What the level after the next
-    will look at is asked for early: 13 us in place of 26 where the lower levels have left the cache.
+    A leaf of 0 is never reached: rounding may carry a mass past the last leaf of a subtree, but not
+    into one without mass. Left or right is arithmetic, since branches would be guessed wrong half
+    the time, and indices are unsigned, since signed ones are looked at for being negative: together
+    17 us in place of 45 for 256 of a million. What the level after the next will look at is asked
+    for early: 13 us in place of 26 where the lower levels have left the cache.
     """
     for i in range(len(rows)):
         rows[i] = 1
@@ -97,7 +107,9 @@ def descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None
 
 
 @kernel(inline=True)
-def choose_part(tree: Any, leaves: int, numbers: Any, stratified: bool, rows: Any, mass: Any, start: int) -> int:
+def choose_part(
+    tree: Any, leaves: int, numbers: Any, stratified: bool, rows: Any, mass: Any, start: int
+) -> int:
     """Rows and masses of `choose` from ``start`` on, some dozens; where the next part starts."""
     total, count = tree[1], len(rows)
     stop = min(start + _PART, count)
@@ -109,7 +121,9 @@ def choose_part(tree: Any, leaves: int, numbers: Any, stratified: bool, rows: An
 
 @kernel(keeps_gil=True)
 def choose(tree: Any, leaves: int, numbers: Any, stratified: bool, rows: Any, mass: Any) -> None:
-    """Draw rows in proportion to their leaves, one from each of equal parts or independently; and what those leaves hold."""
+    """Draw rows in proportion to their leaves, one from each of equal parts or independently; and
+    what those leaves hold.
+    """
     start = 0
     while start < len(rows):
         start = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
@@ -145,7 +159,9 @@ def first_missing(priority: Any) -> int:
 
 @kernel(keeps_gil=True)
 def first_refused(priority: Any, largest: float, may_lack: bool) -> int:
-    """The first priority that is not a number from 0 to ``largest`` (nor, with ``may_lack``, NaN); -1 if all are."""
+    """The first priority that is not a number from 0 to ``largest`` (nor, with ``may_lack``, NaN);
+    -1 if all are.
+    """
     for i in range(len(priority)):
         p = priority[i]
         if not (p >= 0.0 and p <= largest) and not (may_lack and p != p):

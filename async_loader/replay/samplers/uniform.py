@@ -13,16 +13,20 @@ from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
 
-_SPARSE = 4  # below one item in so many rows, drawing rows and looking takes longer than a list of rows
-_DENSE = 2  # only from here on is the list let go of: a count that moves about one bound would have it made at every draw
+# below one item in so many rows, drawing rows and looking takes longer than a list of rows
+_SPARSE = 4
+# only from here on is the list let go of: a count that moves about one bound would have it made at
+# every draw
+_DENSE = 2
 _NO_ROWS = np.empty(0, np.int64)
 
 
 class Uniform(Binding):
     """Every item with the same probability, independently.
 
-    Cost: about 3 us for 256; O(1) an item, amortised. Rows are drawn until they hold an item, which most do. Where fewer
-    than a quarter do, they are drawn from a list of rows that did, which is pruned when half of it does not.
+    Cost: about 3 us for 256; O(1) an item, amortised. Rows are drawn until they hold an item, which
+    most do. Where fewer than a quarter do, they are drawn from a list of rows that did, which is
+    pruned when half of it does not.
 
     Parameters
     ----------
@@ -60,12 +64,17 @@ class Uniform(Binding):
         return Draw(self._any(count) if self.repeats else self._different(count))
 
     def draw_into(self, reading: Reading) -> bool:
-        """See NOTE [shortcuts]. Where every row in use is a candidate, and most are items, and the numbers suffice."""
+        """See NOTE [shortcuts].
+
+        Where every row in use is a candidate, and most are items, and the numbers suffice.
+        """
         items = self._items
         if not self.repeats or items.count * _SPARSE < items.top or not items.count:
             return False
         ahead = self._numbers.ahead(2 * len(reading.ids))
-        used = self._rows.read_any(reading.geometry, ahead, reading.fields, reading.ids, reading.rows)
+        used = self._rows.read_any(
+            reading.geometry, ahead, reading.fields, reading.ids, reading.rows
+        )
         self._numbers.drop(used)
         return bool(used)
 
@@ -101,7 +110,11 @@ class Uniform(Binding):
         items = self._items
         if count * 2 > items.count:  # most of them: waiting for the last by chance would take long
             listed = self._listed()
-            there = np.flatnonzero(items.alive[: items.top]) if listed is None else listed.items(items.alive)
+            there = (
+                np.flatnonzero(items.alive[: items.top])
+                if listed is None
+                else listed.items(items.alive)
+            )
             return there[np.argsort(self._numbers.take(len(there)), kind="stable")[:count]]
         rows: Rows = np.empty(0, np.int64)
         while len(rows) < count:
@@ -111,7 +124,11 @@ class Uniform(Binding):
 
     def state(self) -> dict[str, Any]:
         state = self._numbers.state()
-        state["list"] = np.empty(0, np.int64) if self._list is None else self._list.rows[: self._list.count].copy()
+        state["list"] = (
+            np.empty(0, np.int64)
+            if self._list is None
+            else self._list.rows[: self._list.count].copy()
+        )
         return state
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,14 +1,19 @@
-"""Whether a value fits a field, and the value as a row takes it. Writes nothing, so a misfit leaves nothing half-written.
+"""Whether a value fits a field, and the value as a row takes it. Writes nothing, so a misfit leaves
+nothing half-written.
 
 # NOTE [what fits]
-A value fits when the row can hold it unchanged, apart from rounding a float to the field's precision:
+A value fits when the row can hold it unchanged, apart from rounding a float to the field's
+precision:
 
 - shapes are equal; nothing is broadcast;
 - any bool or integer fits an integer field that holds its value (300 does not fit uint8);
 - bools fit every field, and only bools fit a bool field;
-- an integer fits a float field up to the number below which every integer is exact (2**24 for float32);
-- a float fits a float field of any width, rounded: Gymnasium's rewards are float64 and networks are float32, and
-  every replay buffer rounds there. A finite value that would become infinite (1e300 in float32) does not fit;
+- an integer fits a float field up to the number below which every integer is exact (2**24 for
+  float32);
+- a float fits a float field of any width, rounded: Gymnasium's rewards are float64 and networks are
+  float32, and
+  every replay buffer rounds there. A finite value that would become infinite (1e300 in float32)
+  does not fit;
 - a float never fits an integer field, not even 3.0: data that is sometimes 3.0 is soon 3.5;
 - real numbers fit complex fields; None, strings, objects and Python lists fit nothing.
 """
@@ -58,11 +63,16 @@ class FieldValidator:
         """
         if self._scalar and self._number_fits(value):
             return value
-        array = _number(value) if isinstance(value, bool | int | float | complex) else tensors.as_array(value)
+        array = (
+            _number(value)
+            if isinstance(value, bool | int | float | complex)
+            else tensors.as_array(value)
+        )
         if array is None:
             self._refuse_tensor(value)
             raise SchemaError(
-                f"field {self.field.name!r} is {_said(value)}, not a number, a numpy array or a tensor: "
+                f"field {self.field.name!r} is {_said(value)}, not a number, a numpy array or a "
+                "tensor: "
                 f"give every step {_expected(self.field)} (np.asarray for lists)"
             )
         if array.shape != self.field.shape:
@@ -76,7 +86,8 @@ class FieldValidator:
             self._refuse_tensor(value)
             raise SchemaError(
                 f"field {self.field.name!r} is {_said(value)}, not a numpy array or a tensor: "
-                "extend() takes one array [rows, ...] per field (np.asarray for lists, add() for one step)"
+                "extend() takes one array [rows, ...] per field (np.asarray for lists, add() for "
+                "one step)"
             )
         if array.ndim == 0 or array.shape[1:] != self.field.shape:
             raise self._wrong_shape(array.shape, ("rows", *self.field.shape))
@@ -86,7 +97,8 @@ class FieldValidator:
         """Raise SchemaError for a tensor that no array can be made of."""
         if tensors.is_tensor(value):
             raise SchemaError(
-                f"field {self.field.name!r} is {tensors.said(value)}, which numpy cannot hold: give {_expected(self.field)}, "
+                f"field {self.field.name!r} is {tensors.said(value)}, which numpy cannot hold: "
+                f"give {_expected(self.field)}, "
                 f"as {tensors.made_dense(value)} makes it"
             )
 
@@ -99,7 +111,9 @@ class FieldValidator:
         return self._scalar in "iuf" and type(value) is int and self._low <= value <= self._high
 
     def _converted(self, array: Array) -> Array:
-        """``array``, or a copy, in a dtype that can be assigned to the field's without changing a value."""
+        """``array``, or a copy, in a dtype that can be assigned to the field's without changing a
+        value.
+        """
         source, target = array.dtype, self.field.dtype
         if source == target or (source.kind == "b" and target.kind in "iufc"):
             return array
@@ -108,15 +122,18 @@ class FieldValidator:
         if source.kind + target.kind in ("ff", "fc", "cc"):
             return self._rounded(array)
         raise SchemaError(
-            f"field {self.field.name!r} is {source}, the schema (given, or taken from the first step) says {target}, "
-            f"which does not hold every {source}: convert the value, or give a schema with another dtype"
+            f"field {self.field.name!r} is {source}, the schema (given, or taken from the first "
+            f"step) says {target}, "
+            f"which does not hold every {source}: convert the value, or give a schema with another "
+            "dtype"
         )
 
     def _within(self, array: Array) -> Array:
         if array.size and not (self._low <= array.min() and array.max() <= self._high):
             value = array.min() if array.min() < self._low else array.max()
             raise SchemaError(
-                f"field {self.field.name!r} holds {value}, and {self.field.dtype} is exact for whole numbers from "
+                f"field {self.field.name!r} holds {value}, and {self.field.dtype} is exact for "
+                "whole numbers from "
                 f"{self._low} to {self._high} only: give a schema with a wider dtype"
             )
         return array
@@ -127,14 +144,16 @@ class FieldValidator:
                 return array.astype(self.field.dtype)
         except FloatingPointError:
             raise SchemaError(
-                f"field {self.field.name!r} holds a finite value beyond the largest {self.field.dtype}, "
+                f"field {self.field.name!r} holds a finite value beyond the largest "
+                f"{self.field.dtype}, "
                 f"{self._largest:.4g}: scale it, or give a schema with a wider dtype"
             ) from None
 
     def _wrong_shape(self, shape: tuple[int, ...], expected: tuple[int | str, ...]) -> SchemaError:
         said = "(" + ", ".join(map(str, expected)) + ("," if len(expected) == 1 else "") + ")"
         return SchemaError(
-            f"field {self.field.name!r} has shape {shape}, the schema (given, or taken from the first step) says "
+            f"field {self.field.name!r} has shape {shape}, the schema (given, or taken from the "
+            "first step) says "
             f"{said}: nothing is broadcast, pass an array of that shape"
         )
 
@@ -149,4 +168,8 @@ def _said(value: Any) -> str:
 
 
 def _expected(field: Field) -> str:
-    return f"an array {list(field.shape)} of {field.dtype}" if field.shape else f"a number that {field.dtype} holds"
+    return (
+        f"an array {list(field.shape)} of {field.dtype}"
+        if field.shape
+        else f"a number that {field.dtype} holds"
+    )

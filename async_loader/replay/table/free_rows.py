@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 
 class FreeRows:
-    """Rows in the order in which they became free: whoever drew an item has as many removals to read it as there are spare rows.
+    """Rows in the order in which they became free: whoever drew an item has as many removals to
+    read it as there are spare rows.
 
     Parameters
     ----------
@@ -38,7 +39,10 @@ class FreeRows:
         return max(0, self._rows - self._unused + len(self._free) - self._spare)
 
     def take(self) -> int:
-        """The next row. No statement here calls anything, so Ctrl-C comes before all of it or after."""
+        """The next row.
+
+        No statement here calls anything, so Ctrl-C comes before all of it or after.
+        """
         row = self._unused
         if row < self._rows:
             self._unused, self.taken = row + 1, row
@@ -50,7 +54,9 @@ class FreeRows:
         return row
 
     def settle(self, written: bool) -> None:
-        """Say whether the row that was taken last was written: it is free again if Ctrl-C came before that."""
+        """Say whether the row that was taken last was written: it is free again if Ctrl-C came
+        before that.
+        """
         row = self.taken
         if row >= 0 and not written and not self._listed[row]:
             self._free += (row,)
@@ -61,7 +67,8 @@ class FreeRows:
         """These are free. After an interrupted call (Ctrl-C) it may hear of some twice."""
         for row in rows.tolist():
             if not self._listed[row]:
-                self._free += (row,)  # without a call: Ctrl-C does not come between this and the next
+                # without a call: Ctrl-C does not come between this and the next
+                self._free += (row,)
                 self._listed[row] = 1
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""How steps get into a table: checked outside its lock, written under it, waited for between. Draws nothing."""
+"""How steps get into a table: checked outside its lock, written under it, waited for between.
+
+Draws nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ import numpy.typing as npt
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, WouldDeadlock
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import floats_of, one_float, schema_of_columns, storable
-from async_loader.replay.base.row_format import AWAITS, TERMINATED, TRUNCATED
+from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES, from_step
+from async_loader.replay.base.row_format import AWAITS, ENDS
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import StreamName, stream_name, stream_names
-from async_loader.replay.table.step_packer import NO_FIELDS, StepPacker
+from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
@@ -22,7 +26,6 @@ from async_loader.source import Applied
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-_NO_PRIORITIES: Floats = np.empty(0)
 _NAN = float("nan")
 _NO_ID = np.full(1, -1, np.int64)
 
@@ -32,12 +35,13 @@ class Inserter:
 
     Parameters
     ----------
-    owner : Owner
+    table_state : TableState
     """
 
-    def __init__(self, owner: TableState) -> None:
-        self._owner = owner
-        self._stream, self._flags = (np.zeros(1, np.int64) for _ in range(2))  # of one step, under the lock
+    def __init__(self, table_state: TableState) -> None:
+        self._table_state = table_state
+        # of one step, under the lock
+        self._stream, self._flags = (np.zeros(1, np.int64) for _ in range(2))
 
     def add(
         self,
@@ -58,20 +62,23 @@ class Inserter:
         new : int64 array [1], optional
             Where the id goes, in the moment in which the step is in; -1 before.
         """
-        owner = self._owner
+        table_state = self._table_state
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         if type(stream) is not int and type(stream) is not str and type(stream) is not StreamName:
             stream = stream_name(stream)
-        if not owner.ready:
-            self._begin(Schema.of_step(step), lambda step_packer: self._one(step_packer, step, said, priority, final))
-        step_packer = owner.step_packer
+        if not table_state.ready:
+            self._begin(
+                Schema.of_step(step),
+                lambda step_packer: self._one(step_packer, step, said, priority, final),
+            )
+        step_packer = table_state.step_packer
         values, ends, flags, given = self._one(step_packer, step, said, priority, final)
         if new is None:
             new = _NO_ID.copy()
 
         def write() -> None:
-            table = owner.own()
+            table = table_state.own()
             number = table.streams.get(stream)
             self._stream[0] = table.stream(stream) if number is None else number
             self._flags[0] = flags
@@ -88,8 +95,8 @@ class Inserter:
         values = step_packer.values(step)
         ends = None if final is None else step_packer.final_values(final)
         flags = step_packer.flags(values, ends is not None, said)
-        if priority is None and not self._owner.prioritized:
-            return values, ends, flags, _NO_PRIORITIES
+        if priority is None and not self._table_state.prioritized:
+            return values, ends, flags, NO_PRIORITIES
         given = np.full(1, _NAN) if priority is None else one_float(priority, "priority")
         return values, ends, flags, self.checked(given)
 
@@ -111,50 +118,82 @@ class Inserter:
         said : int64 array [rows], optional
             As in `add`, for each.
         ids : callable, optional
-            Gives the array for so many ids, all -1; each goes there in the moment in which its step is in.
+            Gives the array for so many ids, all -1; each goes there in the moment in which its step
+            is in.
         whole : bool
             Under a limiter, wait until all may be inserted, rather than insert one by one.
         """
-        owner = self._owner
+        table_state = self._table_state
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
-        if not owner.ready:
-            self._begin(schema_of_columns(batch), lambda step_packer: self._many(step_packer, batch, priority, final_obs, said))
-        columns, finals, source, final, flags, given = self._many(owner.step_packer, batch, priority, final_obs, said)
+        if not table_state.ready:
+            self._begin(
+                schema_of_columns(batch),
+                lambda step_packer: self._many(step_packer, batch, priority, final_obs, said),
+            )
+        columns, finals, source, final, flags, given = self._many(
+            table_state.step_packer, batch, priority, final_obs, said
+        )
         count = len(columns[0])
-        with owner.lock:
-            names = stream_names(stream, count, owner.own().streams)
+        with table_state.lock:
+            names = stream_names(stream, count, table_state.own().streams)
         new = np.full(count, -1, np.int64) if ids is None else ids(count)
 
         def write() -> None:
-            table = owner.own()
-            numbers = table.numbers(names) if isinstance(names, list) else np.full(count, table.stream(names), np.int64)
+            table = table_state.own()
+            numbers = (
+                table.numbers(names)
+                if isinstance(names, list)
+                else np.full(count, table.stream(names), np.int64)
+            )
             table.write(source, final, count, numbers, flags, given, new, (columns, finals))
 
-        if owner.limiter is None or whole:
-            self._write(write, count, timeout_s, count + int(np.count_nonzero(flags & AWAITS)), names)
+        if table_state.limiter is None or whole:
+            self._write(
+                write, count, timeout_s, count + int(np.count_nonzero(flags & AWAITS)), names
+            )
         else:
-            self._one_by_one(source, final, count, names, flags, given, new, timeout_s, (columns, finals))
+            self._one_by_one(
+                source, final, count, names, flags, given, new, timeout_s, (columns, finals)
+            )
         return new
 
-    def _many(self, step_packer: StepPacker, batch: Mapping[str, Any], priority: Any, final_obs: Any, said: Ids | None) -> Any:
-        """Many steps, checked: their columns, those of final observations, both as kernels take them, flags, priorities."""
+    def _many(
+        self,
+        step_packer: StepPacker,
+        batch: Mapping[str, Any],
+        priority: Any,
+        final_obs: Any,
+        said: Ids | None,
+    ) -> Any:
+        """Many steps, checked: their columns, those of final observations, both as kernels take
+        them, flags, priorities.
+        """
         columns = step_packer.columns(batch)
         count = len(columns[0])
         flags = step_packer.column_ends(columns, said)
         final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
         if final_obs is not None:
-            finals, has_final = step_packer.final_columns(final_obs, flags & (TERMINATED | TRUNCATED) != 0)
+            finals, has_final = step_packer.final_columns(final_obs, flags & ENDS != 0)
             final = step_packer.fields(step_packer.followed, finals)
         flags = step_packer.check_ends(flags, has_final)
         given = self._priorities(priority, count)
-        return columns, finals, step_packer.fields(step_packer.everything, columns), final, flags, given
+        return (
+            columns,
+            finals,
+            step_packer.fields(step_packer.everything, columns),
+            final,
+            flags,
+            given,
+        )
 
     def _begin(self, schema: Schema, check: Callable[[StepPacker], Any]) -> None:
-        """Allocate a table for a first step, unless ``check`` refuses that: then the next may be another."""
+        """Allocate a table for a first step, unless ``check`` refuses that: then the next may be
+        another.
+        """
         storable(schema)
         check(StepPacker(StorageLayout.of(schema, 1), 0))
-        self._owner.start(schema)
+        self._table_state.start(schema)
 
     def _one_by_one(
         self,
@@ -169,13 +208,15 @@ class Inserter:
         keep: object,
     ) -> None:
         """The limiter counts one by one, and others may come between."""
-        owner = self._owner
+        table_state = self._table_state
         for i in range(count):
-            one, last, step = _from(source, i), _from(final, i), slice(i, i + 1)
+            one, last, step = from_step(source, i), from_step(final, i), slice(i, i + 1)
             name = names[i] if isinstance(names, list) else names
 
-            def write(one: Ids = one, last: Ids = last, step: slice = step, name: Hashable = name) -> None:
-                table = owner.own()
+            def write(
+                one: Ids = one, last: Ids = last, step: slice = step, name: Hashable = name
+            ) -> None:
+                table = table_state.own()
                 number = np.full(1, table.stream(name), np.int64)
                 table.write(one, last, 1, number, flags[step], given[step], ids[step], keep)
 
@@ -184,130 +225,165 @@ class Inserter:
             except (Timeout, WouldDeadlock, Closed) as error:
                 raise type(error)(f"{i} of {count} steps are in: {error}") from None
 
-    def _write(self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int, names: Any) -> None:
-        """Call ``write`` under the lock, as soon as the limiter lets ``count`` items in, and tell the calls that wait."""
-        owner = self._owner
-        if owner.limiter is not None:
+    def _write(
+        self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int, names: Any
+    ) -> None:
+        """Call ``write`` under the lock, as soon as the limiter lets ``count`` items in, and tell
+        the calls that wait.
+        """
+        table_state = self._table_state
+        if table_state.limiter is not None:
             self._when_insertable(write, count, timeout_s, rows, names)
             return
-        with owner.lock:
+        with table_state.lock:
             try:
                 write()
-                if owner.waiters.anybody:
-                    owner.waiters.ring()
+                if table_state.waiters.anybody:
+                    table_state.waiters.ring()
             except BaseException:
-                owner.waiters.ring()  # Ctrl-C: what waits may wait for what was written, and was not told
+                # Ctrl-C: what waits may wait for what was written, and was not told
+                table_state.waiters.ring()
                 raise
 
-    def end_episodes(self, streams: Sequence[Hashable], final_obs: Any, flags: int, timeout_s: float | None = None) -> None:
-        """End the episodes of these streams after their last steps. Waits where a queue has no row for ``final_obs``."""
-        owner = self._owner
+    def end_episodes(
+        self,
+        streams: Sequence[Hashable],
+        final_obs: Any,
+        flags: int,
+        timeout_s: float | None = None,
+    ) -> None:
+        """End the episodes of these streams after their last steps.
+
+        Waits where a queue has no row for ``final_obs``.
+        """
+        table_state = self._table_state
         seconds_or_none("timeout_s", timeout_s)
-        if not owner.ready:
+        if not table_state.ready:
             return
-        values = None if final_obs is None else owner.step_packer.final_values(final_obs)
+        values = None if final_obs is None else table_state.step_packer.final_values(final_obs)
 
         def why_not() -> str | None:
-            numbers = {owner.table.streams.get(stream, -1) for stream in streams}
-            return None if owner.has_room(1, numbers) else owner.table.why_full()
+            numbers = {table_state.table.streams.get(stream, -1) for stream in streams}
+            return None if table_state.has_room(1, numbers) else table_state.table.why_full()
 
         def attempt() -> bool:
-            table = owner.own()
+            table = table_state.own()
             try:
                 for stream in streams:
                     number = table.streams.get(stream)
                     if number is None:
                         continue
-                    if values is not None and not owner.has_room(1, (number,)):
+                    if values is not None and not table_state.has_room(1, (number,)):
                         return False
-                    table.end_stream(number, flags, NO_FIELDS if values is None else owner.step_packer.put_final(values))
+                    table.end_stream(
+                        number,
+                        flags,
+                        NO_FIELDS if values is None else table_state.step_packer.put_final(values),
+                    )
             finally:
-                owner.waiters.ring()
+                table_state.waiters.ring()
             return True
 
-        owner.waiters.until(attempt, "insert", why_not, timeout_s)
+        table_state.waiters.until(attempt, "insert", why_not, timeout_s)
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """New priorities by id."""
-        owner = self._owner
+        table_state = self._table_state
         if ids.shape != priority.shape:
             raise ConfigError(f"{len(ids)} ids and {len(priority)} priorities: one for each")
-        if not owner.prioritized:
+        if not table_state.prioritized:
             raise Unsupported(
-                f"this table samples by {owner.sampler!r}, and has no priorities to update: leave update_priorities out"
+                f"this table samples by {table_state.sampler!r}, and has no priorities to update: leave "
+                "update_priorities out"
             )
         priority_rules.check_given(priority)
         self.checked(priority)
-        if not owner.ready:
+        if not table_state.ready:
             return Applied(0, len(ids))
-        with owner.lock:
-            owner.catch_up()
-            return owner.table.prioritize(ids, priority)
+        with table_state.lock:
+            table_state.catch_up()
+            return table_state.table.prioritize(ids, priority)
 
     def _when_insertable(
-        self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int, names: Hashable | list[Hashable]
+        self,
+        write: Callable[[], None],
+        count: int,
+        timeout_s: float | None,
+        rows: int,
+        names: Hashable | list[Hashable],
     ) -> None:
-        """Call ``write`` under the lock as soon as the limiter lets ``count`` items in at once, and there are ``rows`` rows."""
-        owner = self._owner
+        """Call ``write`` under the lock as soon as the limiter lets ``count`` items in at once, and
+        there are ``rows`` rows.
+        """
+        table_state = self._table_state
 
         def streams() -> set[int]:
-            table = owner.table
+            table = table_state.table
             if not table.keeps:
                 return set()
             listed = names if isinstance(names, list) else [names]
             return {table.streams.get(name, -1) for name in listed}
 
         def attempt() -> bool:
-            owner.check_open()
-            if not owner.may_insert(count, rows, streams()):
+            table_state.check_open()
+            if not table_state.may_insert(count, rows, streams()):
                 self._check_ever(count, rows)
                 return False
             try:
                 write()
             finally:
-                owner.waiters.ring()
+                table_state.waiters.ring()
             return True
 
-        owner.waiters.until(attempt, "insert", lambda: owner.why_not_insert(count, rows, streams()), timeout_s)
+        table_state.waiters.until(
+            attempt, "insert", lambda: table_state.why_not_insert(count, rows, streams()), timeout_s
+        )
 
     def _check_ever(self, count: int, rows: int) -> None:
         """Raise ConfigError if ``count`` steps, in ``rows`` rows, can never be inserted at once."""
-        limits, table = self._owner.limits, self._owner.table
+        limits, table = self._table_state.limits, self._table_state.table
         if count > 1 and table.keeps and rows > table.window:
             raise ConfigError(
-                f"{count} steps go into the table together or not at all, in {rows} rows, and it has {table.window}: "
+                f"{count} steps go into the table together or not at all, in {rows} rows, and it "
+                f"has {table.window}: "
                 "raise the capacity"
             )
         if limits is not None and count > 1 and not limits.can_ever_insert(count):
-            raise ConfigError(f"{count} steps go into the table together or not at all: {limits.why_not_insert(count)}")
+            raise ConfigError(
+                f"{count} steps go into the table together or not at all: "
+                f"{limits.why_not_insert(count)}"
+            )
 
     def _priorities(self, priority: Any, count: int) -> Floats:
         if priority is None:
-            return self.checked(np.full(count, _NAN)) if self._owner.prioritized else _NO_PRIORITIES
+            return (
+                self.checked(np.full(count, _NAN))
+                if self._table_state.prioritized
+                else NO_PRIORITIES
+            )
         given = floats_of(priority, "priority")
         if given.shape != (count,):
-            raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
+            raise ConfigError(
+                f"priority has shape {given.shape} for {count} rows: one number for each"
+            )
         self._check_used()
         priority_rules.check_given(given)
         return self.checked(given)
 
     def _check_used(self) -> None:
         """Raise Unsupported where nothing goes by priorities."""
-        if (why := self._owner.no_priorities) is not None:
+        if (why := self._table_state.no_priorities) is not None:
             raise Unsupported(why)
 
     def checked(self, priority: Floats) -> Floats:
         """``priority``, if everyone here who goes by priorities allows it."""
-        owner = self._owner
+        table_state = self._table_state
         self._check_used()
-        known = owner.table.prioritized if owner.ready else [one for one in (owner.sampler, owner.remover) if one.prioritized]
+        known = (
+            table_state.table.prioritized
+            if table_state.ready
+            else [one for one in (table_state.sampler, table_state.remover) if one.prioritized]
+        )
         for one in known:
             one.check(priority)
         return priority
-
-
-def _from(fields: Ids, i: int) -> Ids:
-    """The same sources, beginning with step ``i``."""
-    moved = fields.copy()
-    moved[:, 3] += i * moved[:, 4]
-    return moved

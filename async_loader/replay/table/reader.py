@@ -14,6 +14,14 @@ import numpy.typing as npt
 from async_loader.errors import Broken
 from async_loader.lifecycle import Deadline
 from async_loader.replay.base.array_address import address_of
+from async_loader.replay.base.field_table import (
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    FRAMES,
+    NBYTES,
+    READING,
+    ZERO_PADDED,
+)
 from async_loader.replay.samplers import Reading
 from async_loader.replay.table.storage import COLUMN_BYTES, Storage
 from async_loader.replay.views import ReadPlan
@@ -27,7 +35,8 @@ Array = npt.NDArray[Any]
 _Small = tuple[np.dtype[Any], tuple[int, ...], int]
 _Large = tuple[tuple[int, ...], np.dtype[Any]]
 
-# Up to here copying takes less than some hundred microseconds, and keeps the GIL. See compiled.kernel.
+# Up to here copying takes less than some hundred microseconds, and keeps the GIL. See
+# compiled.kernel.
 _SHORT_BYTES = 1 << 20
 _RECORD_BYTES = 64 << 20  # of one field; numpy's records end at 2 GiB
 _ROUNDS = 64
@@ -37,13 +46,16 @@ _LOOK_S = 1e-3
 
 
 class ReplayReader:
-    """Fills batches with items by id. Pickles while a process is being spawned, and may be inherited by a fork.
+    """Fills batches with items by id. Pickles while a process is being spawned, and may be
+    inherited by a fork.
 
-    An item that was overwritten since it was planned, or while it was read, is replaced by another of the same part of the
-    batch, drawn with the seed of that part, so that each still appears as often as the sampler wanted; if none is
-    left, by any step that is there. ``index`` holds the ids that were delivered. See kernels.py, NOTE [row lock].
+    An item that was overwritten since it was planned, or while it was read, is replaced by another
+    of the same part of the batch, drawn with the seed of that part, so that each still appears as
+    often as the sampler wanted; if none is left, by any step that is there. ``index`` holds the ids
+    that were delivered. See kernels.py, NOTE [row lock].
 
-    Thread rule: one thread at a time. Cost: about 15 us for 256 rows of 200 bytes out of a million, 180 us for 4096.
+    Thread rule: one thread at a time. Cost: about 15 us for 256 rows of 200 bytes out of a million,
+    180 us for 4096.
 
     Parameters
     ----------
@@ -64,18 +76,23 @@ class ReplayReader:
         self._plans: dict[int, _Plan] = {}
         self._blocks = ArrayPool()
         self._reward = (
-            storage.cell(read_plan.outputs[read_plan.reward].source).reshape(storage.layout.rows, -1)
+            storage.cell(read_plan.outputs[read_plan.reward].source).reshape(
+                storage.layout.rows, -1
+            )
             if read_plan.reward >= 0
             else None
         )
 
     @property
     def schema(self) -> Schema:
-        """Of a batch's row, with ``index`` (int64), and ``weight`` (float32) where there are weights, at the end."""
+        """Of a batch's row, with ``index`` (int64), and ``weight`` (float32) where there are
+        weights, at the end.
+        """
         return self.read_plan.schema
 
     def read(self, index: Ids, into: Window, seed: Seed) -> None:
-        """Fill ``into`` with the items of ``index``: int64 ids, or ``[rows, 2]`` with the bits of a float64 weight beside each.
+        """Fill ``into`` with the items of ``index``: int64 ids, or ``[rows, 2]`` with the bits of a
+        float64 weight beside each.
 
         Raises
         ------
@@ -91,7 +108,9 @@ class ReplayReader:
             self.replace(ids, gone, into, np.random.default_rng(seed))
 
     def warm(self) -> ReplayReader:
-        """Compile what it needs, or load it, here: not in every worker process that is forked or spawned with it."""
+        """Compile what it needs, or load it, here: not in every worker process that is forked or
+        spawned with it.
+        """
         self.fill(np.empty(0, np.int64), self.fresh(0))
         return self
 
@@ -102,10 +121,18 @@ class ReplayReader:
         return [self.schema.rebuild(array[i] for array in into.fields) for i in range(len(index))]
 
     def fresh(self, count: int) -> Window:
-        """New uninitialised arrays ``[count, *shape]``, one per field. Small fields share a record, large ones have a block."""
+        """New uninitialised arrays ``[count, *shape]``, one per field.
+
+        Small fields share a record, large ones have a block.
+        """
         plan = self._plans.get(count) or self._plan(count)
         shared = iter(plan.fresh())
-        return Window([next(shared) if of_its_own is None else self._blocks.array(*of_its_own) for of_its_own in plan.large])
+        return Window(
+            [
+                next(shared) if of_its_own is None else self._blocks.array(*of_its_own)
+                for of_its_own in plan.large
+            ]
+        )
 
     def _plan(self, count: int) -> _Plan:
         small: list[_Small] = []
@@ -122,8 +149,8 @@ class ReplayReader:
                 small.append((field.dtype, shape, end))
                 end += -(-count * field.nbytes // 16) * 16
         fields = self._template.copy()
-        fields[:, 3] = np.array(starts[: len(fields)], np.int64) - starts[self._index]
-        fields[:, 4] = [field.nbytes for field in self.schema.fields[: len(fields)]]
+        fields[:, ARRAY_ADDRESS] = np.array(starts[: len(fields)], np.int64) - starts[self._index]
+        fields[:, ARRAY_STRIDE] = [field.nbytes for field in self.schema.fields[: len(fields)]]
         if len(self._plans) >= 16:
             self._plans.clear()
         made = self._plans[count] = _Plan(count, small, end, large, fields)
@@ -139,36 +166,49 @@ class ReplayReader:
         index = into.fields[self._index]
         index[...] = ids
         fields = plan.fields.copy()
-        fields[:, 3] += address_of(index)
+        fields[:, ARRAY_ADDRESS] += address_of(index)
         return into, self._read(ids, fields, into, weight)
 
     def target(self, arrays: Sequence[Array]) -> Target:
-        """The caller's arrays ``[count, *shape]``, one per field, C order, as something to be read into again and again."""
+        """The caller's arrays ``[count, *shape]``, one per field, C order, as something to be read
+        into again and again.
+        """
         whole, count, most = self._target(arrays), len(arrays[self._index]), max(1, self._short)
         if count <= most or not self.at_once(most):
             return whole
         cuts = [slice(at, at + most) for at in range(0, count, most)]
-        return replace(whole, parts=tuple(self._target([array[cut] for array in arrays]) for cut in cuts))
+        return replace(
+            whole, parts=tuple(self._target([array[cut] for array in arrays]) for cut in cuts)
+        )
 
     def _target(self, arrays: Sequence[Array]) -> Target:
         fields, at = self._template.copy(), self._index
-        fields[:, 3] = [address_of(array) - address_of(arrays[at]) for array in arrays[: len(fields)]]
-        fields[:, 4] = [array.strides[0] for array in arrays[: len(fields)]]
+        fields[:, ARRAY_ADDRESS] = [
+            address_of(array) - address_of(arrays[at]) for array in arrays[: len(fields)]
+        ]
+        fields[:, ARRAY_STRIDE] = [array.strides[0] for array in arrays[: len(fields)]]
         return Target(list(arrays), fields, np.empty(len(arrays[at]), np.int64))
 
-    def drawn(self, count: int, draw_into: Callable[[Reading], bool], into: Target | None = None) -> Sequence[Array] | None:
-        """Draw and read items in one go, into fresh arrays or a target. Under the table's lock; for small single rows.
+    def drawn(
+        self, count: int, draw_into: Callable[[Reading], bool], into: Target | None = None
+    ) -> Sequence[Array] | None:
+        """Draw and read items in one go, into fresh arrays or a target. Under the table's lock; for
+        small single rows.
 
-        Cost: about 18 us for 256 uniform ones of 200 bytes out of a million, of which reading is 11. ``None`` if the sampler
-        could not. See samplers, NOTE [shortcuts].
+        Cost: about 18 us for 256 uniform ones of 200 bytes out of a million, of which reading is
+        11. ``None`` if the sampler could not. See samplers, NOTE [shortcuts].
         """
         plan = into or self._plans.get(count) or self._plan(count)
         arrays, at = plan.fresh(), self._index
         weight = arrays[at + 1] if self.read_plan.weighted else None
-        there = draw_into(Reading(self._storage.geometry, plan.fields, plan.rows, arrays[at], weight))
+        there = draw_into(
+            Reading(self._storage.geometry, plan.fields, plan.rows, arrays[at], weight)
+        )
         return arrays if there else None
 
-    def these(self, rows: Ids, weight: Weights | None, into: Target | None = None) -> Sequence[Array]:
+    def these(
+        self, rows: Ids, weight: Weights | None, into: Target | None = None
+    ) -> Sequence[Array]:
         """Read the items in ``rows``, as `drawn`."""
         plan = into or self._plans.get(len(rows)) or self._plan(len(rows))
         small = plan.fresh()
@@ -187,15 +227,19 @@ class ReplayReader:
         """Read what is there; the positions of what is not, whose rows hold anything."""
         fields = self._template
         arrays = into.fields[: len(self.read_plan.outputs)]
-        fields[:, 3] = [address_of(array) for array in arrays]
-        fields[:, 4] = [array.strides[0] for array in arrays]
+        fields[:, ARRAY_ADDRESS] = [address_of(array) for array in arrays]
+        fields[:, ARRAY_STRIDE] = [array.strides[0] for array in arrays]
         into.fields[self._index][...] = ids
         return self._read(ids, fields, into, weight)
 
     def _read(self, ids: Ids, fields: Ids, into: Window, weight: Weights | None) -> Ids:
         read_plan = self.read_plan
         taken = np.empty(len(ids), np.int64)
-        gone = self._single(ids, fields, taken) if read_plan.single else self._linked(ids, fields, taken, into)
+        gone = (
+            self._single(ids, fields, taken)
+            if read_plan.single
+            else self._linked(ids, fields, taken, into)
+        )
         if read_plan.weighted:
             into.fields[self._index + 1][...] = 1.0 if weight is None else weight
         return np.flatnonzero(taken == 0) if gone else _NONE
@@ -209,7 +253,8 @@ class ReplayReader:
         if self._scratch_rows != len(ids):
             fresh = np.empty((len(ids), read_plan.depth + read_plan.n), np.int64)
             stamps, count = np.empty_like(fresh), len(ids)
-            self._names, self._stamps, self._scratch_rows = fresh, stamps, count  # no call between: all or none
+            # no call between: all or none
+            self._names, self._stamps, self._scratch_rows = fresh, stamps, count
         names, stamps, depth = self._names, self._stamps, read_plan.depth
         kernels.walk(geometry, ids, read_plan.n, read_plan.successor, depth, names, stamps, taken)
         if read_plan.discounts:
@@ -223,7 +268,9 @@ class ReplayReader:
         summed = np.empty((count, reward.shape[1]), reward.dtype)
         ends = np.empty(count, np.float32)
         geometry, names, stamps = self._storage.geometry, self._names, self._stamps
-        self._kernels.returns(geometry, reward, names, stamps, taken, read_plan.depth, read_plan.gamma, summed, ends)
+        self._kernels.returns(
+            geometry, reward, names, stamps, taken, read_plan.depth, read_plan.gamma, summed, ends
+        )
         into.fields[self._index - 1][...] = ends
         if self._reward is not None:
             into.fields[read_plan.reward][...] = summed.reshape(into.fields[read_plan.reward].shape)
@@ -242,7 +289,9 @@ class ReplayReader:
         """Draw steps out of shared memory, until some are read; which are, and which are not."""
         found = np.empty_like(ids)
         for _ in range(_ROUNDS):
-            self._kernels.names_of(self._storage.geometry, rng.integers(0, self._storage.layout.rows, len(ids)), found)
+            self._kernels.names_of(
+                self._storage.geometry, rng.integers(0, self._storage.layout.rows, len(ids)), found
+            )
             ids[:] = found
             gone = self.fill(ids, into)
             if len(gone) < len(ids):
@@ -256,12 +305,17 @@ class ReplayReader:
             if len(gone) < len(ids):
                 return np.setdiff1d(np.arange(len(ids)), gone), gone
         raise Broken(
-            f"{len(ids)} steps were overwritten before they could be read, and so were {_ROUNDS} times as many others: "
-            f"the table's {self._storage.layout.capacity} steps are too few for this rate, raise its capacity"
+            f"{len(ids)} steps were overwritten before they could be read, and so were {_ROUNDS} "
+            "times as many others: "
+            f"the table's {self._storage.layout.capacity} steps are too few for this rate, raise "
+            "its capacity"
         )
 
     def _held(self) -> Ids:
-        """The steps that are there, also of a table that holds few. Waits while it is being loaded."""
+        """The steps that are there, also of a table that holds few.
+
+        Waits while it is being loaded.
+        """
         rows, deadline = self._storage.layout.rows, Deadline(_LOADING_S)
         while self._storage.loading and not deadline.expired:
             time.sleep(_LOOK_S)
@@ -272,14 +326,22 @@ class ReplayReader:
 
     def _fields(self) -> Ids:
         """What `kernels.copy_items` wants to know of every output, but for the targets."""
-        template = np.zeros((len(self.read_plan.outputs), 8), np.int64)
+        template = np.zeros((len(self.read_plan.outputs), READING), np.int64)
         stored = self._storage.layout
         for f, one in enumerate(self.read_plan.outputs):
             offset, stride = stored.places[one.source]
-            template[f, :3] = self._storage.base + offset, stride, stored.schema.fields[one.source].nbytes
-            template[f, 5:8] = one.frames, one.anchor, one.field.padding == "zero"
+            template[f, : NBYTES + 1] = (
+                self._storage.base + offset,
+                stride,
+                stored.schema.fields[one.source].nbytes,
+            )
+            template[f, FRAMES : ZERO_PADDED + 1] = (
+                one.frames,
+                one.anchor,
+                one.field.padding == "zero",
+            )
         if self.read_plan.reward >= 0:
-            template[self.read_plan.reward, 2] = 0  # is computed
+            template[self.read_plan.reward, NBYTES] = 0  # is computed
         return template
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -313,9 +375,18 @@ class _Plan:
         fields: Ids,
     ) -> None:
         names = [str(i) for i in range(len(small))]
-        formats, starts = [(dtype, shape) for dtype, shape, _ in small], [start for _, _, start in small]
-        self._block = np.dtype({"names": names, "formats": formats, "offsets": starts, "itemsize": max(1, nbytes)})
-        self._pick: Any = operator.itemgetter(*names) if len(names) > 1 else lambda block: tuple(block[name] for name in names)
+        formats, starts = (
+            [(dtype, shape) for dtype, shape, _ in small],
+            [start for _, _, start in small],
+        )
+        self._block = np.dtype(
+            {"names": names, "formats": formats, "offsets": starts, "itemsize": max(1, nbytes)}
+        )
+        self._pick: Any = (
+            operator.itemgetter(*names)
+            if len(names) > 1
+            else lambda block: tuple(block[name] for name in names)
+        )
         self.large, self.fields = large, fields
         self.any_large = len(small) < len(large)
         self.rows = np.empty(count, np.int64)
@@ -339,7 +410,8 @@ class Target:
     rows : int64 array [count]
         Scratch.
     parts : tuple of Target
-        The same memory in pieces that can be filled at once, where that is more than one; see `ReplayReader.at_once`.
+        The same memory in pieces that can be filled at once, where that is more than one; see
+        `ReplayReader.at_once`.
     """
 
     arrays: list[Array]

@@ -1,4 +1,7 @@
-"""How batches get out of a table: items chosen under its lock, rows read without it. Adds nothing."""
+"""How batches get out of a table: items chosen under its lock, rows read without it.
+
+Adds nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +40,16 @@ class TableSampler:
 
     Parameters
     ----------
-    owner : Owner
+    table_state : TableState
     """
 
-    def __init__(self, owner: TableState) -> None:
-        self._owner = owner
+    def __init__(self, table_state: TableState) -> None:
+        self._table_state = table_state
         self._recipes: dict[Any, ReadPlan] = {}
-        self._idle: dict[int, list[ReplayReader]] = {}  # by recipe: one per thread that samples at the same time
-        self._kept: dict[int, list[list[Array]]] = {}  # by recipe: rows that interrupted calls have left
+        # by recipe: one per thread that samples at the same time
+        self._idle: dict[int, list[ReplayReader]] = {}
+        # by recipe: rows that interrupted calls have left
+        self._kept: dict[int, list[list[Array]]] = {}
 
     def batch(
         self,
@@ -56,20 +61,24 @@ class TableSampler:
     ) -> dict[str, Any]:
         """A batch of arrays, nested as the step was. Waits as `ids` does.
 
-        Ctrl-C may come at any point: what was counted and not delivered is in ``taken``, see `take_back`.
+        Ctrl-C may come at any point: what was counted and not delivered is in ``taken``, see
+        `take_back`.
         """
         arrays = self.arrays(sampler, batch_size, view, timeout_s, taken)
         return assembled(self.read_plan(view, sampler), arrays)
 
     def take_back(self, taken: UndeliveredItems) -> None:
-        """What a call was interrupted with: rows that were used up are kept for the next batch, others are not counted."""
-        with self._owner.lock:
-            arrays, count, taken.arrays, taken.counted = taken.arrays, taken.counted, (), 0  # each once
+        """What a call was interrupted with: rows that were used up are kept for the next batch,
+        others are not counted.
+        """
+        with self._table_state.lock:
+            # each once
+            arrays, count, taken.arrays, taken.counted = taken.arrays, taken.counted, (), 0
             if count:
-                self._owner.table.counted -= count
+                self._table_state.table.counted -= count
             if len(arrays):
                 self._kept.setdefault(taken.key, []).append(list(arrays))
-            self._owner.waiters.ring()
+            self._table_state.waiters.ring()
 
     def arrays(
         self,
@@ -80,35 +89,45 @@ class TableSampler:
         taken: UndeliveredItems | None = None,
     ) -> Sequence[Array]:
         """A batch as one array for each field of the recipe's schema. Waits as `ids` does."""
-        owner = self._owner
+        table_state = self._table_state
         batch_size = positive("batch_size", batch_size)
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
-        if not owner.ready:
-            if owner.limiter is None and timeout_s is None:
-                raise self._nothing(batch_size)
+        if not table_state.ready:
+            if table_state.limiter is None and timeout_s is None:
+                raise self.not_enough(batch_size)
 
             def begun() -> bool:
-                owner.check_open()
-                return owner.ready
+                table_state.check_open()
+                return table_state.ready
 
-            owner.waiters.until(begun, "sample", lambda: "no step has been added yet", timeout_s)
+            table_state.waiters.until(
+                begun, "sample", lambda: "no step has been added yet", timeout_s
+            )
         read_plan = self.read_plan(view, sampler, batch_size)
         readers = self._idle[id(read_plan)]
         try:
             reader = readers.pop()
         except IndexError:
-            reader = ReplayReader(owner.table.storage, read_plan)
+            reader = ReplayReader(table_state.table.storage, read_plan)
         arrays = self._at_once(reader, sampler, batch_size) if reader.at_once(batch_size) else None
         if arrays is None:
-            arrays = self._in_turn(reader, sampler, batch_size, timeout_s, taken or UndeliveredItems())
+            arrays = self._in_turn(
+                reader, sampler, batch_size, timeout_s, taken or UndeliveredItems()
+            )
         readers.append(reader)
         return arrays
 
     def fill(self, reader: ReplayReader, sampler: Sampler, target: Target) -> None:
-        """A batch into a target of the reader's. `why_not` said ``None``, and nobody has taken anything out since."""
+        """A batch into a target of the reader's.
+
+        `why_not` said ``None``, and nobody has taken anything out since.
+        """
         count = len(target.rows)
-        if reader.at_once(count) and self._at_once(reader, sampler, count, target, asked=True) is not None:
+        if (
+            reader.at_once(count)
+            and self._at_once(reader, sampler, count, target, asked=True) is not None
+        ):
             return
         if target.parts and self._in_parts(reader, sampler, target.parts):
             return
@@ -116,26 +135,36 @@ class TableSampler:
         drawn = self.ids(sampler, count, 0.0)
         gone = reader.fill(drawn.ids, into, drawn.weight)
         if len(gone):
-            self._draw_again(reader, sampler, drawn, gone, into, self._owner.lock)
+            self._draw_again(reader, sampler, drawn, gone, into, self._table_state.lock)
 
     def _in_parts(self, reader: ReplayReader, sampler: Sampler, parts: Sequence[Target]) -> bool:
-        """Whether draws one after the other are as one draw of all, which is known of one sampler only; then it is done."""
+        """Whether draws one after the other are as one draw of all, which is known of one sampler
+        only; then it is done.
+        """
         if type(sampler) is not Uniform or not sampler.repeats:
             return False
-        return all(self._at_once(reader, sampler, len(part.rows), part) is not None for part in parts)
+        return all(
+            self._at_once(reader, sampler, len(part.rows), part) is not None for part in parts
+        )
 
     def _at_once(
-        self, reader: ReplayReader, sampler: Sampler, count: int, into: Target | None = None, asked: bool = False
+        self,
+        reader: ReplayReader,
+        sampler: Sampler,
+        count: int,
+        into: Target | None = None,
+        asked: bool = False,
     ) -> Sequence[Array] | None:
-        """Draw and read under one lock, where that is quick and nothing is to be waited for or counted; else ``None``.
+        """Draw and read under one lock, where that is quick and nothing is to be waited for or
+        counted; else ``None``.
 
         ``asked``: `why_not` has said ``None`` just now.
         """
-        owner = self._owner
-        if owner.limiter is not None or owner.max_times_sampled:
+        table_state = self._table_state
+        if table_state.limiter is not None or table_state.max_times_sampled:
             return None
-        with owner.lock:
-            owner.check_open()
+        with table_state.lock:
+            table_state.check_open()
             if not asked and self.why_not(sampler, count) is not None:
                 return None
             quick = shortcut(sampler, "draw_into", "draw")
@@ -143,23 +172,30 @@ class TableSampler:
             if arrays is None:
                 drawn = sampler.draw(count)
                 arrays = reader.these(drawn.rows, drawn.weight, into)
-            owner.table.counted += count
-            if owner.waiters.anybody:
-                owner.waiters.ring()
+            table_state.table.counted += count
+            if table_state.waiters.anybody:
+                table_state.waiters.ring()
         return arrays
 
     def _in_turn(
-        self, reader: ReplayReader, sampler: Sampler, count: int, timeout_s: float | None, taken: UndeliveredItems
+        self,
+        reader: ReplayReader,
+        sampler: Sampler,
+        count: int,
+        timeout_s: float | None,
+        taken: UndeliveredItems,
     ) -> Sequence[Array]:
-        """Draw under the lock, read without it, and look again; where draws are counted, all of it under the lock."""
-        if self._owner.max_times_sampled:
+        """Draw under the lock, read without it, and look again; where draws are counted, all of it
+        under the lock.
+        """
+        if self._table_state.max_times_sampled:
             return self._used_up(reader, sampler, count, timeout_s, taken)
         if count > _MANY and sampler.repeats:
             _check_memory(reader.read_plan, count)
         drawn = self.ids(sampler, count, timeout_s, taken)
         into, gone = reader.take(drawn.ids, drawn.weight)
         if len(gone):
-            self._draw_again(reader, sampler, drawn, gone, into, self._owner.lock)
+            self._draw_again(reader, sampler, drawn, gone, into, self._table_state.lock)
         return into.fields
 
     def _draw_again(
@@ -171,17 +207,18 @@ class TableSampler:
         into: Any,
         lock: AbstractContextManager[Any],
     ) -> None:
-        """Draw others for items that were overwritten between draw and read, which spare rows make rare.
+        """Draw others for items that were overwritten between draw and read, which spare rows make
+        rare.
 
         ``lock``: the table's, or a null context where the caller holds it.
         """
-        owner, first = self._owner, drawn
+        table_state, first = self._table_state, drawn
         for _ in range(_REDRAWS):
             with lock:
-                most = owner.table.drawable(sampler)
+                most = table_state.table.drawable(sampler)
                 if most is not None and most < len(gone):
                     break
-                again = owner.table.draw(sampler, len(gone), again=True)
+                again = table_state.table.draw(sampler, len(gone), again=True)
             part, still = reader.take(again.ids, again.weight)
             for array, one in zip(into.fields, part.fields, strict=True):
                 array[gone] = one
@@ -190,47 +227,60 @@ class TableSampler:
             gone = gone[still]
             if not len(gone):
                 return
-        reader.replace(drawn.ids, gone, into, np.random.default_rng(int(drawn.ids.sum()) & 0xFFFFFFFF))
+        reader.replace(
+            drawn.ids, gone, into, np.random.default_rng(int(drawn.ids.sum()) & 0xFFFFFFFF)
+        )
 
-    # -- items that are used up ------------------------------------------------------------------------------------------
+    # -- items that are used up --------------------------------------------------------------------
 
     def _used_up(
-        self, reader: ReplayReader, sampler: Sampler, count: int, timeout_s: float | None, taken: UndeliveredItems
+        self,
+        reader: ReplayReader,
+        sampler: Sampler,
+        count: int,
+        timeout_s: float | None,
+        taken: UndeliveredItems,
     ) -> Sequence[Array]:
         """Draw and read under the lock: nothing may overwrite what no other draw will show."""
-        owner = self._owner
+        table_state = self._table_state
         taken.key = id(reader.read_plan)
 
         def attempt() -> bool:
-            owner.check_open()
+            table_state.check_open()
             if self.why_not(sampler, count, key=taken.key) is not None:
                 return False
             self.use_up(reader, sampler, count, taken)
             return True
 
-        if owner.limiter is None and timeout_s is None:
-            with owner.lock:
+        if table_state.limiter is None and timeout_s is None:
+            with table_state.lock:
                 done = attempt()
             if not done:
-                raise self._nothing(count)
+                raise self.not_enough(count)
         else:
             reason = functools.partial(self.why_not, sampler, count, key=taken.key)
-            owner.waiters.until(attempt, "sample", reason, timeout_s)
+            table_state.waiters.until(attempt, "sample", reason, timeout_s)
         return taken.arrays
 
-    def use_up(self, reader: ReplayReader, sampler: Sampler, count: int, taken: UndeliveredItems) -> None:
-        """Put a batch into ``taken``: first what interrupted calls have left, then new items. Under the lock.
+    def use_up(
+        self, reader: ReplayReader, sampler: Sampler, count: int, taken: UndeliveredItems
+    ) -> None:
+        """Put a batch into ``taken``: first what interrupted calls have left, then new items. Under
+        the lock.
 
-        However it is interrupted, what was counted is in ``taken``, or in what is left for the next batch.
+        However it is interrupted, what was counted is in ``taken``, or in what is left for the next
+        batch.
         """
-        owner, table = self._owner, self._owner.table
+        table_state, table = self._table_state, self._table_state.table
         taken.key = id(reader.read_plan)
         old = self._left(taken.key, count)
         try:
             if old.rows < count:
                 drawn = table.draw(sampler, count - old.rows)
                 into, gone = reader.take(drawn.ids, drawn.weight)
-                if len(gone):  # a writer of another process overwrote them: this table does not promise to keep rows
+                # a writer of another process overwrote them: this table does not promise to keep
+                # rows
+                if len(gone):
                     self._draw_again(reader, sampler, drawn, gone, into, contextlib.nullcontext())
                 new: list[Array] = into.fields
             else:
@@ -239,14 +289,19 @@ class TableSampler:
         except BaseException:
             drawn = table.taken_back()
             if len(drawn.ids):
-                self._kept.setdefault(taken.key, []).append(reader.take(drawn.ids, drawn.weight)[0].fields)
+                self._kept.setdefault(taken.key, []).append(
+                    reader.take(drawn.ids, drawn.weight)[0].fields
+                )
             raise
         taken.arrays, table.undelivered, self._kept = arrays, [], old.rest  # no call between these
-        if owner.waiters.anybody:
-            owner.waiters.ring()
+        if table_state.waiters.anybody:
+            table_state.waiters.ring()
 
     def _left(self, key: int, count: int) -> _Left:
-        """Up to ``count`` rows that interrupted calls have left, and what is left without them. Changes nothing."""
+        """Up to ``count`` rows that interrupted calls have left, and what is left without them.
+
+        Changes nothing.
+        """
         kept = self._kept.get(key)
         if not kept:
             return _Left((), 0, self._kept)
@@ -262,8 +317,15 @@ class TableSampler:
         found = self._kept.values() if key is None else [self._kept.get(key, [])]
         return sum(len(arrays[0]) for kept in found for arrays in kept)
 
-    def read_plan(self, view: Transitions | None, sampler: Sampler | None = None, count: int = 0, min_size: int = 0) -> ReadPlan:
-        """What a batch is made of, by default with the table's view; the table sees to it from here on.
+    def read_plan(
+        self,
+        view: Transitions | None,
+        sampler: Sampler | None = None,
+        count: int = 0,
+        min_size: int = 0,
+    ) -> ReadPlan:
+        """What a batch is made of, by default with the table's view; the table sees to it from here
+        on.
 
         Parameters
         ----------
@@ -275,67 +337,81 @@ class TableSampler:
         Raises
         ------
         ConfigError
-            For items that the table can never show, or never ``count`` of at once. Then nothing is changed.
+            For items that the table can never show, or never ``count`` of at once. Then nothing is
+            changed.
         """
         if view is None:
-            view = self._owner.view
+            view = self._table_state.view
         key = (view, sampler is not None and sampler.weighted)
         known = self._recipes.get(key)
         if known is None:
             known = self._register(key, view, sampler, count, min_size)
         return known
 
-    def _register(self, key: Any, view: Transitions | None, sampler: Sampler | None, count: int, min_size: int) -> ReadPlan:
-        owner = self._owner
-        assert owner.schema is not None
-        read_plan = ReadPlan.of(owner.schema, view, weighted=key[1])
-        with owner.lock:
-            if read_plan.lookahead > owner.table.g[LOOKAHEAD]:
-                owner.catch_up()
-                owner.check_look_ahead(read_plan)
+    def _register(
+        self, key: Any, view: Transitions | None, sampler: Sampler | None, count: int, min_size: int
+    ) -> ReadPlan:
+        table_state = self._table_state
+        assert table_state.schema is not None
+        read_plan = ReadPlan.of(table_state.schema, view, weighted=key[1])
+        with table_state.lock:
+            if read_plan.lookahead > table_state.table.g[LOOKAHEAD]:
+                table_state.catch_up()
+                table_state.check_look_ahead(read_plan)
                 if min_size:
                     self.check_size(min_size, read_plan.lookahead)
                 if sampler is not None and count:
                     held = self._held(sampler, read_plan.lookahead)
                     if self._why_not(sampler, count, min_size, held) is not None:
                         self._check_ever(sampler, count, min_size, held)
-            owner.look_ahead(read_plan)
+            table_state.look_ahead(read_plan)
             self._idle[id(read_plan)] = []
             return self._recipes.setdefault(key, read_plan)
 
     def _held(self, sampler: Sampler, ahead: int | None = None) -> _Held:
         """What can be drawn now; or would be, if items had ``ahead`` successors. Under the lock."""
-        table = self._owner.table
+        table = self._table_state.table
         if ahead is None:
             return _Held(len(table), table.drawable(sampler), int(table.g[LOOKAHEAD]))
         wait = table.would_wait(ahead)
         return _Held(len(table) - len(wait), table.drawable(sampler, wait), ahead)
 
-    def ids(self, sampler: Sampler, count: int, timeout_s: float | None, taken: UndeliveredItems | None = None) -> Drawn:
+    def ids(
+        self,
+        sampler: Sampler,
+        count: int,
+        timeout_s: float | None,
+        taken: UndeliveredItems | None = None,
+    ) -> Drawn:
         """Ids of ``count`` items, and their weights if there are any.
 
-        Waits for enough items, and for the limiter; without a limiter and with no ``timeout_s`` it raises ConfigError instead.
+        Waits for enough items, and for the limiter; without a limiter and with no ``timeout_s`` it
+        raises ConfigError instead.
         """
-        owner, taken = self._owner, taken or UndeliveredItems()
-        if owner.limiter is None and timeout_s is None:
-            with owner.lock:
-                owner.check_open()
+        table_state, taken = self._table_state, taken or UndeliveredItems()
+        if table_state.limiter is None and timeout_s is None:
+            with table_state.lock:
+                table_state.check_open()
                 reason = self.why_not(sampler, count)
                 if reason is None:
                     return self.now(sampler, count, taken)
-            raise self._nothing(count)
+            raise self.not_enough(count)
         drawn: list[Drawn] = []
 
         def attempt() -> bool:
-            owner.check_open()
+            table_state.check_open()
             if self.why_not(sampler, count) is None:
                 drawn.append(self.now(sampler, count, taken))
             return bool(drawn)
 
-        owner.waiters.until(attempt, "sample", lambda: self.why_not(sampler, count), timeout_s)
+        table_state.waiters.until(
+            attempt, "sample", lambda: self.why_not(sampler, count), timeout_s
+        )
         return drawn[0]
 
-    def why_not(self, sampler: Sampler, count: int, min_size: int = 1, key: int | None = None) -> str | None:
+    def why_not(
+        self, sampler: Sampler, count: int, min_size: int = 1, key: int | None = None
+    ) -> str | None:
         """Why ``count`` items cannot be drawn now, in numbers. Under the lock.
 
         ``key``: of a recipe, whose rows that interrupted calls have left count too.
@@ -345,9 +421,9 @@ class TableSampler:
         ConfigError
             If they never can be.
         """
-        if not self._owner.foreign and self._owner.ready:
-            self._owner.table.finish()
-        self._owner.catch_up()
+        if not self._table_state.foreign and self._table_state.ready:
+            self._table_state.table.finish()
+        self._table_state.catch_up()
         if key is not None and self._kept:
             count -= self.interrupted(key)
             if count <= 0:
@@ -357,41 +433,50 @@ class TableSampler:
             self._check_ever(sampler, count, min_size)
         return reason
 
-    def _why_not(self, sampler: Sampler, count: int, min_size: int, there: _Held | None = None) -> str | None:
-        owner = self._owner
-        limits = owner.limits
-        once = not sampler.repeats or bool(owner.max_times_sampled)
+    def _why_not(
+        self, sampler: Sampler, count: int, min_size: int, there: _Held | None = None
+    ) -> str | None:
+        table_state = self._table_state
+        limits = table_state.limits
+        once = not sampler.repeats or bool(table_state.max_times_sampled)
         wanted = max(count if once else 1, min_size)
         if limits is not None and wanted > limits.needed:
             limits.needed = wanted
-            owner.waiters.ring()  # writers that the ratio has stopped may go on
+            table_state.waiters.ring()  # writers that the ratio has stopped may go on
         if limits is not None and not limits.may_sample(count):
             return limits.why_not_sample(count)
-        if not owner.ready:
+        if not table_state.ready:
             return _short(0, min_size)
-        table = owner.table
+        table = table_state.table
         held, most = (len(table), table.drawable(sampler)) if there is None else there[:2]
         if most is None or most >= count:
             return None if held >= min_size else _short(held, min_size)
         return _short(held, max(count, min_size) if most or once else min_size)
 
-    def _check_ever(self, sampler: Sampler, count: int, min_size: int, there: _Held | None = None) -> None:
+    def _check_ever(
+        self, sampler: Sampler, count: int, min_size: int, there: _Held | None = None
+    ) -> None:
         """Raise ConfigError if ``count`` items can never be drawn at once."""
-        owner = self._owner
-        limits = owner.limits
-        if limits is not None and not limits.may_sample(count) and not limits.can_ever_sample(count):
+        table_state = self._table_state
+        limits = table_state.limits
+        if (
+            limits is not None
+            and not limits.may_sample(count)
+            and not limits.can_ever_sample(count)
+        ):
             raise ConfigError(limits.why_not_sample(count))
-        if not owner.ready:
+        if not table_state.ready:
             return
         there = self._held(sampler) if there is None else there
         surely = self.check_size(min_size, there.ahead)
-        table = owner.table
-        if sampler.repeats and not owner.max_times_sampled:
+        table = table_state.table
+        if sampler.repeats and not table_state.max_times_sampled:
             return
-        times = owner.max_times_sampled if sampler.repeats else 1
+        times = table_state.max_times_sampled if sampler.repeats else 1
         if count > times * surely:
             raise ConfigError(
-                f"{sampler!r} draws no item {_too_often(times)}, and {count:,} are more than a table of "
+                f"{sampler!r} draws no item {_too_often(times)}, and {count:,} are more than a "
+                "table of "
                 f"{table.storage.layout.capacity:,} steps holds at once, {times * surely:,}: "
                 "draw fewer at a time, or raise the capacity"
             )
@@ -399,82 +484,106 @@ class TableSampler:
         if limits is not None:
             self._check_limiter(limits, count, held, times, there.ahead)
         if table.keeps:
-            self._check_stuck(max(count, 1 if limits is None else limits.config.min_size_to_sample), held)
+            self._check_stuck(
+                max(count, 1 if limits is None else limits.config.min_size_to_sample), held
+            )
 
     def check_size(self, min_size: int, ahead: int | None = None) -> int:
-        """Raise ConfigError for more items than the table holds while an episode is open, or else say how many that are.
+        """Raise ConfigError for more items than the table holds while an episode is open, or else
+        say how many that are.
 
         ``ahead``: successors that an item has, where that is about to change.
         """
-        table = self._owner.table
+        table = self._table_state.table
         surely = table.surely(int(table.g[LOOKAHEAD]) if ahead is None else ahead)
         if min_size > surely:
             raise ConfigError(
-                f"min_size={min_size:,}: the table keeps {table.storage.layout.capacity:,} steps, of which {surely:,} can be "
+                f"min_size={min_size:,}: the table keeps {table.storage.layout.capacity:,} steps, "
+                f"of which {surely:,} can be "
                 f"drawn while an episode is open: use {surely:,} or less, or raise the capacity"
             )
         return surely
 
-    def _check_limiter(self, limits: LimiterState, count: int, held: int, times: int, ahead: int) -> None:
-        """Raise ConfigError if the limiter stops inserting before there are so many items that each is drawn once only."""
+    def _check_limiter(
+        self, limits: LimiterState, count: int, held: int, times: int, ahead: int
+    ) -> None:
+        """Raise ConfigError if the limiter stops inserting before there are so many items that each
+        is drawn once only.
+        """
         more = limits.insertable()
         if more == UNLIMITED or (more and ahead):  # see Limits: waiting steps let others in
             return
-        most = max(len(self._owner.table) + self._owner.table.waiting + more, limits.config.min_size_to_sample)
+        most = max(
+            len(self._table_state.table) + self._table_state.table.waiting + more,
+            limits.config.min_size_to_sample,
+        )
         if count > max(held, times * most):
             buffer = limits.config.buffer_for(count * limits.config.samples_per_insert)
             raise ConfigError(
-                f"{count:,} can never be sampled at once: {limits.config} stop inserting at {most:,} items, and no item is "
+                f"{count:,} can never be sampled at once: {limits.config} stop inserting at "
+                f"{most:,} items, and no item is "
                 f"drawn {_too_often(times)}: sample fewer at a time, or use {buffer}"
             )
 
     def _check_stuck(self, count: int, held: int) -> None:
-        """Raise ConfigError if neither this draw nor an insertion can go on. See table.py, NOTE [queue tables]."""
-        owner, table = self._owner, self._owner.table
-        room, limits = table.room(), owner.limits
+        """Raise ConfigError if neither this draw nor an insertion can go on.
+
+        See table.py, NOTE [queue tables].
+        """
+        table_state, table = self._table_state, self._table_state.table
+        room, limits = table.room(), table_state.limits
         if table.granted:  # writers in other processes fill rows, or give them back
             return
-        blocked = owner.waiters.anyone("insert") and (limits is None or limits.may_insert(1))
+        blocked = table_state.waiters.anyone("insert") and (limits is None or limits.may_insert(1))
         if not blocked and (room or held + table.waiting >= count):
             return
         if room and table.tail_stream() >= 0:  # that episode may go on, and rows are let go
             return
         raise ConfigError(
-            f"{count:,} can never be drawn at once: {table.window:,} rows are full with {held:,} items and rows beside them "
-            "(steps that wait for their successors, observations after an episode's end, the past of stacks), and a queue "
-            f"overwrites no item: draw {held:,} or fewer at a time, or raise the capacity to {2 * count:,} or more"
+            f"{count:,} can never be drawn at once: {table.window:,} rows are full with {held:,} "
+            "items and rows beside them "
+            "(steps that wait for their successors, observations after an episode's end, the past "
+            "of stacks), and a queue "
+            f"overwrites no item: draw {held:,} or fewer at a time, or raise the capacity to "
+            f"{2 * count:,} or more"
         )
 
     def now(self, sampler: Sampler, count: int, taken: UndeliveredItems | None = None) -> Drawn:
         """As `ids`, under the lock, when nothing stands in the way."""
-        owner, table = self._owner, self._owner.table
+        table_state, table = self._table_state, self._table_state.table
         taken = taken or UndeliveredItems()
         drawn = table.draw(sampler, count)
-        drawn_now = 0 if owner.max_times_sampled else len(drawn.ids)
-        table.counted, taken.counted = table.counted + drawn_now, drawn_now  # no call between: Ctrl-C finds both or none
-        if owner.waiters.anybody:
-            owner.waiters.ring()
+        drawn_now = 0 if table_state.max_times_sampled else len(drawn.ids)
+        # no call between: Ctrl-C finds both or none
+        table.counted, taken.counted = table.counted + drawn_now, drawn_now
+        if table_state.waiters.anybody:
+            table_state.waiters.ring()
         return drawn
 
-    def _nothing(self, count: int) -> NotEnoughData:
-        held = len(self._owner.table) if self._owner.ready else 0
+    def not_enough(self, count: int) -> NotEnoughData:
+        held = len(self._table_state.table) if self._table_state.ready else 0
         said = f"the table holds {held} that can be drawn"
         text = f"cannot draw {count} items, {said}: add steps first, give timeout_s, or use a loader, which waits"
         return NotEnoughData(text, count, held)
 
     def these(self, ids: Ids, view: Transitions | None) -> dict[str, Any]:
         """Rows by id, in their order. Those that are gone are left out."""
-        owner, read_plan = self._owner, self.read_plan(view)
-        with owner.lock:
-            owner.check_open()
-            owner.catch_up()
-            ids = ids[owner.table.find(ids) >= 0]
-        into, gone = ReplayReader(owner.table.storage, read_plan).take(ids)
-        arrays = [np.delete(array, gone, axis=0) for array in into.fields] if len(gone) else into.fields
+        table_state, read_plan = self._table_state, self.read_plan(view)
+        with table_state.lock:
+            table_state.check_open()
+            table_state.catch_up()
+            ids = ids[table_state.table.find(ids) >= 0]
+        into, gone = ReplayReader(table_state.table.storage, read_plan).take(ids)
+        arrays = (
+            [np.delete(array, gone, axis=0) for array in into.fields] if len(gone) else into.fields
+        )
         return assembled(read_plan, arrays)
 
     def forget(self) -> None:
-        """Rows that interrupted calls have left are of steps that were taken out. Under the lock."""
+        """Rows that interrupted calls have left are of steps that were taken out.
+
+        Under the lock.
+        """
         self._kept = {}
 
 
@@ -499,7 +608,9 @@ class UndeliveredItems:
 
 
 class _Held(NamedTuple):
-    """Items that there are; how many one draw can hold at most (``None``: any number); the successors that each has."""
+    """Items that there are; how many one draw can hold at most (``None``: any number); the
+    successors that each has.
+    """
 
     items: int
     most: int | None
@@ -523,7 +634,9 @@ def _joined(*parts: Sequence[Array]) -> list[Array]:
 
 
 def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[Array, Drawn]:
-    """The weights of a batch of which the rows ``gone`` were drawn again, divided by one number; the batch as one draw."""
+    """The weights of a batch of which the rows ``gone`` were drawn again, divided by one number;
+    the batch as one draw.
+    """
     assert again.weight is not None
     old, new = np.ones(len(weight), np.bool_), weight[gone]
     old[gone] = False
@@ -537,7 +650,10 @@ def _check_memory(read_plan: ReadPlan, count: int) -> None:
     """Raise OutOfMemory where a batch of ``count`` rows, with their ids, exceeds the free memory."""
     nbytes, there = count * (read_plan.schema.nbytes + 8), available_bytes()
     if nbytes > there:
-        raise OutOfMemory(f"batch_size={count:,}: a batch of so many rows takes {human(nbytes)}, and {human(there)} are free")
+        raise OutOfMemory(
+            f"batch_size={count:,}: a batch of so many rows takes {human(nbytes)}, and "
+            f"{human(there)} are free"
+        )
 
 
 def _too_often(times: int) -> str:

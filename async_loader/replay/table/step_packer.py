@@ -1,4 +1,7 @@
-"""Steps as kernels take them: sources with an address and a stride. Checks that they fit; writes no row of a table."""
+"""Steps as kernels take them: sources with an address and a stride.
+
+Checks that they fit; writes no row of a table.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,21 @@ import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.errors import SchemaError
+from async_loader.replay.arguments import length_of
 from async_loader.replay.base.array_address import address_of
-from async_loader.replay.base.row_format import AWAITS, TERMINATED, TRUNCATED
+from async_loader.replay.base.field_table import ARRAY_ADDRESS
+from async_loader.replay.base.row_format import AWAITS, ENDS, TERMINATED, TRUNCATED
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.schema import Schema
 
 Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
-NO_FIELDS: Ids = np.empty((0, 5), np.int64)
 
 
 class StepPacker:
-    """What is about to be written. One per writing process; used under its lock, but for what says otherwise.
+    """What is about to be written. One per writing process; used under its lock, but for what says
+    otherwise.
 
     Parameters
     ----------
@@ -42,7 +47,10 @@ class StepPacker:
         self.leaves = _leaves_of(schema)
         self.everything = list(range(len(schema.fields)))
         places = zip(layout.places, schema.fields, strict=True)
-        self._template = np.array([(base + offset, stride, f.nbytes, 0, f.nbytes) for (offset, stride), f in places], np.int64)
+        self._template = np.array(
+            [(base + offset, stride, f.nbytes, 0, f.nbytes) for (offset, stride), f in places],
+            np.int64,
+        )
         self._cells = [np.zeros((1, *field.shape), field.dtype) for field in schema.fields]
         self._one = self.fields(self.everything, self._cells)
         self.terminated, self.truncated, self.done = end_fields(schema)
@@ -52,13 +60,15 @@ class StepPacker:
         self._one_final = self.fields(self.followed, self._final_cells)
 
     def fields(self, which: list[int], sources: Sequence[Array]) -> Ids:
-        """What `kernels.write` takes: where these fields lie, and their sources ``[steps, *shape]``."""
+        """What `kernels.write` takes: where these fields lie, and their sources ``[steps,
+        *shape]``.
+        """
         return self.fields_at(which, [address_of(source) for source in sources])
 
     def fields_at(self, which: list[int], addresses: list[int]) -> Ids:
         """As `fields`, of sources whose addresses are known."""
         made = self._template[which]
-        made[:, 3] = addresses
+        made[:, ARRAY_ADDRESS] = addresses
         return made
 
     def values(self, step: Mapping[str, Any]) -> list[Any]:
@@ -67,7 +77,9 @@ class StepPacker:
         for i, (fit, dtype, shape, scalar) in enumerate(self._kinds):
             value = values[i]
             kind = type(value)
-            if kind is not scalar and (kind is not np.ndarray or value.dtype is not dtype or value.shape != shape):
+            if kind is not scalar and (
+                kind is not np.ndarray or value.dtype is not dtype or value.shape != shape
+            ):
                 values[i] = fit.value(value)
         return values
 
@@ -84,7 +96,10 @@ class StepPacker:
         return self._one_final
 
     def columns(self, batch: Mapping[str, Any]) -> list[Array]:
-        """The checked columns of many steps, contiguous, each in its field's dtype. Any thread, without the lock."""
+        """The checked columns of many steps, contiguous, each in its field's dtype.
+
+        Any thread, without the lock.
+        """
         columns = self.leaves(batch)
         for i, (fit, dtype, shape, _) in enumerate(self._kinds):
             value = columns[i]
@@ -99,15 +114,17 @@ class StepPacker:
         length_of(self.schema, columns)
         return columns
 
-    # -- ends of episodes ------------------------------------------------------------------------------------------------
+    # -- ends of episodes --------------------------------------------------------------------------
 
     def flags(self, values: Sequence[Any], has_final: bool, said: int = 0) -> int:
-        """The flags of one step: what its fields say, and what was ``said`` beside them. See NOTE [done].
+        """The flags of one step: what its fields say, and what was ``said`` beside them. See NOTE
+        [done].
 
         Raises
         ------
         SchemaError
-            If the episode is cut off, and what came after is needed and not given; or is given and the episode goes on.
+            If the episode is cut off, and what came after is needed and not given; or is given and
+            the episode goes on.
         """
         flags = said
         if self.terminated >= 0 and values[self.terminated]:
@@ -123,18 +140,24 @@ class StepPacker:
         if not self.followed:
             return flags
         if has_final:
-            if not flags & (TERMINATED | TRUNCATED):
-                raise SchemaError("final_obs is given for a step that is neither terminated nor truncated: leave it out")
+            if not flags & ENDS:
+                raise SchemaError(
+                    "final_obs is given for a step that is neither terminated nor truncated: leave "
+                    "it out"
+                )
             return flags | AWAITS
         if flags & TRUNCATED and not flags & TERMINATED:
             raise SchemaError(
-                "a truncated step needs final_obs=..., the observation after it: its value is bootstrapped from that "
+                "a truncated step needs final_obs=..., the observation after it: its value is "
+                "bootstrapped from that "
                 "(without it, end_episode() of a writer gives up the last step)"
             )
         return flags
 
     def column_ends(self, columns: Sequence[Array], said: Ids | None = None) -> Ids:
-        """How many steps stand in their episodes, as flags: what fields say and what was ``said`` beside them."""
+        """How many steps stand in their episodes, as flags: what fields say and what was ``said``
+        beside them.
+        """
         flags = np.zeros(len(columns[0]), np.int64) if said is None else said
         for place, flag in ((self.terminated, TERMINATED), (self.truncated, TRUNCATED)):
             if place >= 0:
@@ -154,10 +177,16 @@ class StepPacker:
     def final_values(self, final: Any) -> list[Any]:
         """The checked values of one final observation. Any thread, without the lock."""
         self._check_followed()
-        return [self.fits[i].value(value) for i, value in zip(self.followed, self._final_leaves(final), strict=True)]
+        return [
+            self.fits[i].value(value)
+            for i, value in zip(self.followed, self._final_leaves(final), strict=True)
+        ]
 
-    def final_columns(self, final: Any, ends: npt.NDArray[np.bool_]) -> tuple[list[Array], npt.NDArray[np.bool_]]:
-        """Final observations ``[rows, ...]`` of those steps that end an episode, and which they are.
+    def final_columns(
+        self, final: Any, ends: npt.NDArray[np.bool_]
+    ) -> tuple[list[Array], npt.NDArray[np.bool_]]:
+        """Final observations ``[rows, ...]`` of those steps that end an episode, and which they
+        are.
 
         Arrays of objects (Gymnasium's ``infos["final_obs"]``) hold ``None`` where there is none.
         """
@@ -168,7 +197,10 @@ class StepPacker:
             field = self.schema.fields[i]
             rows = rows_of(value, f"final_obs ({field.name!r})")
             if rows != count:
-                raise SchemaError(f"final_obs has {rows} rows for {count} steps: one for each, whatever it is where none ends")
+                raise SchemaError(
+                    f"final_obs has {rows} rows for {count} steps: one for each, whatever it is "
+                    "where none ends"
+                )
             whole = np.zeros((count, *field.shape), field.dtype)
             array = tensors.as_array(value)
             if array is None or array.dtype.kind == "O":
@@ -192,29 +224,38 @@ class StepPacker:
                 except (KeyError, TypeError, IndexError):
                     names = ", ".join(self.schema.fields[i].name for i in self.followed)
                     raise SchemaError(
-                        f"final_obs lacks {self.schema.fields[i].name!r}: it is built like a step's {names}"
+                        f"final_obs lacks {self.schema.fields[i].name!r}: it is built like a "
+                        f"step's {names}"
                     ) from None
             found.append(value)
         return found
 
     def _check_followed(self) -> None:
         if not self.followed:
-            raise SchemaError("final_obs is given, and no field of the schema has a next=... that would show it: leave it out")
+            raise SchemaError(
+                "final_obs is given, and no field of the schema has a next=... that would show it: "
+                "leave it out"
+            )
 
 
 # NOTE [done]
-# Gym's `done` was "terminated or truncated", and most programs without `truncated` mean "terminated" by it. So `done` ends
-# the episode, also beside `terminated`; it counts as terminated unless the same step is said to be truncated.
+# Gym's `done` was "terminated or truncated", and most programs without `truncated` mean
+# "terminated" by it. So `done` ends the episode, also beside `terminated`; it counts as terminated
+# unless the same step is said to be truncated.
 
 
 def end_fields(schema: Schema) -> tuple[int, int, int]:
-    """Which fields are `terminated`, `truncated` and `done`; -1 for those that are not there. See NOTE [done]."""
+    """Which fields are `terminated`, `truncated` and `done`; -1 for those that are not there.
+
+    See NOTE [done].
+    """
     numbers = {field.name: i for i, field in enumerate(schema.fields) if field.shape == ()}
     return numbers.get("terminated", -1), numbers.get("truncated", -1), numbers.get("done", -1)
 
 
 class Ends:
-    """How a writer's ``terminated`` and ``truncated`` become a step's fields and flags, the same for every writer.
+    """How a writer's ``terminated`` and ``truncated`` become a step's fields and flags, the same
+    for every writer.
 
     Parameters
     ----------
@@ -223,14 +264,23 @@ class Ends:
     """
 
     def __init__(self, schema: Schema | None) -> None:
-        names = {"terminated", "truncated"} if schema is None else {field.name for field in schema.fields if not field.shape}
+        names = (
+            {"terminated", "truncated"}
+            if schema is None
+            else {field.name for field in schema.fields if not field.shape}
+        )
         self.stored = frozenset(names & {"terminated", "truncated"})
         self.done = "done" in names
 
     def into(self, step: dict[str, Any], terminated: Any, truncated: Any) -> int:
-        """Put into ``step`` what it stores and does not say itself; the flags that are said beside its fields."""
+        """Put into ``step`` what it stores and does not say itself; the flags that are said beside
+        its fields.
+        """
         flags = 0
-        for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
+        for name, flag, said in (
+            ("terminated", TERMINATED, terminated),
+            ("truncated", TRUNCATED, truncated),
+        ):
             if name in self.stored:
                 if name not in step:
                     step[name] = said if said is False else _one_ended(name, said)
@@ -241,7 +291,8 @@ class Ends:
         return flags
 
     def into_columns(self, batch: dict[str, Any], terminated: Any, truncated: Any) -> Ids | None:
-        """As `into`, for many steps: each of ``terminated`` and ``truncated`` is one for all, or one for each ``[rows]``.
+        """As `into`, for many steps: each of ``terminated`` and ``truncated`` is one for all, or
+        one for each ``[rows]``.
 
         Returns
         -------
@@ -249,7 +300,10 @@ class Ends:
             The flags that are said beside the fields; ``None`` if there are none.
         """
         flags: Ids | None = None
-        for name, flag, said in (("terminated", TERMINATED, terminated), ("truncated", TRUNCATED, truncated)):
+        for name, flag, said in (
+            ("terminated", TERMINATED, terminated),
+            ("truncated", TRUNCATED, truncated),
+        ):
             if name in self.stored:
                 if name not in batch:
                     batch[name] = _ended(name, said, count_of(batch))
@@ -265,7 +319,9 @@ def _one_ended(name: str, said: Any) -> bool:
     try:
         return bool(said)
     except (ValueError, RuntimeError):  # numpy's and torch's, for several values
-        raise SchemaError(f"{name}={said!r} for one step: give True or False, or use extend for many steps") from None
+        raise SchemaError(
+            f"{name}={said!r} for one step: give True or False, or use extend for many steps"
+        ) from None
 
 
 def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:
@@ -277,13 +333,17 @@ def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:
     if array.ndim == 0:
         return np.full(count, bool(array))
     if array.size != count:
-        raise SchemaError(f"{name} has shape {list(array.shape)} for {count} rows: one for each, or one for all")
+        raise SchemaError(
+            f"{name} has shape {list(array.shape)} for {count} rows: one for each, or one for all"
+        )
     ended: npt.NDArray[np.bool_] = array.reshape(count).astype(np.bool_)
     return ended
 
 
 def count_of(batch: Mapping[str, Any]) -> int:
-    """Rows of the first column that has any; what is wrong with the others shows when they are checked."""
+    """Rows of the first column that has any; what is wrong with the others shows when they are
+    checked.
+    """
     first = next(iter(batch.values()), None)
     if type(first) is np.ndarray and first.ndim:
         return len(first)
@@ -299,16 +359,9 @@ def rows_of(value: Any, what: str) -> int:
         return len(value)
     except TypeError:
         raise SchemaError(
-            f"{what} has no rows: it is an array or tensor [rows, ...], np.atleast_1d for a single number"
+            f"{what} has no rows: it is an array or tensor [rows, ...], np.atleast_1d for a single "
+            "number"
         ) from None
-
-
-def length_of(schema: Schema, columns: Sequence[Any]) -> int:
-    """Rows of a batch. Raises SchemaError if its columns are of unequal length."""
-    if len(set(map(len, columns))) > 1:
-        lengths = {field.name: len(column) for field, column in zip(schema.fields, columns, strict=False)}
-        raise SchemaError(f"columns of unequal length: {lengths}: give every field one value per row")
-    return len(columns[0]) if columns else 0
 
 
 def _leaves_of(schema: Schema) -> Callable[[Any], list[Any]]:

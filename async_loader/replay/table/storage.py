@@ -1,16 +1,19 @@
-"""Where every field of every row lies, in one block of shared memory. Decides nothing about what is in the rows.
+"""Where every field of every row lies, in one block of shared memory. Decides nothing about what is
+in the rows.
 
 ::
 
     packed rows                                          columns
     row 0: head, small fields | row 1: head, small ... | large field 0: row 0, row 1 ... | large field 1 ...
 
-The row of an id is ``id % rows``; ids are 64 bits wide and never reused. The head is described in row_format.py.
+The row of an id is ``id % rows``; ids are 64 bits wide and never reused. The head is described in
+row_format.py.
 
 # NOTE [spare rows]
-There are more rows than the capacity: what leaves the newest `capacity` steps stays readable until as many more as there
-are spare rows have come. So all of the newest `capacity` can be drawn at every moment, also while the writer is in the
-middle of a row, and whoever drew the oldest has that many additions of time to read it.
+There are more rows than the capacity: what leaves the newest `capacity` steps stays readable until
+as many more as there are spare rows have come. So all of the newest `capacity` can be drawn at
+every moment, also while the writer is in the middle of a row, and whoever drew the oldest has that
+many additions of time to read it.
 """
 
 from __future__ import annotations
@@ -30,10 +33,11 @@ from async_loader.shm.hugepages import HugePages
 from async_loader.shm.limits import human
 from async_loader.shm.segment import Segment
 
-# Fields of this size and above are columns. 256 rows with one field beside 176 bytes of others, drawn out of 300 MB:
-# as a column 28 us at 64 bytes, 31 at 256, 67 at 1 KiB; within the packed row 35, 41 and 77, for the second copy that
-# unpacking is. But every further column costs as much again (five of them 61 us against 17), so fields share
-# a row until copying their bytes twice outweighs another pass.
+# Fields of this size and above are columns. 256 rows with one field beside 176 bytes of others,
+# drawn out of 300 MB: as a column 28 us at 64 bytes, 31 at 256, 67 at 1 KiB; within the packed row
+# 35, 41 and 77, for the second copy that unpacking is. But every further column costs as much again
+# (five of them 61 us against 17), so fields share a row until copying their bytes twice outweighs
+# another pass.
 COLUMN_BYTES = 1024
 
 _PAGE = 4096
@@ -55,7 +59,8 @@ class StorageLayout:
     stride : int
         Bytes from packed row to packed row.
     places : tuple of (int, int)
-        For every field: its offset in row 0 from the start of the block, and the bytes from row to row.
+        For every field: its offset in row 0 from the start of the block, and the bytes from row to
+        row.
     nbytes : int
         Of everything, with the mark at the end.
     """
@@ -73,16 +78,30 @@ class StorageLayout:
         small = [i for i, field in enumerate(schema.fields) if field.nbytes < COLUMN_BYTES]
         packed = PackedRow.of([schema.fields[i] for i in small])
         stride = row_format.HEAD_BYTES + (packed.stride if small else 0)
-        stride = -(-stride // 16) * 16 if any(schema.fields[i].dtype.itemsize > 8 for i in small) else stride
+        stride = (
+            -(-stride // 16) * 16
+            if any(schema.fields[i].dtype.itemsize > 8 for i in small)
+            else stride
+        )
         count = capacity + (_spare(capacity, stride + schema.nbytes) if spare is None else spare)
-        places = {i: (row_format.HEAD_BYTES + offset, stride) for i, offset in zip(small, packed.offsets, strict=True)}
+        places = {
+            i: (row_format.HEAD_BYTES + offset, stride)
+            for i, offset in zip(small, packed.offsets, strict=True)
+        }
         end = count * stride
         for i, field in enumerate(schema.fields):
             if i not in places:
                 places[i] = (_pages(end), field.nbytes)
                 end = _pages(end) + count * field.nbytes
         nbytes = _pages(end + _MARK_BYTES)
-        return cls(schema, capacity, count, stride, tuple(places[i] for i in range(len(schema.fields))), nbytes)
+        return cls(
+            schema,
+            capacity,
+            count,
+            stride,
+            tuple(places[i] for i in range(len(schema.fields))),
+            nbytes,
+        )
 
     @classmethod
     def within(cls, schema: Schema, nbytes: int, capacity: int | None = None) -> StorageLayout:
@@ -98,10 +117,15 @@ class StorageLayout:
         low, high = 0, max(1, nbytes // row_format.HEAD_BYTES)
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if cls.of(schema, middle).nbytes <= nbytes else (low, middle - 1)
+            low, high = (
+                (middle, high) if cls.of(schema, middle).nbytes <= nbytes else (low, middle - 1)
+            )
         if low == 0:
             least = cls.of(schema, 1).nbytes
-            raise ConfigError(f"capacity of {human(nbytes)}: one step of {schema.nbytes} bytes already takes {human(least)}")
+            raise ConfigError(
+                f"capacity of {human(nbytes)}: one step of {schema.nbytes} bytes already takes "
+                f"{human(least)}"
+            )
         return cls.of(schema, low)
 
     @property
@@ -111,7 +135,9 @@ class StorageLayout:
 
     @property
     def burst(self) -> int:
-        """Steps that are written at a time at most: with their final observations they stay within the spare rows."""
+        """Steps that are written at a time at most: with their final observations they stay within
+        the spare rows.
+        """
         return max(1, self.spare // 2 - 1)
 
 
@@ -125,7 +151,8 @@ def _pages(nbytes: int) -> int:
 
 
 class Storage:
-    """The rows, in this process. Whoever has a copy (by fork, or by pickling while being spawned) sees the same ones.
+    """The rows, in this process. Whoever has a copy (by fork, or by pickling while being spawned)
+    sees the same ones.
 
     Parameters
     ----------
@@ -167,7 +194,10 @@ class Storage:
 
     @property
     def loading(self) -> bool:
-        """Whether all rows are being replaced by those of a checkpoint. Every process that shares the storage sees it."""
+        """Whether all rows are being replaced by those of a checkpoint.
+
+        Every process that shares the storage sees it.
+        """
         return bool(self._mark[0])
 
     @loading.setter
@@ -175,11 +205,17 @@ class Storage:
         self._mark[0] = loading
 
     def make_ready(self, rows: int) -> None:
-        """Before the first ``rows`` rows are written for the first time: huge pages under them, and a little further."""
+        """Before the first ``rows`` rows are written for the first time: huge pages under them, and
+        a little further.
+        """
         layout = self.layout
-        regions = {(0, layout.stride), *((offset, stride) for offset, stride in layout.places if stride != layout.stride)}
+        regions = {
+            (0, layout.stride),
+            *((offset, stride) for offset, stride in layout.places if stride != layout.stride),
+        }
         ends = [
-            (self._huge.under(offset + self.ready * stride, offset + rows * stride) - offset) // stride
+            (self._huge.under(offset + self.ready * stride, offset + rows * stride) - offset)
+            // stride
             for offset, stride in regions
         ]
         self.ready = min(ends) if self._huge.wanted and min(ends) < layout.rows else sys.maxsize
@@ -201,7 +237,9 @@ class Storage:
         field = self.layout.schema.fields[i]
         offset, stride = self.layout.places[i]
         within = np.empty(field.shape, field.dtype).strides
-        return np.ndarray((self.layout.rows, *field.shape), field.dtype, self._block, offset, (stride, *within))
+        return np.ndarray(
+            (self.layout.rows, *field.shape), field.dtype, self._block, offset, (stride, *within)
+        )
 
     def heads(self) -> npt.NDArray[np.int64]:
         """The heads of all rows, ``[rows, 4]``. See row_format.py."""

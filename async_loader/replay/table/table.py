@@ -1,4 +1,7 @@
-"""A table's ids, links and items, and who chooses among them. Waits for nothing; every method is called under one lock."""
+"""A table's ids, links and items, and who chooses among them.
+
+Waits for nothing; every method is called under one lock.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.replay.base import row_format as r
+from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.samplers import Draw, Fifo, Items, Sampler, one_scale, shortcut
 from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.step_packer import end_fields
@@ -24,19 +28,21 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 class Drawn(NamedTuple):
-    """Ids of drawn items; their weights and what the weights were divided by, where the sampler has weights."""
+    """Ids of drawn items; their weights and what the weights were divided by, where the sampler has
+    weights.
+    """
 
     ids: Ids
     weight: npt.NDArray[np.float32] | None
     scale: Callable[[], float] | None = None
 
 
-_NO_FIELDS = np.empty((0, 5), np.int64)
 _FIRST_STREAMS = 64
 
 
 class Table:
-    """What one process alone decides: which ids there are, how steps are linked, which of them are items.
+    """What one process alone decides: which ids there are, how steps are linked, which of them are
+    items.
 
     Parameters
     ----------
@@ -52,14 +58,15 @@ class Table:
     keeps : bool
         The limiter promises that every item is drawn: see NOTE [queue tables].
     successor_of : Table, optional
-        Whose rows and samplers this table takes over, with the streams that writers elsewhere know by number. It holds nothing
-        then, and neither does this one.
+        Whose rows and samplers this table takes over, with the streams that writers elsewhere know
+        by number. It holds nothing then, and neither does this one.
 
     # NOTE [queue tables]
-    Rows are written in order, and the limiter counts items. Rows that are none (final observations, steps that wait for
-    their successors, the past of stacks) take room beside them. So where no item may be lost, a row is overwritten only
-    when nothing in it is still to be drawn, which `room` tells, and writers wait for that. Spare rows are taken for what
-    one open episode needs beside its items, so that a queue of ``capacity`` items fits.
+    Rows are written in order, and the limiter counts items. Rows that are none (final observations,
+    steps that wait for their successors, the past of stacks) take room beside them. So where no
+    item may be lost, a row is overwritten only when nothing in it is still to be drawn, which
+    `room` tells, and writers wait for that. Spare rows are taken for what one open episode needs
+    beside its items, so that a queue of ``capacity`` items fits.
     """
 
     def __init__(
@@ -90,13 +97,15 @@ class Table:
         self._stale: set[int] = set()  # open since before the table was loaded
         self._born = np.empty(2 * layout.rows, np.int64)
         self._died = np.empty(2 * layout.rows, np.int64)
-        self._changes = np.zeros(4, np.int64)  # see `kernels`; items born, items died, an answer, died but not deleted
+        # see `kernels`; items born, items died, an answer, died but not deleted
+        self._changes = np.zeros(4, np.int64)
         self._unsettled = self._changes.data
         self._rest: tuple[Any, ...] | None = None
         self._patching: Ids | None = None
         self._none = np.full(256, np.nan)
         self.inserted = self.counted = self.deleted = 0
-        self._used = np.zeros(1, np.int64)  # draws that are counted for each item, as kernels count them
+        # draws that are counted for each item, as kernels count them
+        self._used = np.zeros(1, np.int64)
         self.undelivered: list[tuple[Draw, Ids]] = []
         self._parted = False
         self._most = max_times_sampled
@@ -105,7 +114,8 @@ class Table:
         g[r.DEPTH], g[r.LOOKAHEAD] = depth_and_lookahead(layout.schema)
         g[r.FOLLOWED] = g[r.LOOKAHEAD]
         self.schema_lookahead = int(g[r.LOOKAHEAD])
-        beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])  # the past, the newest step, and what comes after an end
+        # the past, the newest step, and what comes after an end
+        beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])
         self.keeps = keeps
         self.window = layout.capacity
         if keeps and type(remover) is Fifo:
@@ -114,18 +124,23 @@ class Table:
         self._burst = max(1, (layout.rows - self.window) // 2 - 1)
         private = (self.items.alive, self.held, self.dirty, self.ids)
         g[r.ALIVE], g[r.HELD], g[r.DIRTY], g[r.NAMES] = (a.ctypes.data for a in private)
-        g[r.LAST], g[r.BORN], g[r.DIED] = (a.ctypes.data for a in (self.last, self._born, self._died))
+        g[r.LAST], g[r.BORN], g[r.DIED] = (
+            a.ctypes.data for a in (self.last, self._born, self._died)
+        )
         places = (r.TERMINATED_FIELD, r.TRUNCATED_FIELD, r.DONE_FIELD)
         for place, i in zip(places, end_fields(layout.schema), strict=True):
             if i >= 0:
                 (offset, stride), dtype = layout.places[i], layout.schema.fields[i].dtype
-                yes = int.from_bytes(np.ones((), dtype).tobytes()[:8], "little", signed=dtype.itemsize >= 8)
+                yes = int.from_bytes(
+                    np.ones((), dtype).tobytes()[:8], "little", signed=dtype.itemsize >= 8
+                )
                 g[place : place + 4] = storage.base + offset, stride, min(8, dtype.itemsize), yes
         self.remover = remover
         self.free = None if type(remover) is Fifo else FreeRows(layout.rows, layout.capacity)
         g[r.ORDERED] = self.free is None
         self._told: list[Sampler] = []
-        self.leaving: deque[Sampler] = deque()  # to be detached: finalizers add to it, and cannot wait for the lock
+        # to be detached: finalizers add to it, and cannot wait for the lock
+        self.leaving: deque[Sampler] = deque()
         self.prioritized: list[Sampler] = []  # those that go by priorities
         self._update_by_id: Callable[..., Any] | None = None
         if self.free is not None:
@@ -144,9 +159,13 @@ class Table:
             if not any(one is sampler for one in self._told):
                 self._tell(sampler)
         self._held = before._held
-        self.streams = {name: number for name, number in before.streams.items() if number in before._held}
+        self.streams = {
+            name: number for name, number in before.streams.items() if number in before._held
+        }
         self._numbers = 1 + max(self.streams.values(), default=-1)
-        self._spare = [number for number in range(self._numbers) if number not in self.streams.values()]
+        self._spare = [
+            number for number in range(self._numbers) if number not in self.streams.values()
+        ]
         if self._numbers > len(self.last):
             self.last = np.full(len(before.last), -1, np.int64)
             self.g[r.LAST] = self.last.ctypes.data
@@ -161,7 +180,9 @@ class Table:
     def _sort_told(self) -> None:
         self.prioritized = [one for one in self._told if one.prioritized]
         alone = len(self.prioritized) == 1  # of several, all are to know
-        self._update_by_id = shortcut(self.prioritized[0], "update_by_id", "update") if alone else None
+        self._update_by_id = (
+            shortcut(self.prioritized[0], "update_by_id", "update") if alone else None
+        )
 
     def attach(self, sampler: Sampler) -> None:
         """One more sampler (bound by the caller), told of the items that there are."""
@@ -202,18 +223,23 @@ class Table:
     def _given(self, rows: Ids) -> Floats:
         if len(self.given):
             return self.given[rows]
-        return self._none[: len(rows)] if len(rows) <= len(self._none) else np.full(len(rows), np.nan)
+        return (
+            self._none[: len(rows)] if len(rows) <= len(self._none) else np.full(len(rows), np.nan)
+        )
 
-    # -- streams ---------------------------------------------------------------------------------------------------------
+    # -- streams -----------------------------------------------------------------------------------
 
     # NOTE [streams]
-    # A stream is known by its name while its episode is open or a writer elsewhere holds its number. All others may be
-    # forgotten, and are when numbers run short or a checkpoint is made: a stream that goes on after the end of an episode
-    # is as good as a new one. So one stream for each episode costs nothing, and `last` is at most twice as long as needed.
-    # The same holds for an open episode whose last step has left the table, where no stack would show that something is missing.
+    # A stream is known by its name while its episode is open or a writer elsewhere holds its
+    # number. All others may be forgotten, and are when numbers run short or a checkpoint is made: a
+    # stream that goes on after the end of an episode is as good as a new one. So one stream for
+    # each episode costs nothing, and `last` is at most twice as long as needed. The same holds for
+    # an open episode whose last step has left the table, where no stack would show that something
+    # is missing.
     #
-    # A loaded table has the open episodes of before as they were, but their environments begin anew: what is written to such a
-    # stream first ends the old episode there, and is not linked to it.
+    # A loaded table has the open episodes of before as they were, but their environments begin
+    # anew: what is written to such a stream first ends the old episode there, and is not linked to
+    # it.
 
     def stream(self, name: Hashable) -> int:
         """The number of a stream; good until the next call of this or `numbers`, unless it is held."""
@@ -234,7 +260,10 @@ class Table:
         return np.array([self.streams[name] for name in listed], np.int64)
 
     def _add(self, name: Hashable) -> int:
-        """One more stream, for which there is room. No call between a number and its use: Ctrl-C comes before or after."""
+        """One more stream, for which there is room.
+
+        No call between a number and its use: Ctrl-C comes before or after.
+        """
         if self._spare:
             number = self._spare[-1]
             self.streams[name] = number
@@ -259,12 +288,20 @@ class Table:
         self.g[r.LAST], self.last = address, longer  # no call between these
 
     def forget_ended(self, keep: Container[Hashable] = ()) -> None:
-        """Forget streams whose episodes have ended, but for those that are held or to be kept. See NOTE [streams]."""
+        """Forget streams whose episodes have ended, but for those that are held or to be kept.
+
+        See NOTE [streams].
+        """
         last, kept, spare, gone = self.last.tolist(), {}, self._spare.copy(), []
         oldest = int(self.g[r.CURSOR] - self.g[r.CAPACITY]) if self.g[r.ORDERED] else 0
         alone = self.g[r.DEPTH] == 1
         for name, number in self.streams.items():
-            if last[number] < oldest and (alone or number in self._stale) and number not in self._held and name not in keep:
+            if (
+                last[number] < oldest
+                and (alone or number in self._stale)
+                and number not in self._held
+                and name not in keep
+            ):
                 spare.append(number)
                 gone.append(number)
             elif last[number] >= 0 or number in self._held or name in keep:
@@ -291,12 +328,17 @@ class Table:
         return bool(self.last[number] >= 0)
 
     def begin_anew(self, numbers: Iterable[int]) -> None:
-        """Before the first step that is written to these streams: end what is open since before the table was loaded."""
+        """Before the first step that is written to these streams: end what is open since before the
+        table was loaded.
+        """
         for number in self._stale.intersection(numbers):
-            self.end_stream(number, r.TRUNCATED, _NO_FIELDS)
+            self.end_stream(number, r.TRUNCATED, NO_FIELDS)
 
     def would_wait(self, steps: int) -> Ids:
-        """Rows of the items that would wait for successors after `look_ahead`. O(open streams * steps), in Python."""
+        """Rows of the items that would wait for successors after `look_ahead`.
+
+        O(open streams * steps), in Python.
+        """
         self.finish()
         heads, rows = self.storage.heads(), self.storage.layout.rows
         found = []
@@ -317,18 +359,28 @@ class Table:
             self._k.drop_pending(self.g, steps, self._numbers, self._changes)
             self.settle()
 
-    # -- writing ---------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     # NOTE [interrupted calls]
-    # Ctrl-C may come between any two calls, but not within a kernel. A kernel writes and links steps, and notes what is to be
-    # told to samplers, in one go; `settle` tells it, and may be called again. What takes several kernels is noted in `_rest`
-    # before the first. So after an interruption a call is either not begun or completed, by `finish` at the latest, which
+    # Ctrl-C may come between any two calls, but not within a kernel. A kernel writes and links
+    # steps, and notes what is to be told to samplers, in one go; `settle` tells it, and may be
+    # called again. What takes several kernels is noted in `_rest` before the first. So after an
+    # interruption a call is either not begun or completed, by `finish` at the latest, which
     # whatever looks at the table calls first. The ids of steps that are in are 0 or more.
 
     def write(
-        self, fields: Ids, final: Ids, count: int, streams: Ids, flags: Ids, given: Floats, ids: Ids, keep: object = None
+        self,
+        fields: Ids,
+        final: Ids,
+        count: int,
+        streams: Ids,
+        flags: Ids,
+        given: Floats,
+        ids: Ids,
+        keep: object = None,
     ) -> None:
-        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`); all of them or, after Ctrl-C, none.
+        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`); all of
+        them or, after Ctrl-C, none.
 
         ``ids``: where their ids go, -1 each before. ``keep``: what the sources lie in.
         """
@@ -336,7 +388,9 @@ class Table:
             self.begin_anew(streams.tolist())
         if self.free is None and count <= self._burst and not self.granted:
             self._ready(2 * count)
-            self._k.write(self.g, fields, 0, count, final, streams, flags, given, ids, self._changes)
+            self._k.write(
+                self.g, fields, 0, count, final, streams, flags, given, ids, self._changes
+            )
             self.settle()
             return
         self._rest = fields, final, count, streams, flags, given, ids, keep
@@ -369,18 +423,24 @@ class Table:
                 passes = self.granted and not self.keeps
                 stop = min(count, start + (self._free_ahead(burst) if passes else burst))
                 self._ready(2 * (stop - start))
-                self._k.write(self.g, fields, start, stop, final, streams, flags, given, ids, self._changes)
+                self._k.write(
+                    self.g, fields, start, stop, final, streams, flags, given, ids, self._changes
+                )
             self.settle()
             start = stop
         self._rest = None
 
-    def _overwrite(self, free: FreeRows, fields: Ids, i: int, streams: Ids, flags: Ids, given: Floats, ids: Ids) -> None:
+    def _overwrite(
+        self, free: FreeRows, fields: Ids, i: int, streams: Ids, flags: Ids, given: Floats, ids: Ids
+    ) -> None:
         if not free.ready():
             self.remove(self.remover.draw(1).rows)
         priority = float(given[i]) if len(given) else np.nan
         self._ready(1)
         row = free.take()
-        self._k.overwrite(self.g, fields, i, row, int(streams[i]), int(flags[i]), priority, ids, self._changes)
+        self._k.overwrite(
+            self.g, fields, i, row, int(streams[i]), int(flags[i]), priority, ids, self._changes
+        )
         free.settle(True)
 
     def _settle_taken(self) -> None:
@@ -396,7 +456,9 @@ class Table:
             self.storage.make_ready(used + more)
 
     def end_stream(self, stream: int, flags: int, final: Ids) -> None:
-        """End a stream's episode; ``final`` describes the source of the final observation, empty if there is none."""
+        """End a stream's episode; ``final`` describes the source of the final observation, empty if
+        there is none.
+        """
         self._ready(1)
         self._k.end_stream(self.g, stream, flags, final, self._changes)
         self._stale.discard(stream)
@@ -405,8 +467,8 @@ class Table:
     def settle(self) -> None:
         """Tell everyone of the items that kernels made and ended.
 
-        Ctrl-C may come between a kernel and this, or in the middle: the changes stay until all were told, and samplers do not
-        mind hearing of one twice.
+        Ctrl-C may come between a kernel and this, or in the middle: the changes stay until all were
+        told, and samplers do not mind hearing of one twice.
         """
         born, died, _, waiting = self._changes.tolist()
         self.items.count, self.items.top = self.g[r.COUNT : r.TOP + 1].tolist()
@@ -436,17 +498,19 @@ class Table:
         if self._patching is not None:
             self._end_patch()
 
-    # -- rows that other processes fill ------------------------------------------------------------------------------------
+    # -- rows that other processes fill ------------------------------------------------------------
 
     def grant(self, most: int) -> tuple[int, int]:
-        """Set up to ``most`` rows aside, which lie one behind the other: the first id, and how many there are."""
+        """Set up to ``most`` rows aside, which lie one behind the other: the first id, and how many
+        there are.
+        """
         self._ready(most)
         first = self._k.grant(self.g, most, self._changes)
         count = int(self._changes[2])
         self.settle()
         return first, count
 
-    # -- room ------------------------------------------------------------------------------------------------------------
+    # -- room --------------------------------------------------------------------------------------
 
     def room(self) -> int:
         """Rows that may be written before one would be overwritten whose item is still to be drawn."""
@@ -461,21 +525,26 @@ class Table:
     def room_for(self, streams: Container[int]) -> int:
         """As `room`, for writing to these streams.
 
-        An open episode pins its newest steps, and goes on only if there are rows for its next ones. So each leaves that many
-        rows to every other, and only the one that keeps the oldest row in use may take all that are left: then
-        that row is let go in the end, whatever the order in which episodes go on.
+        An open episode pins its newest steps, and goes on only if there are rows for its next ones.
+        So each leaves that many rows to every other, and only the one that keeps the oldest row in
+        use may take all that are left: then that row is let go in the end, whatever the order in
+        which episodes go on.
         """
         room, per = self.room(), self.reserve
         if not per or room >= 2 + per * len(self.streams):
             return room
         if self.tail_stream() in streams:
             return room
-        others = sum(1 for number in np.flatnonzero(self.last >= 0).tolist() if number not in streams)
+        others = sum(
+            1 for number in np.flatnonzero(self.last >= 0).tolist() if number not in streams
+        )
         return max(0, room - per * others)
 
     @property
     def reserve(self) -> int:
-        """Rows that an open episode needs for its oldest pinned step to be let go; 0 where none is pinned."""
+        """Rows that an open episode needs for its oldest pinned step to be let go; 0 where none is
+        pinned.
+        """
         ahead, depth = int(self.g[r.LOOKAHEAD]), int(self.g[r.DEPTH])
         pins = self.free is None and (ahead or depth > 1)
         return max(1, ahead) + int(self.g[r.FOLLOWED]) if pins else 0
@@ -495,13 +564,17 @@ class Table:
         return int(self.g[r.WAITING])
 
     def surely(self, lookahead: int) -> int:
-        """Items that a full table holds at every moment, with one open episode and items ``lookahead`` steps behind it."""
+        """Items that a full table holds at every moment, with one open episode and items
+        ``lookahead`` steps behind it.
+        """
         return max(0, self.window - lookahead - int(self.g[r.DEPTH]) + 1)
 
     def why_full(self) -> str:
         """What the oldest row in use waits for."""
         if self.free is not None or self.room() >= self.window:
-            return f"all {self.storage.layout.capacity:,} rows hold items that are still to be drawn"
+            return (
+                f"all {self.storage.layout.capacity:,} rows hold items that are still to be drawn"
+            )
         tail = int(self.g[r.TAIL])
         row = tail % self.storage.layout.rows
         if self.items.alive[row]:
@@ -511,7 +584,8 @@ class Table:
         keeps = self.tail_stream()
         stream = next((name for name, number in self.streams.items() if number == keeps), None)
         return (
-            f"{self._full()}, the oldest by the open episode of stream {stream!r}: add its next step, or end_episode() lets it go"
+            f"{self._full()}, the oldest by the open episode of stream {stream!r}: add its next "
+            "step, or end_episode() lets it go"
         )
 
     def _full(self) -> str:
@@ -519,7 +593,8 @@ class Table:
         if not room:
             return f"all {self.window:,} rows are in use"
         return (
-            f"{self.window - room:,} of {self.window:,} rows are in use and the rest is kept for open episodes "
+            f"{self.window - room:,} of {self.window:,} rows are in use and the rest is kept for "
+            "open episodes "
             "(a larger capacity avoids that)"
         )
 
@@ -542,7 +617,8 @@ class Table:
     def adopt(self, ledgers: Ids) -> int:
         """Publish granted rows that have been filled, of all writers at once; see `kernels.adopt`.
 
-        Ctrl-C may come before it, or after the kernel, which has noted everything by then; see `settle`.
+        Ctrl-C may come before it, or after the kernel, which has noted everything by then; see
+        `settle`.
         """
         self.finish()
         count = int(self._k.adopt(self.g, ledgers, self._numbers, self._changes))
@@ -559,14 +635,18 @@ class Table:
         self._k.abandon(self.g, grant_log)
 
     def _free_ahead(self, burst: int) -> int:
-        """Steps that may be written at once where others hold rows: the order passes these by, and may not go too far."""
+        """Steps that may be written at once where others hold rows: the order passes these by, and
+        may not go too far.
+        """
         while True:
-            free = self._k.room_ahead(self.g, self.storage.layout.rows - self.window - 1, self._changes)
+            free = self._k.room_ahead(
+                self.g, self.storage.layout.rows - self.window - 1, self._changes
+            )
             self.settle()
             if free >= 2:
                 return int(min(burst, free // 2))
 
-    # -- drawing ---------------------------------------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------------
 
     def drawable(self, sampler: Sampler, but: Ids = _NO_ROWS) -> int | None:
         """How many items one draw can hold at most; ``None``: any number, if there is one at all.
@@ -584,9 +664,9 @@ class Table:
     def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
         """``count`` items. There must be as many (`drawable`).
 
-        The caller counts them as sampled, but where each item counts its draws. There a draw may hit an item more often
-        than it has draws left, and others take their places.
-        ``again``: in place of some that could not be read, which have been counted.
+        The caller counts them as sampled, but where each item counts its draws. There a draw may
+        hit an item more often than it has draws left, and others take their places. ``again``: in
+        place of some that could not be read, which have been counted.
         """
         drawn = sampler.draw(count)
         if not self._most:
@@ -597,7 +677,14 @@ class Table:
         while True:
             kept = np.full(len(drawn.rows), -1, np.int64)
             draws.append((drawn, kept))
-            self._k.use_up(self.times, self.dirty, drawn.rows, self._most, kept, np.zeros(1, np.int64) if again else self._used)
+            self._k.use_up(
+                self.times,
+                self.dirty,
+                drawn.rows,
+                self._most,
+                kept,
+                np.zeros(1, np.int64) if again else self._used,
+            )
             used = np.unique(drawn.rows)
             self.remove(used[self.times[used] >= self._most])
             count -= int(np.count_nonzero(kept >= 0))
@@ -617,12 +704,16 @@ class Table:
     def _joined(self, draws: list[tuple[Draw, Ids]]) -> Drawn:
         """The pieces of a draw as one, with weights of one scale."""
         picked = [(one, kept[kept >= 0]) for one, kept in draws]
-        ids = np.concatenate([self.names(one.rows[kept]) for one, kept in picked]) if picked else np.empty(0, np.int64)
+        ids = (
+            np.concatenate([self.names(one.rows[kept]) for one, kept in picked])
+            if picked
+            else np.empty(0, np.int64)
+        )
         if not picked or any(one.weight is None for one, _ in picked):
             return Drawn(ids, None)
         return Drawn(ids, *one_scale([(one.weight[kept], one.scale) for one, kept in picked]))  # type: ignore[index]
 
-    # -- by id -----------------------------------------------------------------------------------------------------------
+    # -- by id -------------------------------------------------------------------------------------
 
     def find(self, ids: Ids) -> Ids:
         """Rows of ids, -1 for those that are gone."""
@@ -653,9 +744,11 @@ class Table:
         return Applied(there, len(ids) - there)
 
     def patch(self, ids: Ids, columns: dict[int, npt.NDArray[Any]]) -> Applied:
-        """Overwrite fields (by number) of the steps that are still there. Of an id that is named twice the last counts.
+        """Overwrite fields (by number) of the steps that are still there. Of an id that is named
+        twice the last counts.
 
-        A step that is an item no more, because it was deleted or drawn often enough, is still part of its neighbours' returns.
+        A step that is an item no more, because it was deleted or drawn often enough, is still part
+        of its neighbours' returns.
         """
         rows = np.empty(len(ids), np.int64)
         self._k.find_steps(self.g, ids, rows)
@@ -675,32 +768,42 @@ class Table:
         self._patching = None
 
     def delete(self, ids: Ids) -> Applied:
-        """End the items of these ids. Their rows stay, for the stacks of their neighbours, until they are overwritten."""
+        """End the items of these ids.
+
+        Their rows stay, for the stacks of their neighbours, until they are overwritten.
+        """
         rows = np.unique(self.find(ids))
         rows = rows[rows >= 0]
         self.remove(rows)
         return Applied(len(rows), len(ids) - len(rows))
 
     def clear(self) -> None:
-        """End all open episodes, and all items. Ids go on, counts begin anew. It may be called again after Ctrl-C."""
+        """End all open episodes, and all items.
+
+        Ids go on, counts begin anew. It may be called again after Ctrl-C.
+        """
         for number in np.flatnonzero(self.last >= 0).tolist():
-            self.end_stream(number, r.TRUNCATED, _NO_FIELDS)
+            self.end_stream(number, r.TRUNCATED, NO_FIELDS)
         self.remove(np.flatnonzero(self.ids >= 0))
         self._used[0] = self.inserted = self.counted = self.deleted = 0
 
     def empty(self) -> None:
-        """Let samplers forget all items, and rows all ids: nothing can be drawn or read from here on, in any process."""
+        """Let samplers forget all items, and rows all ids: nothing can be drawn or read from here
+        on, in any process.
+        """
         there = np.flatnonzero(self.items.alive)
         for one in self._told:
             one.remove(there)
         self.items.alive[:] = 0
         self.items.count = self.items.top = 0
         self.storage.heads()[:, r.ID // 8] = 0
-        self._k.turn_version(self.g, np.empty(0, np.int64), True)  # a fence: before anything is written to the rows
+        # a fence: before anything is written to the rows
+        self._k.turn_version(self.g, np.empty(0, np.int64), True)
 
     def publish(self, ids: Ids) -> None:
         """Rows that were written while they had no ids get these; -1: nothing is there."""
-        self._k.turn_version(self.g, np.empty(0, np.int64), True)  # a fence: after everything that was written
+        # a fence: after everything that was written
+        self._k.turn_version(self.g, np.empty(0, np.int64), True)
         self.storage.heads()[:, r.ID // 8] = ids + 1
 
     def remove(self, rows: Ids) -> None:
@@ -709,14 +812,18 @@ class Table:
         self.settle()
 
     def part(self) -> None:
-        """In the child of a fork: from here on nothing changes what the parent sees, neither its counts nor its rows."""
+        """In the child of a fork: from here on nothing changes what the parent sees, neither its
+        counts nor its rows.
+        """
         self.g = self.storage.geometry = self.g.copy()
         self._parted = True
 
-    # -- checkpoints -----------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
-        """Counters, and copies of the arrays that have no entry per row; ``last`` in the order of `streams`."""
+        """Counters, and copies of the arrays that have no entry per row; ``last`` in the order of
+        `streams`.
+        """
         self.forget_ended()
         counters = {
             "cursor": int(self.g[r.CURSOR]),
@@ -733,7 +840,10 @@ class Table:
         return counters, arrays
 
     def restore(self, counters: Mapping[str, int], streams: Iterable[Hashable], last: Ids) -> None:
-        """Go on from a `state`; what has an entry per row, and the rows, are in place. The samplers know nothing yet."""
+        """Go on from a `state`; what has an entry per row, and the rows, are in place.
+
+        The samplers know nothing yet.
+        """
         numbers = self.numbers(streams)
         self.last[numbers] = last
         self._stale = set(numbers[last >= 0].tolist())
@@ -748,10 +858,14 @@ class Table:
         newest = (self.ids >= g[r.CURSOR] - self.window) if g[r.ORDERED] else self.ids >= 0
         steps = heads[:, r.FLAGS // 8] & (r.FINAL | r.DELETED) == 0
         g[r.WAITING] = np.count_nonzero(newest & steps & (self.ids >= 0) & (alive == 0))
-        self.inserted, self.counted, self.deleted = (counters[name] for name in ("inserted", "sampled", "deleted"))
+        self.inserted, self.counted, self.deleted = (
+            counters[name] for name in ("inserted", "sampled", "deleted")
+        )
 
     def expire_old(self) -> None:
-        """After `restore`, when samplers know the items: end what lies outside of this table's window."""
+        """After `restore`, when samplers know the items: end what lies outside of this table's
+        window.
+        """
         if self.free is None:
             self._k.expire_old(self.g, self._changes)
             self.settle()

@@ -1,11 +1,12 @@
-"""What the threads of a table's process share: the lock, the table under it, its limits, and who waits. Reads no row."""
+"""What the threads of a table's process share: the lock, the table under it, its limits, and who
+waits. Reads no row.
+"""
 
 from __future__ import annotations
 
 import threading
 import warnings
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,16 +16,13 @@ from async_loader.replay.arguments import storable
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.rate_limiter import LimiterState, RateLimiter, check_room
 from async_loader.replay.samplers import Fifo, Sampler
+from async_loader.replay.table.process_writers import ProcessWriters
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
 from async_loader.replay.views import ReadPlan, Transitions, links
 from async_loader.schema import Schema
-
-if TYPE_CHECKING:
-    from async_loader.replay.multiprocess.writer_handle import WriterHandle
-    from async_loader.replay.multiprocess.writer_service import WriterService
 
 
 class TableState:
@@ -64,42 +62,57 @@ class TableState:
         self.lock = threading.Lock()
         self.waiters = Waiters(self.lock)
         self.foreign = self.closed = False
-        self.writers: WriterService | None = None
+        self.writers: ProcessWriters | None = None
         self.schema: Schema | None = None
-        self.prioritized = sampler.prioritized or remover.prioritized  # whether anything here goes by priorities
+        # whether anything here goes by priorities
+        self.prioritized = sampler.prioritized or remover.prioritized
         self._table: Table | None = None
         self._step_packer: StepPacker | None = None
-        self.linked = links(view)  # whether anything here is read through the steps beside it; see `_link`
+        # whether anything here is read through the steps beside it; see `_link`
+        self.linked = links(view)
         self.default_thread = 0  # which adds to the default stream, of a linked table
 
     def forked(self) -> None:
-        """In the child of a fork: what it has is a copy, and a thread of the parent may have held the lock."""
+        """In the child of a fork: what it has is a copy, and a thread of the parent may have held
+        the lock.
+        """
         self.foreign = True
         self.lock = threading.Lock()
         self.waiters = Waiters(self.lock)
         if self._table is not None:
             self._table.part()
         if self.writers is not None:
-            self.writers.forget()  # again, perhaps: a buffer and its writers do not know who is first
+            # again, perhaps: a buffer and its writers do not know who is first
+            self.writers.forget()
             self.writers = None
 
     @property
     def no_priorities(self) -> str | None:
         """Why steps have no priorities here; ``None`` where they may."""
         return (
-            None if self.prioritized else f"this table's {self.sampler!r} and {self.remover!r} use no priorities: leave them out"
+            None
+            if self.prioritized
+            else f"this table's {self.sampler!r} and {self.remover!r} use no priorities: leave them out"
         )
 
     def attach(self, sampler: Sampler) -> None:
-        """Tell one more sampler, which is bound, of the items that there are and will be. Under the lock."""
+        """Tell one more sampler, which is bound, of the items that there are and will be.
+
+        Under the lock.
+        """
         self.table.attach(sampler)
         self.prioritized |= sampler.prioritized
 
     def let_go_of(self, sampler: Sampler) -> None:
-        """Detach a sampler at the table's next change. Without the lock: a finalizer may call this while it is held."""
+        """Detach a sampler at the table's next change.
+
+        Without the lock: a finalizer may call this while it is held.
+        """
         leaving = self.table.leaving
         leaving.append(sampler)
-        self.prioritized = any(one.prioritized and one not in leaving for one in tuple(self.table.prioritized))
+        self.prioritized = any(
+            one.prioritized and one not in leaving for one in tuple(self.table.prioritized)
+        )
 
     @property
     def ready(self) -> bool:
@@ -122,7 +135,11 @@ class TableState:
         limits = self._limits
         if limits is not None and self._table is not None:
             table = self._table
-            limits.inserted, limits.sampled, limits.deleted = table.inserted, table.sampled, table.deleted
+            limits.inserted, limits.sampled, limits.deleted = (
+                table.inserted,
+                table.sampled,
+                table.deleted,
+            )
             limits.waiting = 0 if self.max_times_sampled else table.waiting
         return limits
 
@@ -149,7 +166,8 @@ class TableState:
         """The table, to be changed. Under the lock; raises Unsupported in a fork."""
         if self.foreign:
             raise Unsupported(
-                "only the process that made a replay buffer adds to it: add from there, or through a writer_handle()"
+                "only the process that made a replay buffer adds to it: add from there, or through "
+                "a writer_handle()"
             )
         self.check_open()
         self.catch_up()
@@ -158,29 +176,45 @@ class TableState:
     def check_open(self) -> None:
         """Raise Closed after `close`."""
         if self.closed:
-            raise Closed("this replay buffer was closed: nothing is added to it or drawn from it any more")
+            raise Closed(
+                "this replay buffer was closed: nothing is added to it or drawn from it any more"
+            )
 
-    # -- writers in other processes --------------------------------------------------------------------------------------
+    # -- writers in other processes ----------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Complete what Ctrl-C interrupted, and take in what writers in other processes have published. Under the lock."""
+        """Complete what Ctrl-C interrupted, and take in what writers in other processes have
+        published. Under the lock.
+        """
         if self._table is not None:
             self._table.finish()
         if self.writers is not None and self.writers.adopt() and self.waiters.anybody:
             self.waiters.ring()
 
+    def count_items(self) -> int:
+        """Return how many items can be drawn."""
+        with self.lock:
+            self.catch_up()
+            return 0 if self._table is None else len(self._table)
+
     def _keeps(self, capacity: int) -> bool:
-        """Whether no item may be overwritten before it was drawn. See table.py, NOTE [queue tables]."""
+        """Whether no item may be overwritten before it was drawn.
+
+        See table.py, NOTE [queue tables].
+        """
         limiter = self.limiter
         return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)
 
     def has_room(self, rows: int, streams: Container[int] = ()) -> bool:
-        """Whether ``rows`` rows may be written to these streams without overwriting what a queue has promised. Under the lock."""
+        """Whether ``rows`` rows may be written to these streams without overwriting what a queue
+        has promised. Under the lock.
+        """
         table = self._table
         return table is None or not table.keeps or table.room_for(streams) >= rows
 
     def may_insert(self, count: int, rows: int = 1, streams: Container[int] = ()) -> bool:
-        """Whether ``count`` steps of ``streams`` may be inserted at once, into ``rows`` rows. Under the lock.
+        """Whether ``count`` steps of ``streams`` may be inserted at once, into ``rows`` rows. Under
+        the lock.
 
         What writers in other processes may be writing counts as inserted.
         """
@@ -189,35 +223,21 @@ class TableState:
             return True
         if not self.has_room(rows, streams):
             return False
-        return limits.may_insert_together(count) if self.writers is None else self.writers.may_insert(limits, count)
+        return (
+            limits.may_insert_together(count)
+            if self.writers is None
+            else self.writers.may_insert(limits, count)
+        )
 
-    def why_not_insert(self, count: int = 1, rows: int = 1, streams: Container[int] = ()) -> str | None:
+    def why_not_insert(
+        self, count: int = 1, rows: int = 1, streams: Container[int] = ()
+    ) -> str | None:
         """Why `may_insert` says no, in numbers. Under the lock."""
         limits = self.limits
         if limits is None or self.may_insert(count, rows, streams):
             return None
         full = limits.may_insert_together(count) and not self.has_room(rows, streams)
         return self.table.why_full() if full else limits.why_not_insert(count)
-
-    def writer_handle(self) -> WriterHandle:
-        """See `ReplayBuffer.writer_handle`."""
-        if not self.ready:
-            raise ConfigError(
-                "a writer in another process has to know what a step is: give the buffer a schema, or add a step first"
-            )
-        if self.table.free is not None:
-            raise Unsupported(
-                f"{self.remover!r} takes rows out of order, and writers in other processes fill them in order: "
-                "use the Fifo remover"
-            )
-        from async_loader.replay.multiprocess.writer_service import WriterService
-
-        with self.lock:
-            self.own()
-            if self.writers is None:
-                self.writers = WriterService(self)
-                self.writers.start()
-            return self.writers.handle(self)
 
     def end_writers(self) -> None:
         """End the thread that serves writers of other processes, for a load. Not under the lock.
@@ -234,7 +254,8 @@ class TableState:
             self.catch_up()
             if there := writers.described():
                 raise ConfigError(
-                    f"a load changes the rows that writers of other processes fill, and there are {there}: close them, "
+                    "a load changes the rows that writers of other processes fill, and there are "
+                    f"{there}: close them, "
                     "and handles that were not opened, before"
                 )
         writers.close(None)
@@ -247,7 +268,9 @@ class TableState:
         if self.foreign:
             raise Unsupported("only the process that made a replay buffer loads into it")
         if self.writers is not None:
-            raise ConfigError("a writer of another process came while the load began: close it, and load again")
+            raise ConfigError(
+                "a writer of another process came while the load began: close it, and load again"
+            )
         self.catch_up()
 
     def close(self, timeout_s: float | None) -> None:
@@ -262,7 +285,7 @@ class TableState:
         if writers is not None:
             writers.close(timeout_s)
 
-    # -- the beginning ---------------------------------------------------------------------------------------------------
+    # -- the beginning -----------------------------------------------------------------------------
 
     def start(self, schema: Schema) -> None:
         """Allocate, if no other thread was faster."""
@@ -271,13 +294,17 @@ class TableState:
                 self.allocate(schema)
 
     def allocate(self, schema: Schema, layout: StorageLayout | None = None) -> None:
-        """Allocate, ``layout`` if it is that of a checkpoint. Raises what the constructor of a ReplayBuffer does."""
+        """Allocate, ``layout`` if it is that of a checkpoint.
+
+        Raises what the constructor of a ReplayBuffer does.
+        """
         storable(schema)
         ReadPlan.of(schema)  # a next= that cannot be delivered shows here
         linked = [field.name for field in schema.fields if field.linked]
         if linked and type(self.remover) is not Fifo:
             raise ConfigError(
-                f"field {linked[0]!r} has a stack or a next, which are read from its neighbours, and {self.remover!r} takes "
+                f"field {linked[0]!r} has a stack or a next, which are read from its neighbours, "
+                f"and {self.remover!r} takes "
                 "those out of order: use the Fifo remover, or store what a step needs in it"
             )
         if self.view is not None:
@@ -285,13 +312,22 @@ class TableState:
         loaded, layout = layout is not None, layout or self.layout_of(schema)
         storage = Storage.create(layout)
         for_sampler, for_remover = self.seeds.spawn(2)
-        table = Table(storage, [self.sampler], self.remover, for_remover, self.max_times_sampled, self._keeps(layout.capacity))
+        table = Table(
+            storage,
+            [self.sampler],
+            self.remover,
+            for_remover,
+            self.max_times_sampled,
+            self._keeps(layout.capacity),
+        )
         try:
             self.check_view(table, table.schema_lookahead)
         except ConfigError as error:
             if not loaded:
                 raise
-            warnings.warn(f"the checkpoint's settings cannot work: {error}", UserWarning, stacklevel=2)
+            warnings.warn(
+                f"the checkpoint's settings cannot work: {error}", UserWarning, stacklevel=2
+            )
         if not loaded:
             self._see(table, schema)
         self.sampler.bind(table.items, for_sampler)
@@ -305,7 +341,10 @@ class TableState:
             self.look_ahead(ReadPlan.of(schema, self.view), table)
 
     def look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
-        """From now on items have the successors that this recipe shows. Under the lock; raises ConfigError if they cannot."""
+        """From now on items have the successors that this recipe shows.
+
+        Under the lock; raises ConfigError if they cannot.
+        """
         table = self.table if table is None else table
         if read_plan.lookahead > table.g[LOOKAHEAD]:
             self.check_look_ahead(read_plan, table)
@@ -313,19 +352,26 @@ class TableState:
             self._link(table)
 
     def check_look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
-        """Raise what `look_ahead` raises, of a recipe that needs more successors than items have. Under the lock."""
+        """Raise what `look_ahead` raises, of a recipe that needs more successors than items have.
+
+        Under the lock.
+        """
         table = self.table if table is None else table
         self.check_view(table, read_plan.lookahead)
         if table.free is not None:
             raise ConfigError(
-                f"n_steps={read_plan.n} needs steps that follow each other, and {self.remover!r} takes them out of order"
+                f"n_steps={read_plan.n} needs steps that follow each other, and {self.remover!r} "
+                "takes them out of order"
             )
 
     def _link(self, table: Table) -> None:
         self.linked = bool(table.g[DEPTH] > 1 or table.g[LOOKAHEAD] > 0)
 
     def check_default_stream(self) -> None:
-        """Raise ConfigError where two threads add to one open episode of the default stream. The table links steps."""
+        """Raise ConfigError where two threads add to one open episode of the default stream.
+
+        The table links steps.
+        """
         thread = threading.get_ident()
         if thread == self.default_thread:
             return
@@ -333,25 +379,40 @@ class TableState:
             number = self.table.streams.get(0) if self._table is not None else None
             if self.default_thread and number is not None and self.table.is_open(number):
                 raise ConfigError(
-                    "another thread has begun the open episode of the default stream, and this table links each step to the "
-                    "one before it: give each thread a writer() or a stream=... of its own, or call end_episode() before"
+                    "another thread has begun the open episode of the default stream, and this "
+                    "table links each step to the "
+                    "one before it: give each thread a writer() or a stream=... of its own, or "
+                    "call end_episode() before"
                 )
             self.default_thread = thread
 
     def begin_again(self) -> Table:
-        """Take everything out, and begin another table in the same memory, with the same samplers. Under the lock."""
+        """Take everything out, and begin another table in the same memory, with the same samplers.
+
+        Under the lock.
+        """
         before = self.table
         before.finish()
         before.empty()
         before.storage.geometry = before.storage.fresh_geometry()
         keeps = self._keeps(before.storage.layout.capacity)
         seed = self.seeds  # samplers are bound already
-        table = Table(before.storage, [self.sampler], self.remover, seed, self.max_times_sampled, keeps, successor_of=before)
+        table = Table(
+            before.storage,
+            [self.sampler],
+            self.remover,
+            seed,
+            self.max_times_sampled,
+            keeps,
+            successor_of=before,
+        )
         self._table, self.default_thread = table, 0
         return table
 
     def go_on(self, lookahead: int) -> None:
-        """After a load: items have the successors that the table's view needs, and all others so far. Under the lock."""
+        """After a load: items have the successors that the table's view needs, and all others so
+        far. Under the lock.
+        """
         table = self.table
         table.look_ahead(lookahead)
         self._see(table, table.storage.layout.schema)
@@ -359,17 +420,25 @@ class TableState:
         self.waiters.ring()
 
     def check_view(self, table: Table, lookahead: int) -> None:
-        """Raise ConfigError for items that need more steps around them than the table keeps, or than leave enough of them."""
+        """Raise ConfigError for items that need more steps around them than the table keeps, or
+        than leave enough of them.
+        """
         surely, capacity = table.surely(lookahead), table.storage.layout.capacity
         if not surely:
             depth = int(table.g[DEPTH])
             around = " and ".join(
-                part for part in (f"{depth - 1} before it" * (depth > 1), f"{lookahead} after it" * (lookahead > 0)) if part
+                part
+                for part in (
+                    f"{depth - 1} before it" * (depth > 1),
+                    f"{lookahead} after it" * (lookahead > 0),
+                )
+                if part
             )
             most = capacity - depth
             remedy = f"use n_steps of {most} or less, or " if lookahead > 1 and most > 0 else ""
             raise ConfigError(
-                f"an item needs its step and {around}, and the table keeps {capacity:,} steps: {remedy}"
+                f"an item needs its step and {around}, and the table keeps {capacity:,} steps: "
+                f"{remedy}"
                 f"raise the capacity to {depth + lookahead:,} or more"
             )
         check_room(self.limiter, capacity, surely)

@@ -42,7 +42,8 @@ class Waiting:
 class Waiters:
     """Threads at a gate of their own each, and bells that are rung, whenever the table changes.
 
-    Whoever changes the table calls `ring` under the table's lock; whoever waits looks under the lock, and then waits without it.
+    Whoever changes the table calls `ring` under the table's lock; whoever waits looks under the
+    lock, and then waits without it.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -51,7 +52,8 @@ class Waiters:
         self._bells: list[EventFd] = []
         self._waiting: dict[object, tuple[str, str, Callable[[], str | None], float]] = {}
         self.anybody = False
-        self.on_wait: Callable[[], None] | None = None  # called under the lock when somebody begins to wait; may ring
+        # called under the lock when somebody begins to wait; may ring
+        self.on_wait: Callable[[], None] | None = None
 
     def ring(self) -> None:
         """Something has changed."""
@@ -87,8 +89,15 @@ class Waiters:
         """Whether anybody else waits. Called under the lock."""
         return len(self._waiting) > (key in self._waiting)
 
-    def until(self, attempt: Callable[[], bool], what: str, reason: Callable[[], str | None], timeout_s: float | None) -> None:
-        """Call ``attempt`` under the lock until it says that it is done, after every change of the table.
+    def until(
+        self,
+        attempt: Callable[[], bool],
+        what: str,
+        reason: Callable[[], str | None],
+        timeout_s: float | None,
+    ) -> None:
+        """Call ``attempt`` under the lock until it says that it is done, after every change of the
+        table.
 
         Raises
         ------
@@ -106,7 +115,8 @@ class Waiters:
                     if attempt():
                         return
                     if not entered:
-                        self.ring()  # a call that waits for the opposite may find that neither can go on
+                        # a call that waits for the opposite may find that neither can go on
+                        self.ring()
                         self._gates.append(gate)
                         self._enter(gate, what, reason)
                         entered = True
@@ -114,11 +124,15 @@ class Waiters:
                             self.on_wait()
                     why = reason() or "another change"
                 if deadline.left() is None and threading.active_count() == 1:
-                    raise WouldDeadlock(f"cannot {what}: {why}. No other thread is there to do it, so waiting would never end")
+                    raise WouldDeadlock(
+                        f"cannot {what}: {why}. No other thread is there to do it, so waiting "
+                        "would never end"
+                    )
                 if deadline.expired:
                     raise Timeout(f"{timeout_s:g} s have passed, and still cannot {what}: {why}")
                 left = deadline.left()
-                patience = max(0.0, since + WARN_AFTER_S - time.monotonic())  # from the first wait on: tables change all the time
+                # from the first wait on: tables change all the time
+                patience = max(0.0, since + WARN_AFTER_S - time.monotonic())
                 gate.pass_through(patience if left is None and not warned else left)
                 if left is None and not warned and time.monotonic() - since >= WARN_AFTER_S:
                     warned = True
@@ -132,13 +146,23 @@ class Waiters:
 
     def anyone(self, what: str) -> bool:
         """Whether a call or a writer waits to ``what``. Called under the lock."""
-        return any(one == what and reason() is not None for one, _, reason, _ in list(self._waiting.values()))
+        return any(
+            one == what and reason() is not None
+            for one, _, reason, _ in list(self._waiting.values())
+        )
 
     def now(self) -> list[Waiting]:
         """Who waits. Called under the lock."""
         now = time.monotonic()
-        found = [(what, who, reason(), now - since) for what, who, reason, since in self._waiting.values()]
-        return [Waiting(what=what, who=who, reason=why, waited_s=since) for what, who, why, since in found if why is not None]
+        found = [
+            (what, who, reason(), now - since)
+            for what, who, reason, since in self._waiting.values()
+        ]
+        return [
+            Waiting(what=what, who=who, reason=why, waited_s=since)
+            for what, who, why, since in found
+            if why is not None
+        ]
 
     def _enter(self, key: object, what: str, reason: Callable[[], str | None]) -> None:
         self._waiting[key] = (what, threading.current_thread().name, reason, time.monotonic())

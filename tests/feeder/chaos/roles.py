@@ -38,9 +38,10 @@ from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.wire import Limits
 from async_loader.lifecycle import Deadline
 from async_loader.replay.base.row_format import CURSOR, FINAL
+from async_loader.replay.kernel_warmup import warm
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
-from async_loader.replay.table.nonblocking_table import warm
+from async_loader.testing.debug import debug_state
 
 TABLE = "chaos"
 WIDE = 300
@@ -294,7 +295,7 @@ def batches_of(scheduler: BatchScheduler, buffer: ReplayBuffer) -> np.ndarray:
 
 def contents(buffer: ReplayBuffer) -> dict:
     """All rows that are there, by id."""
-    owner = buffer._owner
+    owner = debug_state(buffer).state
     if buffer.schema is None:
         return {"ids": np.empty(0, np.int64)}
     with owner.lock:

@@ -33,7 +33,7 @@ from async_loader.feeder.wire import (
     schema_of,
     spec_of,
 )
-from async_loader.replay.table.nonblocking_table import warm
+from async_loader.replay.kernel_warmup import warm
 from async_loader.schema import Schema
 
 SCHEMA = Schema.of({"x": np.int64, "done": np.bool_})

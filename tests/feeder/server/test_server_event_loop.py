@@ -28,7 +28,7 @@ from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.sockets import Plane
 from async_loader.replay.rate_limiter import MinSize
-from async_loader.replay.table.nonblocking_table import warm
+from async_loader.replay.kernel_warmup import warm
 warm()
 base = sys.argv[1]
 schema = {"x": np.int64, "done": np.bool_}

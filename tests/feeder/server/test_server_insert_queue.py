@@ -15,8 +15,10 @@ from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
 from async_loader.feeder.server.insert_queue import InsertQueue, Receipt
 from async_loader.feeder.wire import ErrorCode, RowLayout, insert
+from async_loader.replay.buffer import parts_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.table.nonblocking_table import ServedTable
+from async_loader.testing.debug import debug_state
 
 ID = RowLayout.of(SCHEMA).schema_id
 KEYS = [bytes([i]) * 16 for i in range(3)]
@@ -32,7 +34,7 @@ def table_of(capacity: int = 5000, limited: bool = True) -> ReplayBuffer:
 
 
 def intake_of(buffer: ReplayBuffer, window_rows: int = 1000) -> InsertQueue:
-    return InsertQueue("t", ServedTable(buffer), 1 << 20, window_rows)
+    return InsertQueue("t", ServedTable(parts_of(buffer)), 1 << 20, window_rows)
 
 
 def message(values):
@@ -42,7 +44,7 @@ def message(values):
 
 def stored(buffer: ReplayBuffer) -> list[int]:
     """What is in the table, in the order in which it came."""
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     ids = np.sort(table.ids[table.items.alive != 0])
     return table.storage.cell(0)[table.find(ids)].reshape(-1).tolist()
 
@@ -202,7 +204,7 @@ def test_a_new_epoch_cuts_open_episodes_off_and_goes_on_in_the_same_streams():
         later, _ = insert_queue.open(2, 1, KEYS[0], epoch, SCHEMA)
         insert_queue.receive(later, 0, message([10 * epoch]), ID)
     assert buffer.stats().streams == 1, "actors that begin anew leave nothing behind"
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     heads = table.storage.heads()[table.find(np.arange(3))]
     assert heads[2, 1] == -1, "it continues nothing"
     with pytest.raises(Malformed, match="fenced off"):

@@ -9,6 +9,7 @@ from sampler_rig import sums_are_exact
 from async_loader import ReplayBuffer
 from async_loader.errors import ConfigError
 from async_loader.replay.samplers import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Uniform
+from async_loader.testing.debug import debug_state
 
 SAMPLERS = [Uniform, Prioritized, RankPrioritized, Fifo, Lifo, MinHeap, MaxHeap]
 REMOVERS = [Fifo, Lifo, MinHeap, MaxHeap]
@@ -79,7 +80,7 @@ class Run:
         )
         self.model = Model(self.capacity, remover, most)
         self.obs: dict[int, int] = {}
-        rows = self.buffer._owner.table.storage.layout.rows
+        rows = debug_state(self.buffer).state.table.storage.layout.rows
         many = rows - 20  # a table has rows to spare: they are taken again only when all have been
         for id_ in self.buffer.extend(obs=np.arange(many)).tolist():
             self.obs[id_] = id_
@@ -123,7 +124,7 @@ class Run:
     def prioritize(self):
         if not self.prioritized or not self.model.times:
             return
-        rows = self.buffer._owner.table.storage.layout.rows
+        rows = debug_state(self.buffer).state.table.storage.layout.rows
         before = [id_ - rows for id_ in self.model.there if id_ >= rows] or [0]  # had the rows, if taken in order
         ids = [*self.rng.choice(before, 2).tolist(), *self.rng.choice(list(self.model.times)[-24:], 3).tolist()]
         priorities = self.priorities(5)
@@ -140,7 +141,7 @@ class Run:
                 self.model.there.pop(id_, None)
 
     def check(self):
-        table = self.buffer._owner.table
+        table = debug_state(self.buffer).state.table
         assert sorted(table.ids[table.items.alive != 0].tolist()) == sorted(self.model.there)
         assert len(self.buffer) == table.items.count == len(self.model.there) <= self.capacity
         if isinstance(self.sampler, Prioritized):
@@ -161,7 +162,7 @@ def test_any_sampler_goes_with_any_remover(sampler, remover, most):
         for _ in range(250):
             calls[run.rng.choice(4, p=[0.6, 0.2, 0.15, 0.05])]()
             run.check()
-        table = run.buffer._owner.table
+        table = debug_state(run.buffer).state.table
         assert max(run.model.times) > table.storage.layout.rows + 20, "no row was taken again"
 
 
@@ -171,11 +172,11 @@ def test_priorities_of_batches_in_flight_never_land_on_what_took_their_rows(samp
     buffer = ReplayBuffer(64, {"obs": ((), "int64")}, sampler=sampler(), seed=3)
     buffer.extend(obs=np.arange(64), priority=np.full(64, 1.0))
     flying = [buffer.sample(16)["index"] for _ in range(5)]
-    table = buffer._owner.table
+    table = debug_state(buffer).state.table
     old, rows = table.find(np.arange(64)), table.storage.layout.rows
     buffer.extend(obs=np.arange(rows), priority=np.full(rows, 7.0))
     assert table.items.alive[old].all(), "their rows were to be taken again"
-    one = buffer._owner.sampler
+    one = debug_state(buffer).state.sampler
     before = {name: np.copy(value) for name, value in one.state().items() if isinstance(value, np.ndarray)}
     for ids in flying:
         applied = buffer.update_priorities(ids, np.zeros(16))
@@ -193,7 +194,7 @@ def test_of_a_batch_in_flight_only_what_is_still_there_is_updated():
     buffer.extend(obs=np.arange(40), priority=np.full(40, 7.0))
     applied = buffer.update_priorities(ids, np.zeros(64))
     assert (applied.applied, applied.stale) == (24, 40)
-    table, mass = buffer._owner.table, buffer._owner.sampler._masses.leaves
+    table, mass = debug_state(buffer).state.table, debug_state(buffer).state.sampler._masses.leaves
     rows = np.flatnonzero(table.items.alive)
     assert (mass[rows] == np.where(table.ids[rows] < 64, 0.0, 7.0)).all()
     buffer.close()

@@ -12,6 +12,7 @@ from sampler_rig import sums_are_exact
 
 from async_loader import ReplayBuffer
 from async_loader.replay.samplers import Draw, Linear, MinHeap, Prioritized, RankPrioritized, Uniform, shortcut
+from async_loader.testing.debug import debug_state
 
 
 class StepwisePrioritized(Prioritized):
@@ -46,14 +47,14 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def same_notes(one: ReplayBuffer, other: ReplayBuffer) -> None:
-    mine, theirs = one._owner.table, other._owner.table
+    mine, theirs = debug_state(one).state.table, debug_state(other).state.table
     assert np.array_equal(mine.given, theirs.given, equal_nan=True)
     assert (mine.dirty == theirs.dirty).all()
     for tree in ("_masses", "_least", "_most"):
-        a, b = getattr(one._owner.sampler, tree), getattr(other._owner.sampler, tree)
+        a, b = getattr(debug_state(one).state.sampler, tree), getattr(debug_state(other).state.sampler, tree)
         assert (a is None) == (b is None)
         assert a is None or (a.nodes == b.nodes).all()
-    assert one._owner.sampler._ever.state() == other._owner.sampler._ever.state()
+    assert debug_state(one).state.sampler._ever.state() == debug_state(other).state.sampler._ever.state()
 
 
 priorities = st.sampled_from([0.0, 0.0, 1e-300, 0.1, 0.7, 1.0, 2.0, 1e3, 1e100])
@@ -100,14 +101,14 @@ def test_draws_and_updates_in_one_go_are_those_of_single_steps(alpha, eps, strat
             same(batch, slow.sample(value))
             assert (batch["y"][:, 2] == batch["x"] * 3).all()
         same_notes(quick, slow)
-    sums_are_exact(quick._owner.sampler._masses)
+    sums_are_exact(debug_state(quick).state.sampler._masses)
 
 
 def test_of_an_id_that_is_named_twice_the_last_priority_counts() -> None:
     buffer = ReplayBuffer(8, FIELDS, sampler=Prioritized(1.0, eps=0.0), seed=0)
     fill(buffer, 0, 8)
     assert buffer.update_priorities(np.array([3, 5, 3, 99, -1]), np.array([9.0, 2.0, 4.0, 7.0, 7.0])).stale == 2
-    sampler = buffer._owner.sampler
+    sampler = debug_state(buffer).state.sampler
     assert sampler._masses.leaves[[3, 5]].tolist() == [4.0, 2.0]
     assert sampler._ever.state() == 9.0  # it was given, if not for long
 
@@ -115,12 +116,12 @@ def test_of_an_id_that_is_named_twice_the_last_priority_counts() -> None:
 def test_priorities_that_are_refused_change_nothing() -> None:
     buffer = ReplayBuffer(8, FIELDS, sampler=Prioritized(), seed=0)
     fill(buffer, 0, 8)
-    before = buffer._owner.sampler._masses.nodes.copy()
+    before = debug_state(buffer).state.sampler._masses.nodes.copy()
     for bad in (np.nan, -1.0, np.inf):
         with pytest.raises(ValueError, match="priority 1 of 2"):
             buffer.update_priorities(np.array([0, 1]), np.array([5.0, bad]))
-    assert (buffer._owner.sampler._masses.nodes == before).all()
-    assert np.isnan(buffer._owner.table.given[:8]).all()
+    assert (debug_state(buffer).state.sampler._masses.nodes == before).all()
+    assert np.isnan(debug_state(buffer).state.table.given[:8]).all()
 
 
 @settings(max_examples=30, deadline=None)
@@ -153,7 +154,7 @@ def test_everyone_who_goes_by_priorities_hears_of_new_ones() -> None:
     buffer = ReplayBuffer(4, FIELDS, sampler=Prioritized(1.0, eps=0.0), remover=MinHeap(), seed=0)
     fill(buffer, 0, 4, np.ones(4))
     buffer.update_priorities(np.array([0, 1, 2, 3]), np.array([3.0, 1.0, 5.0, 4.0]))
-    assert buffer._owner.sampler._masses.root == 13.0
+    assert debug_state(buffer).state.sampler._masses.root == 13.0
     fill(buffer, 4, 1, np.full(1, 9.0))
     assert sorted(set(buffer.sample(200)["x"].tolist())) == [0, 2, 3, 4]
 
@@ -186,5 +187,5 @@ def test_ids_of_any_layout_are_handed_on_in_one() -> None:
             for priority in (np.full(4, n + 2.0), np.broadcast_to(np.float32(n + 2.0), 4)):
                 buffer.update_priorities(plain, np.ones(4))
                 assert update(index, priority).applied == 4
-                assert (buffer._owner.sampler._masses.leaves[:4] == n + 2.0).all()
+                assert (debug_state(buffer).state.sampler._masses.leaves[:4] == n + 2.0).all()
     assert len(prioritized_kernels.update.signatures) == compiled  # type: ignore[attr-defined]

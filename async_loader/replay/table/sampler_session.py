@@ -1,0 +1,112 @@
+"""How the batches of one learner are drawn from a `ServedTable`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from async_loader.replay.table.reader import ReplayReader, Target
+from async_loader.replay.table.source_sampler import SourceSampler
+from async_loader.replay.table.table_parts import TableParts
+from async_loader.replay.views import ReadPlan, Transitions
+from async_loader.schema import Schema
+
+
+class SamplerSession:
+    """Draws the batches of one learner. Made by `ServedTable.drawing`. One thread.
+
+    Parameters
+    ----------
+    parts : TableParts
+    view : Transitions | None
+    chosen : SourceSampler
+        Detached by `close` if it is the learner's own.
+    min_size : int
+        Items that its batches wait for.
+    count : int
+        Rows of its batches, 0 if they are unknown.
+    check : callable, optional
+        Called with the schema of its batches before the table adapts to ``view``.
+    """
+
+    def __init__(
+        self,
+        parts: TableParts,
+        view: Transitions | None,
+        chosen: SourceSampler,
+        min_size: int = 1,
+        count: int = 0,
+        check: Callable[[Schema], None] | None = None,
+    ) -> None:
+        self._table_state, _, self._table_sampler = parts
+        self._view, self._chosen, self._min_size = view, chosen, min_size
+        sampler = self._sampler = chosen.sampler
+        if check is not None:
+            stored, shown = self._table_state.schema, self._table_state.view
+            assert stored is not None
+            shown = shown if view is None else view
+            check(ReadPlan.of(stored, shown, weighted=sampler.weighted).schema)
+        self._read_plan = self._table_sampler.read_plan(view, sampler, count, min_size)
+        self._reader: ReplayReader | None = None
+
+    @property
+    def schema(self) -> Schema:
+        """Of a batch's rows, with ``index``, and ``weight`` where the sampler has weights."""
+        return self._read_plan.schema
+
+    @property
+    def index_place(self) -> int:
+        """The position of ``index`` among the fields of `schema`."""
+        return [field.name for field in self.schema.fields].index("index")
+
+    def why_not(self, count: int) -> str | None:
+        """Say in numbers why ``count`` items cannot be drawn now; ``None`` if they can.
+
+        Raises ConfigError if they never can be.
+        """
+        table_state = self._table_state
+        with table_state.lock:
+            table_state.check_open()
+            return self._table_sampler.why_not(self._sampler, count, self._min_size)
+
+    def most(self, count: int) -> int:
+        """Return how many items can be drawn at once now, up to ``count``."""
+        table_state = self._table_state
+        with table_state.lock:
+            drawable = table_state.table.drawable(self._sampler)
+            limits = table_state.limits
+        most = count if drawable is None else min(count, drawable)
+        return most if limits is None else min(most, limits.sampleable())
+
+    def arrays(self, count: int) -> Sequence[npt.NDArray[Any]]:
+        """Draw a batch into new arrays ``[count, *shape]``, one for each field of `schema`.
+
+        Call it when `why_not` has returned ``None``.
+        """
+        return self._table_sampler.arrays(self._sampler, count, self._view, 0.0)
+
+    def target(self, arrays: Sequence[npt.NDArray[Any]]) -> Target:
+        """Wrap the caller's arrays as a target for `fill`.
+
+        One array ``[count, *shape]`` for each field of `schema`, in C order.
+        """
+        if self._reader is None:
+            self._reader = ReplayReader(self._table_state.table.storage, self._read_plan)
+        return self._reader.target(arrays)
+
+    def fill(self, target: Target) -> None:
+        """Draw a batch into a target of this session: the rows that `arrays` would return.
+
+        Call it when `why_not` has returned ``None``.
+        """
+        assert self._reader is not None
+        self._table_sampler.fill(self._reader, self._sampler, target)
+
+    def close(self) -> None:
+        """Detach the learner's own sampler from the table."""
+        if self._chosen.own:
+            self._table_state.let_go_of(self._sampler)
+            with self._table_state.lock:
+                self._table_state.table.let_go()

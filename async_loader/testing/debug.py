@@ -1,0 +1,38 @@
+"""What a table holds inside, for tests."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.checkpoint import Saver
+from async_loader.replay.table.insert import Inserter
+from async_loader.replay.table.sample import TableSampler
+from async_loader.replay.table.table_state import TableState
+
+__all__ = ["DebugState", "debug_state"]
+
+
+class DebugState(NamedTuple):
+    """The parts of a `ReplayBuffer`: the objects that it works with, not copies.
+
+    Their attributes may change between versions. Other threads change them under ``state.lock``.
+
+    Attributes
+    ----------
+    state : TableState
+        The lock, the table with its ids, links and items (``state.table``), samplers, writers.
+    inserter : Inserter
+    table_sampler : TableSampler
+    saver : Saver
+    """
+
+    state: TableState
+    inserter: Inserter
+    table_sampler: TableSampler
+    saver: Saver
+
+
+def debug_state(buffer: ReplayBuffer) -> DebugState:
+    """Return the parts of a buffer, for a test that looks inside."""
+    return DebugState(*parts_of(buffer), buffer._saver)
