@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,6 +170,17 @@ def schema_of_columns(batch: Mapping[str, Any]) -> Schema:
     schema = Schema(structure, tuple(fields))
     length_of(schema, columns)
     return schema
+
+
+def count_of(batch: Mapping[str, Any]) -> int:
+    """Return the rows of the first column that has any. Checks nothing."""
+    first = next(iter(batch.values()), None)
+    if type(first) is np.ndarray and first.ndim:
+        return len(first)
+    for leaf in tree.leaves(batch, tree.structure_of(batch)):
+        with contextlib.suppress(TypeError):
+            return len(leaf)
+    return 0
 
 
 def length_of(schema: Schema, columns: Sequence[Any]) -> int:

@@ -32,6 +32,7 @@ from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
+from async_loader.replay.table.episode_ends import how_ended
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler, UndeliveredItems
 from async_loader.replay.table.source_sampler import sampler_for
@@ -40,7 +41,7 @@ from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import Transitions, checked_view
-from async_loader.replay.writer import LocalWriter, how_ended
+from async_loader.replay.writer import LocalWriter
 from async_loader.schema import Schema, SchemaLike
 from async_loader.shm.limits import human
 from async_loader.source import Applied

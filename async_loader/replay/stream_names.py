@@ -23,6 +23,9 @@ import numpy as np
 from async_loader import tensors
 from async_loader.errors import ConfigError, SchemaError
 
+MANY_STREAMS = 256
+"""Streams of one writer, from which on it forgets those whose episodes have ended."""
+
 _numbers = itertools.count()
 
 

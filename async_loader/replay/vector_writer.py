@@ -14,7 +14,6 @@ from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupp
 from async_loader.replay.arguments import positive
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.table.field_validator import FieldValidator
-from async_loader.replay.writer import closed_writer
 from async_loader.schema import Field, Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
 
@@ -172,7 +171,7 @@ class VectorWriter:
             If the limiter can never let in so many at once.
         """
         if self._closed:
-            raise closed_writer()
+            raise Closed("this writer was closed: get another from the buffer")
         self._settle()
         over, cut = self._ended("terminated", terminated), self._ended("truncated", truncated)
         ends = over | cut

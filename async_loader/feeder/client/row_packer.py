@@ -22,7 +22,8 @@ from async_loader.feeder.client.frame_memory import blank, copied
 from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Insert, RowLayout
 from async_loader.replay.arguments import floats_of, one_float
 from async_loader.replay.samplers import priority_rules
-from async_loader.replay.table.step_packer import Ends, StepPacker
+from async_loader.replay.table.episode_ends import Ends
+from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.schema import Field, Schema
 

@@ -18,10 +18,9 @@ from async_loader.feeder.wire import FINAL, SHOWN, About, AboutReply
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import by_name, explain_wrong_attributes, explain_wrong_names, misplaced_fields
-from async_loader.replay.arguments import one_float, one_of, schema_of_columns
+from async_loader.replay.arguments import count_of, one_float, one_of, schema_of_columns
 from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
-from async_loader.replay.table.step_packer import Ends, count_of
-from async_loader.replay.writer import how_ended
+from async_loader.replay.table.episode_ends import Ends, how_ended
 from async_loader.schema import Schema
 from async_loader.table import Streams
 

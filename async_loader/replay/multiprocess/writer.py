@@ -9,20 +9,15 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping
-from typing import Any, Never
+from collections.abc import Callable, Container, Hashable, Iterator
+from typing import Any
 
 import numpy as np
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, Timeout, Unsupported
+from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import (
-    by_name,
-    explain_wrong_attributes,
-    explain_wrong_names,
-    misplaced_fields,
-)
-from async_loader.replay.arguments import floats_of, one_float, one_of
+from async_loader.names import explain_wrong_attributes
+from async_loader.replay.arguments import one_float
 from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
 from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL
 from async_loader.replay.multiprocess.messages import MessageType, close_fd
@@ -30,16 +25,15 @@ from async_loader.replay.multiprocess.publish_ring import Floats, Ids, PublishRi
 from async_loader.replay.multiprocess.row_grants import RowGrants
 from async_loader.replay.multiprocess.terms import Terms
 from async_loader.replay.samplers import priority_rules
-from async_loader.replay.stream_names import stream_name, stream_names
-from async_loader.replay.table.step_packer import Ends, StepPacker
+from async_loader.replay.step_writer import StepWriter
+from async_loader.replay.stream_names import MANY_STREAMS, stream_name, stream_names
+from async_loader.replay.table.episode_ends import Ends
+from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage
-from async_loader.replay.writer import how_ended
+from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
-from async_loader.table import Streams
 
 _CLOSE_S = 5.0
-_MANY = 256
-"""Streams with a number, from which on those that have ended are forgotten."""
 _ONE, _TWO = np.array([1]), np.array([2])
 
 
@@ -48,14 +42,15 @@ def _at(point: str) -> None:
 
 
 @explain_wrong_attributes
-class ProcessWriter:
-    """Adds the steps of another process than the table's. A `async_loader.table.Writer`, made by
-    `WriterHandle.open`.
+class ProcessWriter(StepWriter):
+    """Adds steps from another process than the table's. Made by `WriterHandle.open`.
 
     Threads: one at a time, in the process that opened it. Cost: about that of `ReplayBuffer.add`;
-    it waits for the owner only when that withholds rows, when a stream is new, and for the first
-    rows. What has been added can be drawn from then on by whoever samples in the owner's process.
+    it waits for the table's process only when that withholds rows, when a stream is new, and for
+    the first rows. A step can be drawn in the table's process as soon as it was added.
     """
+
+    _remedy = "get another writer_handle()"
 
     def __init__(
         self,
@@ -68,22 +63,21 @@ class ProcessWriter:
     ) -> None:
         from async_loader.replay.kernels import publish_ring  # late: see compiled.py
 
+        super().__init__(("writer", terms.owner, terms.number))
         layout = storage.layout
         self._kernels, self._storage, self._terms, self._lane = publish_ring, storage, terms, lane
         self._pid = os.getpid()
-        self._closed = False
         self._step_packer = StepPacker(layout, storage.base)
         self._ends = Ends(layout.schema)
         self._row_grants = RowGrants(sock, owner_fd, lane, clock, terms.owner, layout.capacity // 2)
         self._numbers: dict[Hashable, int] = {}
         self._open: set[int] = set()  # streams whose episode may go on
-        self._many = _MANY
-        self.schema = layout.schema
-        # of one step
+        self._many = MANY_STREAMS
+        # Of one step.
         self._stream, self._flags, self._ids = (np.zeros(1, np.int64) for _ in range(3))
 
     def _begin(self, stream: Hashable) -> None:
-        """Tell the owner who writes, and to which stream."""
+        """Tell the table's process who writes, and to which stream."""
         death_fd = os.pidfd_open(self._pid)
         try:
             self._row_grants.hello(self._pid, death_fd)
@@ -93,53 +87,34 @@ class ProcessWriter:
         self._number(stream, Deadline(None))
 
     @property
-    def steps(self) -> int:
-        """Steps that this writer has added.
+    def schema(self) -> Schema:
+        """What a step is."""
+        return self._storage.layout.schema
 
-        It never falls; a call that Ctrl-C interrupts has added its step or has not.
+    @property
+    def steps(self) -> int:
+        """Steps that this writer has added. It never falls.
+
+        A call that Ctrl-C interrupts has added its step or has not, and this says which.
         """
         return self._row_grants.steps
 
     # -- adding ------------------------------------------------------------------------------------
 
-    @by_name
-    def append(
+    def _append(
         self,
-        step: Mapping[str, Any] | None = None,
-        /,
-        *misplaced: Never,
-        terminated: Any = False,
-        truncated: Any = False,
-        final_obs: Any = None,
-        stream: Hashable | None = None,
-        priority: float | None = None,
-        timeout_s: float | None = None,
-        **fields: Any,
+        values: dict[str, Any],
+        flags: int,
+        final_obs: Any,
+        stream: Any,
+        priority: Any,
+        timeout_s: float | None,
     ) -> int:
-        """Add a stream's next step. As `LocalWriter.append`.
-
-        Returns
-        -------
-        int
-            The step's id.
-
-        Raises
-        ------
-        SchemaError
-            Names the field that does not fit. Nothing was written.
-        Timeout
-            The limiter lets nothing in, or writers hold all rows. Nothing was written.
-        Closed, Broken
-            The table was closed, or its process has died. Nothing was written.
-        """
-        if misplaced:
-            raise misplaced_fields("ProcessWriter.append", misplaced)
-        self._check_mine()
+        if os.getpid() != self._pid:
+            raise self._of_a_fork()
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         step_packer = self._step_packer
-        values = fields if step is None else dict(one_of(step, fields, "step"))
-        flags = self._ends.into(values, terminated, truncated)
         checked = step_packer.values(values)
         ends = None if final_obs is None else step_packer.final_values(final_obs)
         flags = step_packer.flags(checked, ends is not None, flags)
@@ -159,59 +134,26 @@ class ProcessWriter:
                 self._row_grants.ready(rows, 1, Deadline(timeout_s))
         self._stream[0], self._flags[0] = number, flags
         final = NO_FIELDS if ends is None else step_packer.put_final(ends)
-        self._write(
-            step_packer.put(checked),
-            final,
-            0,
-            1,
-            int(rows[0]),
-            self._stream,
-            self._flags,
-            given,
-            self._ids,
-        )
-        return int(self._ids[0])
+        source, ids = step_packer.put(checked), self._ids
+        self._write(source, final, 0, 1, int(rows[0]), self._stream, self._flags, given, ids)
+        return int(ids[0])
 
-    @by_name
-    def extend(
+    def _extend(
         self,
-        batch: Mapping[str, Any] | None = None,
-        /,
-        *misplaced: Never,
-        terminated: Any = False,
-        truncated: Any = False,
-        final_obs: Any = None,
-        stream: Streams | None = None,
-        priority: Any = None,
-        timeout_s: float | None = None,
-        **fields: Any,
+        values: dict[str, Any],
+        flags: Ids | None,
+        final_obs: Any,
+        stream: Any,
+        priority: Any,
+        timeout_s: float | None,
     ) -> Ids:
-        """Add many steps. As `LocalWriter.extend`.
-
-        Raises
-        ------
-        SchemaError, Closed, Broken
-            As `append`.
-        Timeout
-            As `append`; what is written is written in pieces, and it says how many rows were.
-        """
-        if misplaced:
-            raise misplaced_fields("ProcessWriter.extend", misplaced, "batch")
-        self._check_mine()
-        step_packer, deadline = self._step_packer, Deadline(timeout_s)
-        values = dict(one_of(batch, fields, "batch"))
-        said = self._ends.into_columns(values, terminated, truncated)
-        columns = step_packer.columns(values)
-        count = len(columns[0])
-        flags = step_packer.column_ends(columns, said)
-        final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
-        if final_obs is not None:
-            finals, has_final = step_packer.final_columns(final_obs, flags & ENDS != 0)
-            final = step_packer.fields(step_packer.followed, finals)
-        flags = step_packer.check_ends(flags, has_final)
+        self._check_process()
+        deadline = Deadline(timeout_s)
+        steps = self._step_packer.steps(values, final_obs, flags)
+        count = len(steps.flags)
         given = self._priorities(priority, count)
         streams = self._streams(stream, count, deadline)
-        source = step_packer.fields(step_packer.everything, columns)
+        source, final, flags, _ = steps
         rows, ids, start = np.cumsum(1 + (flags & AWAITS != 0)), np.empty(count, np.int64), 0
         while start < count:
             before = int(rows[start - 1]) if start else 0
@@ -219,31 +161,19 @@ class ProcessWriter:
                 stop = start + self._row_grants.ready(
                     rows[start:] - before, count - start, deadline
                 )
-            self._write(
-                source, final, start, stop, int(rows[stop - 1]) - before, streams, flags, given, ids
-            )
+            ready = int(rows[stop - 1]) - before
+            self._write(source, final, start, stop, ready, streams, flags, given, ids)
             start = stop
-        del columns, finals  # whose memory the kernels read
         return ids
 
-    @explain_wrong_names
-    def end_episode(
-        self,
-        *,
-        final_obs: Any = None,
-        stream: Hashable | None = None,
-        terminated: bool = False,
-        truncated: bool = False,
-        timeout_s: float | None = None,
+    def _end_episode(
+        self, stream: Hashable, flags: int, final_obs: Any, timeout_s: float | None
     ) -> None:
-        """The episode ended after its last step.
-
-        As `ReplayBuffer.end_episode`, for an episode that this writer began.
-        """
-        self._check_mine()
-        flags, deadline = how_ended(terminated, truncated), Deadline(timeout_s)
+        """End the episode of a stream, if this writer began it."""
+        self._check_process()
+        deadline = Deadline(timeout_s)
         ends = None if final_obs is None else self._step_packer.final_values(final_obs)
-        number = self._numbers.get(self.stream if stream is None else stream_name(stream), -1)
+        number = self._numbers.get(stream, -1)
         if number not in self._open:
             return
         with _in_seconds(timeout_s):
@@ -253,17 +183,8 @@ class ProcessWriter:
                 return
             self._row_grants.ready(_ONE, 0, deadline)
         self._stream[0], self._flags[0] = number, FINAL | flags
-        self._write(
-            self._step_packer.put_final(ends),
-            NO_FIELDS,
-            0,
-            1,
-            1,
-            self._stream,
-            self._flags,
-            NO_PRIORITIES,
-            self._ids,
-        )
+        source, given = self._step_packer.put_final(ends), NO_PRIORITIES
+        self._write(source, NO_FIELDS, 0, 1, 1, self._stream, self._flags, given, self._ids)
 
     def _write(
         self,
@@ -317,18 +238,10 @@ class ProcessWriter:
                 priority_rules.check(np.full(count, np.nan), given=True)
             return NO_PRIORITIES
         if not terms.prioritized:
-            raise Unsupported(
-                f"this table's {terms.sampler} and {terms.remover} use no priorities: leave them "
-                "out"
-            )
-        given = floats_of(priority, "priority")
-        if given.shape != (count,):
-            raise ConfigError(
-                f"priority has shape {given.shape} for {count} rows: one number for each"
-            )
-        priority_rules.check_given(given)
-        priority_rules.check(given, given=terms.given)
-        return given
+            raise Unsupported(priority_rules.unused(terms.sampler, terms.remover))
+        column = priority_rules.column_of(priority, count)
+        priority_rules.check(column, given=terms.given)
+        return column
 
     def _streams(self, stream: Any, count: int, deadline: Deadline) -> Ids:
         names = self.stream if stream is None else stream_names(stream, count, self._numbers)
@@ -367,7 +280,7 @@ class ProcessWriter:
         self._numbers = {
             name: number for name, number in self._numbers.items() if name not in ended
         }
-        self._many = max(_MANY, 2 * len(self._numbers))
+        self._many = max(MANY_STREAMS, 2 * len(self._numbers))
         self._row_grants.drop(list(ended.values()))
 
     # -- the end -----------------------------------------------------------------------------------
@@ -376,7 +289,9 @@ class ProcessWriter:
         """Return when all that was added is in the table: linked, told to samplers, visible to
         readers of its memory.
         """
-        self._check_mine()
+        if self._closed:
+            raise self._closed_error()
+        self._check_process()
         self._row_grants.publish_again()
         self._row_grants.ask(MessageType.FLUSH, MessageType.FLUSHED, b"", Deadline(timeout_s))
 
@@ -398,29 +313,16 @@ class ProcessWriter:
                 self._row_grants.ask(MessageType.BYE, MessageType.FLUSHED, b"", Deadline(limit))
         self._row_grants.close()
 
-    def _check_mine(self) -> None:
-        if self._closed:
-            raise Closed("this writer was closed: get another writer_handle()")
+    def _check_process(self) -> None:
+        """Raise Unsupported in a fork of the writer's process."""
         if os.getpid() != self._pid:
-            raise Unsupported(
-                f"this writer belongs to process {self._pid}, and process {os.getpid()} is a fork "
-                "of it: "
-                "get another writer_handle() for each process"
-            )
+            raise self._of_a_fork()
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
-    def __repr__(self) -> str:
-        return f"<ProcessWriter stream={self.stream!r} steps={self.steps} {'closed' if self._closed else 'open'}>"
-
-    def __enter__(self) -> ProcessWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _of_a_fork(self) -> Unsupported:
+        return Unsupported(
+            f"this writer belongs to process {self._pid}, and process {os.getpid()} is a fork of "
+            "it: get another writer_handle() for each process"
+        )
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # When modules are being taken apart the process ends, and the owner takes in all that is

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.replay.arguments import floats_of
 from async_loader.replay.samplers.sampler import Priorities
 
 LARGEST = 1e100  # sums of millions of these, squared, are finite
@@ -82,6 +83,20 @@ def check_given(priority: Priorities) -> None:
     first = first_missing(priority)
     if first >= 0:
         raise _is_nan(first, priority)
+
+
+def column_of(priority: Any, count: int) -> Priorities:
+    """Convert the priorities of ``count`` steps. Raises ConfigError unless each has one."""
+    given = floats_of(priority, "priority")
+    if given.shape != (count,):
+        raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
+    check_given(given)
+    return given
+
+
+def unused(sampler: object, remover: object) -> str:
+    """Say that a table's sampler and remover use no priorities."""
+    return f"this table's {sampler} and {remover} use no priorities: leave them out"
 
 
 def check_sent(priority: Priorities) -> None:

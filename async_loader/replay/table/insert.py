@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, WouldDeadlock
 from async_loader.lifecycle import seconds, seconds_or_none
-from async_loader.replay.arguments import floats_of, one_float, schema_of_columns, storable
+from async_loader.replay.arguments import one_float, schema_of_columns, storable
 from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES, from_step
-from async_loader.replay.base.row_format import AWAITS, ENDS
+from async_loader.replay.base.row_format import AWAITS
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import StreamName, stream_name, stream_names
-from async_loader.replay.table.step_packer import StepPacker
+from async_loader.replay.table.step_packer import StepPacker, Steps
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
@@ -126,18 +126,21 @@ class Inserter:
         table_state = self._table_state
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
+
+        def checked(step_packer: StepPacker) -> tuple[Steps, Floats]:
+            steps = step_packer.steps(batch, final_obs, said)
+            return steps, self._priorities(priority, len(steps.flags))
+
         if not table_state.ready:
-            self._begin(
-                schema_of_columns(batch),
-                lambda step_packer: self._many(step_packer, batch, priority, final_obs, said),
-            )
-        columns, finals, source, final, flags, given = self._many(
-            table_state.step_packer, batch, priority, final_obs, said
-        )
-        count = len(columns[0])
+            self._begin(schema_of_columns(batch), checked)
+        steps, given = checked(table_state.step_packer)
+        count = len(steps.flags)
         with table_state.lock:
             names = stream_names(stream, count, table_state.own().streams)
         new = np.full(count, -1, np.int64) if ids is None else ids(count)
+        if table_state.limiter is not None and not whole:
+            self._one_by_one(steps, names, given, new, timeout_s)
+            return new
 
         def write() -> None:
             table = table_state.own()
@@ -146,46 +149,12 @@ class Inserter:
                 if isinstance(names, list)
                 else np.full(count, table.stream(names), np.int64)
             )
-            table.write(source, final, count, numbers, flags, given, new, (columns, finals))
+            source, final, flags, memory = steps
+            table.write(source, final, count, numbers, flags, given, new, memory)
 
-        if table_state.limiter is None or whole:
-            self._write(
-                write, count, timeout_s, count + int(np.count_nonzero(flags & AWAITS)), names
-            )
-        else:
-            self._one_by_one(
-                source, final, count, names, flags, given, new, timeout_s, (columns, finals)
-            )
+        rows = count + int(np.count_nonzero(steps.flags & AWAITS))
+        self._write(write, count, timeout_s, rows, names)
         return new
-
-    def _many(
-        self,
-        step_packer: StepPacker,
-        batch: Mapping[str, Any],
-        priority: Any,
-        final_obs: Any,
-        said: Ids | None,
-    ) -> Any:
-        """Many steps, checked: their columns, those of final observations, both as kernels take
-        them, flags, priorities.
-        """
-        columns = step_packer.columns(batch)
-        count = len(columns[0])
-        flags = step_packer.column_ends(columns, said)
-        final, finals, has_final = NO_FIELDS, None, np.zeros(count, np.bool_)
-        if final_obs is not None:
-            finals, has_final = step_packer.final_columns(final_obs, flags & ENDS != 0)
-            final = step_packer.fields(step_packer.followed, finals)
-        flags = step_packer.check_ends(flags, has_final)
-        given = self._priorities(priority, count)
-        return (
-            columns,
-            finals,
-            step_packer.fields(step_packer.everything, columns),
-            final,
-            flags,
-            given,
-        )
 
     def _begin(self, schema: Schema, check: Callable[[StepPacker], Any]) -> None:
         """Allocate a table for a first step, unless ``check`` refuses that: then the next may be
@@ -197,31 +166,36 @@ class Inserter:
 
     def _one_by_one(
         self,
-        source: Ids,
-        final: Ids,
-        count: int,
+        steps: Steps,
         names: Hashable | list[Hashable],
-        flags: Ids,
         given: Floats,
         ids: Ids,
         timeout_s: float | None,
-        keep: object,
     ) -> None:
-        """The limiter counts one by one, and others may come between."""
-        table_state = self._table_state
+        """Insert each step as soon as the limiter allows it; other threads may insert between."""
+        table_state, count = self._table_state, len(steps.flags)
         for i in range(count):
-            one, last, step = from_step(source, i), from_step(final, i), slice(i, i + 1)
+            source, final, one = (
+                from_step(steps.source, i),
+                from_step(steps.final, i),
+                slice(i, i + 1),
+            )
             name = names[i] if isinstance(names, list) else names
+            flags = steps.flags[one]
 
             def write(
-                one: Ids = one, last: Ids = last, step: slice = step, name: Hashable = name
+                source: Ids = source,
+                final: Ids = final,
+                flags: Ids = flags,
+                one: slice = one,
+                name: Hashable = name,
             ) -> None:
                 table = table_state.own()
                 number = np.full(1, table.stream(name), np.int64)
-                table.write(one, last, 1, number, flags[step], given[step], ids[step], keep)
+                table.write(source, final, 1, number, flags, given[one], ids[one], steps.memory)
 
             try:
-                self._write(write, 1, timeout_s, 2 if flags[i] & AWAITS else 1, name)
+                self._write(write, 1, timeout_s, 2 if flags[0] & AWAITS else 1, name)
             except (Timeout, WouldDeadlock, Closed) as error:
                 raise type(error)(f"{i} of {count} steps are in: {error}") from None
 
@@ -361,14 +335,8 @@ class Inserter:
                 if self._table_state.prioritized
                 else NO_PRIORITIES
             )
-        given = floats_of(priority, "priority")
-        if given.shape != (count,):
-            raise ConfigError(
-                f"priority has shape {given.shape} for {count} rows: one number for each"
-            )
         self._check_used()
-        priority_rules.check_given(given)
-        return self.checked(given)
+        return self.checked(priority_rules.column_of(priority, count))
 
     def _check_used(self) -> None:
         """Raise Unsupported where nothing goes by priorities."""

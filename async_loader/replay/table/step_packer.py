@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from async_loader import tensors, tree
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import length_of
 from async_loader.replay.base.array_address import address_of
-from async_loader.replay.base.field_table import ARRAY_ADDRESS
+from async_loader.replay.base.field_table import ARRAY_ADDRESS, NO_FIELDS
 from async_loader.replay.base.row_format import AWAITS, ENDS, TERMINATED, TRUNCATED
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.table.storage import StorageLayout
@@ -24,6 +24,25 @@ from async_loader.schema import Schema
 
 Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
+
+
+class Steps(NamedTuple):
+    """Many checked steps, as kernels take them.
+
+    Attributes
+    ----------
+    source, final : int64 array [fields, 5]
+        The table of fields of the steps, and of their final observations; see field_table.py.
+    flags : int64 array [steps]
+        How each stands in its episode.
+    memory : object
+        What ``source`` and ``final`` point to. Keep it until the steps are written.
+    """
+
+    source: Ids
+    final: Ids
+    flags: Ids
+    memory: object
 
 
 class StepPacker:
@@ -113,6 +132,23 @@ class StepPacker:
                 columns[i] = np.ascontiguousarray(fit.column(value), dtype)
         length_of(self.schema, columns)
         return columns
+
+    def steps(self, batch: Mapping[str, Any], final_obs: Any, said: Ids | None) -> Steps:
+        """Check many steps. Any thread, without the lock.
+
+        Parameters
+        ----------
+        said : int64 array [rows] | None
+            Flags beside those that the fields ``terminated``, ``truncated`` and ``done`` hold.
+        """
+        columns = self.columns(batch)
+        flags = self.column_ends(columns, said)
+        final, finals, has_final = NO_FIELDS, None, np.zeros(len(flags), np.bool_)
+        if final_obs is not None:
+            finals, has_final = self.final_columns(final_obs, flags & ENDS != 0)
+            final = self.fields(self.followed, finals)
+        flags = self.check_ends(flags, has_final)
+        return Steps(self.fields(self.everything, columns), final, flags, (columns, finals))
 
     # -- ends of episodes --------------------------------------------------------------------------
 
@@ -251,106 +287,6 @@ def end_fields(schema: Schema) -> tuple[int, int, int]:
     """
     numbers = {field.name: i for i, field in enumerate(schema.fields) if field.shape == ()}
     return numbers.get("terminated", -1), numbers.get("truncated", -1), numbers.get("done", -1)
-
-
-class Ends:
-    """How a writer's ``terminated`` and ``truncated`` become a step's fields and flags, the same
-    for every writer.
-
-    Parameters
-    ----------
-    schema : Schema | None
-        ``None``: not known before the first step, which then has fields of these names.
-    """
-
-    def __init__(self, schema: Schema | None) -> None:
-        names = (
-            {"terminated", "truncated"}
-            if schema is None
-            else {field.name for field in schema.fields if not field.shape}
-        )
-        self.stored = frozenset(names & {"terminated", "truncated"})
-        self.done = "done" in names
-
-    def into(self, step: dict[str, Any], terminated: Any, truncated: Any) -> int:
-        """Put into ``step`` what it stores and does not say itself; the flags that are said beside
-        its fields.
-        """
-        flags = 0
-        for name, flag, said in (
-            ("terminated", TERMINATED, terminated),
-            ("truncated", TRUNCATED, truncated),
-        ):
-            if name in self.stored:
-                if name not in step:
-                    step[name] = said if said is False else _one_ended(name, said)
-            elif said is not False and _one_ended(name, said):
-                flags |= flag
-        if self.done and "done" not in step:
-            step["done"] = _one_ended("terminated", terminated)
-        return flags
-
-    def into_columns(self, batch: dict[str, Any], terminated: Any, truncated: Any) -> Ids | None:
-        """As `into`, for many steps: each of ``terminated`` and ``truncated`` is one for all, or
-        one for each ``[rows]``.
-
-        Returns
-        -------
-        int64 array [rows] | None
-            The flags that are said beside the fields; ``None`` if there are none.
-        """
-        flags: Ids | None = None
-        for name, flag, said in (
-            ("terminated", TERMINATED, terminated),
-            ("truncated", TRUNCATED, truncated),
-        ):
-            if name in self.stored:
-                if name not in batch:
-                    batch[name] = _ended(name, said, count_of(batch))
-            elif said is not False:
-                ended = _ended(name, said, count_of(batch)) * np.int64(flag)
-                flags = ended if flags is None else flags | ended
-        if self.done and "done" not in batch:
-            batch["done"] = _ended("terminated", terminated, count_of(batch))
-        return flags
-
-
-def _one_ended(name: str, said: Any) -> bool:
-    try:
-        return bool(said)
-    except (ValueError, RuntimeError):  # numpy's and torch's, for several values
-        raise SchemaError(
-            f"{name}={said!r} for one step: give True or False, or use extend for many steps"
-        ) from None
-
-
-def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:
-    """Whether each of ``count`` steps ended, as was said of all or of each."""
-    if said is False or said is True:
-        return np.full(count, said)
-    array = tensors.as_array(said)
-    array = np.asarray(said) if array is None else array
-    if array.ndim == 0:
-        return np.full(count, bool(array))
-    if array.size != count:
-        raise SchemaError(
-            f"{name} has shape {list(array.shape)} for {count} rows: one for each, or one for all"
-        )
-    ended: npt.NDArray[np.bool_] = array.reshape(count).astype(np.bool_)
-    return ended
-
-
-def count_of(batch: Mapping[str, Any]) -> int:
-    """Rows of the first column that has any; what is wrong with the others shows when they are
-    checked.
-    """
-    first = next(iter(batch.values()), None)
-    if type(first) is np.ndarray and first.ndim:
-        return len(first)
-    for leaf in tree.leaves(batch, tree.structure_of(batch)):
-        with contextlib.suppress(TypeError):
-            return len(leaf)
-    return 0
 
 
 def rows_of(value: Any, what: str) -> int:

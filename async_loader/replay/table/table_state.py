@@ -16,6 +16,7 @@ from async_loader.replay.arguments import storable
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.rate_limiter import LimiterState, RateLimiter, check_room
 from async_loader.replay.samplers import Fifo, Sampler
+from async_loader.replay.samplers.priority_rules import unused
 from async_loader.replay.table.process_writers import ProcessWriters
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
@@ -88,12 +89,8 @@ class TableState:
 
     @property
     def no_priorities(self) -> str | None:
-        """Why steps have no priorities here; ``None`` where they may."""
-        return (
-            None
-            if self.prioritized
-            else f"this table's {self.sampler!r} and {self.remover!r} use no priorities: leave them out"
-        )
+        """Say why steps have no priorities here; ``None`` if they may have them."""
+        return None if self.prioritized else unused(self.sampler, self.remover)
 
     def attach(self, sampler: Sampler) -> None:
         """Tell one more sampler, which is bound, of the items that there are and will be.

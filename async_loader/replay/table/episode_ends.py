@@ -1,0 +1,122 @@
+"""How a step says that its episode ends: by fields, by flags, or by a call after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader import tensors
+from async_loader.errors import ConfigError, SchemaError
+from async_loader.replay.arguments import count_of
+from async_loader.replay.base.row_format import TERMINATED, TRUNCATED
+from async_loader.schema import Schema
+
+Ids = npt.NDArray[np.int64]
+
+
+def how_ended(terminated: bool, truncated: bool) -> int:
+    """Return the flag of an episode that ends after its last step; neither counts as truncated."""
+    if terminated and truncated:
+        raise ConfigError(
+            "terminated and truncated: an episode ends in one way, give the one that counts"
+        )
+    return TERMINATED if terminated else TRUNCATED
+
+
+class Ends:
+    """How a writer's ``terminated`` and ``truncated`` become fields and flags of steps.
+
+    Parameters
+    ----------
+    schema : Schema | None
+        ``None``: unknown before the first step, which then gets fields of these names.
+
+    Attributes
+    ----------
+    known : bool
+        Whether the schema is known.
+    stored : frozenset of str
+        Which of the two a step stores.
+    done : bool
+        Whether a step stores ``done``.
+    """
+
+    def __init__(self, schema: Schema | None) -> None:
+        self.known = schema is not None
+        names = (
+            {"terminated", "truncated"}
+            if schema is None
+            else {field.name for field in schema.fields if not field.shape}
+        )
+        self.stored = frozenset(names & {"terminated", "truncated"})
+        self.done = "done" in names
+
+    def into(self, step: dict[str, Any], terminated: Any, truncated: Any) -> int:
+        """Add to ``step`` the fields that it stores and lacks. Return the flags beside its fields."""
+        flags = 0
+        for name, flag, said in (
+            ("terminated", TERMINATED, terminated),
+            ("truncated", TRUNCATED, truncated),
+        ):
+            if name in self.stored:
+                if name not in step:
+                    step[name] = said if said is False else _one_ended(name, said)
+            elif said is not False and _one_ended(name, said):
+                flags |= flag
+        if self.done and "done" not in step:
+            step["done"] = _one_ended("terminated", terminated)
+        return flags
+
+    def into_columns(self, batch: dict[str, Any], terminated: Any, truncated: Any) -> Ids | None:
+        """As `into`, for many steps.
+
+        Parameters
+        ----------
+        terminated, truncated : bool | bool array [rows]
+
+        Returns
+        -------
+        int64 array [rows] | None
+            The flags beside the fields; ``None``: no flags.
+        """
+        flags: Ids | None = None
+        for name, flag, said in (
+            ("terminated", TERMINATED, terminated),
+            ("truncated", TRUNCATED, truncated),
+        ):
+            if name in self.stored:
+                if name not in batch:
+                    batch[name] = _ended(name, said, count_of(batch))
+            elif said is not False:
+                ended = _ended(name, said, count_of(batch)) * np.int64(flag)
+                flags = ended if flags is None else flags | ended
+        if self.done and "done" not in batch:
+            batch["done"] = _ended("terminated", terminated, count_of(batch))
+        return flags
+
+
+def _one_ended(name: str, said: Any) -> bool:
+    try:
+        return bool(said)
+    except (ValueError, RuntimeError):  # numpy's and torch's, for several values
+        raise SchemaError(
+            f"{name}={said!r} for one step: give True or False, or use extend for many steps"
+        ) from None
+
+
+def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:
+    """Return one bool for each of ``count`` steps, from one for all or one for each."""
+    if said is False or said is True:
+        return np.full(count, said)
+    array = tensors.as_array(said)
+    array = np.asarray(said) if array is None else array
+    if array.ndim == 0:
+        return np.full(count, bool(array))
+    if array.size != count:
+        raise SchemaError(
+            f"{name} has shape {list(array.shape)} for {count} rows: one for each, or one for all"
+        )
+    ended: npt.NDArray[np.bool_] = array.reshape(count).astype(np.bool_)
+    return ended
