@@ -23,7 +23,6 @@ from async_loader.names import (
 )
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import one_of, positive, size_of
-from async_loader.replay.by_id import ById
 from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
 from async_loader.replay.rate_limiter import Queue, RateLimiter
@@ -32,13 +31,15 @@ from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
+from async_loader.replay.table.by_id import ById
 from async_loader.replay.table.episode_ends import how_ended
 from async_loader.replay.table.insert import Inserter
-from async_loader.replay.table.sample import TableSampler, UndeliveredItems
+from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.table.table_state import TableState
+from async_loader.replay.table.undelivered import UndeliveredItems
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import Transitions, checked_view
 from async_loader.replay.writer import LocalWriter

@@ -18,12 +18,14 @@ from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import EventFd, Patience
 from async_loader.names import stacklevel
 from async_loader.replay.arguments import positive
-from async_loader.replay.by_id import ById
-from async_loader.replay.rate_limiter import LimiterState
+from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.table.reader import ReplayReader, join_index
-from async_loader.replay.table.sample import TableSampler, UndeliveredItems, assembled
+from async_loader.replay.table.batch_arrays import join_index
+from async_loader.replay.table.by_id import ById
+from async_loader.replay.table.reader import ReplayReader
+from async_loader.replay.table.sample import TableSampler, assembled
 from async_loader.replay.table.table_state import TableState
+from async_loader.replay.table.undelivered import UndeliveredItems
 from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
 from async_loader.source import Applied, Ready, Rows
@@ -79,7 +81,7 @@ class ReplaySource:
         if table_state.ready:
             table_sampler.read_plan(view, sampler, min_size=min_size)
             with table_state.lock:
-                table_sampler.check_size(min_size)
+                table_sampler.check_size(min_size, table_sampler.ahead())
         if own:
             self._own = weakref.finalize(self, table_state.let_go_of, sampler)
             self._own.atexit = False

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader.errors import ConfigError
-from async_loader.replay.rate_limiter import UNLIMITED, LimiterState, MinSize, Queue, RateLimiter
+from async_loader.replay.limiter_state import LimiterState
+from async_loader.replay.rate_limiter import UNLIMITED, MinSize, Queue, RateLimiter
 
 NAMES = ("min_size_to_sample", "samples_per_insert", "error_buffer")
 WORKED = RateLimiter(min_size_to_sample=100, samples_per_insert=4, error_buffer=20)

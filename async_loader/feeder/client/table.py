@@ -52,13 +52,13 @@ from async_loader.feeder.wire import (
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay import by_id
 from async_loader.replay.arguments import floats_of, ids_of, positive, whole_seed
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler, priority_rules
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import stream_name
+from async_loader.replay.table import by_id
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.waiters import Waiting

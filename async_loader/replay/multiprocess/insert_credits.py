@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from async_loader.replay.base import ring_format
+from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.multiprocess.writer_peer import WriterPeer
-from async_loader.replay.rate_limiter import UNLIMITED, LimiterState
+from async_loader.replay.rate_limiter import UNLIMITED
 
 _AHEAD = 64  # permits beyond those that were asked for, so that a writer need not ask for each step
 

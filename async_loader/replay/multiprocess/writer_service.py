@@ -26,6 +26,7 @@ import numpy as np
 from async_loader.errors import Broken, ConfigError, Unsupported
 from async_loader.lifecycle import EndFlag, EventFd, join, readable
 from async_loader.replay.base import ring_format, row_format
+from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.insert_credits import InsertCredits
 from async_loader.replay.multiprocess.messages import Message, MessageType
@@ -33,7 +34,6 @@ from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.multiprocess.terms import Terms
 from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.multiprocess.writer_peer import WriterPeer
-from async_loader.replay.rate_limiter import LimiterState
 from async_loader.replay.table.table_state import TableState
 from async_loader.shm.segment import Segment
 

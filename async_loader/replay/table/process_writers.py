@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from async_loader.replay.rate_limiter import LimiterState
+from async_loader.replay.limiter_state import LimiterState
 
 
 class ProcessWriters(Protocol):

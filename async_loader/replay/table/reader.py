@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from async_loader.replay.base.field_table import (
     ZERO_PADDED,
 )
 from async_loader.replay.samplers import Reading
+from async_loader.replay.table.batch_arrays import BatchArrays, Large, Small, Target, split_index
 from async_loader.replay.table.storage import COLUMN_BYTES, Storage
 from async_loader.replay.views import ReadPlan
 from async_loader.schema import Schema
@@ -32,8 +32,6 @@ from async_loader.source import Seed, Window
 Ids = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.floating[Any]]
 Array = npt.NDArray[Any]
-_Small = tuple[np.dtype[Any], tuple[int, ...], int]
-_Large = tuple[tuple[int, ...], np.dtype[Any]]
 
 # Up to here copying takes less than some hundred microseconds, and keeps the GIL. See
 # compiled.kernel.
@@ -73,7 +71,7 @@ class ReplayReader:
         self._index = len(read_plan.outputs) + read_plan.discounts
         self._short = _SHORT_BYTES // max(1, read_plan.schema.nbytes)
         self._scratch_rows = -1
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, BatchArrays] = {}
         self._blocks = ArrayPool()
         self._reward = (
             storage.cell(read_plan.outputs[read_plan.reward].source).reshape(
@@ -134,9 +132,9 @@ class ReplayReader:
             ]
         )
 
-    def _plan(self, count: int) -> _Plan:
-        small: list[_Small] = []
-        large: list[_Large | None] = []
+    def _plan(self, count: int) -> BatchArrays:
+        small: list[Small] = []
+        large: list[Large | None] = []
         starts, end = [], 0
         for field in self.schema.fields:
             shape = (count, *field.shape)
@@ -153,7 +151,7 @@ class ReplayReader:
         fields[:, ARRAY_STRIDE] = [field.nbytes for field in self.schema.fields[: len(fields)]]
         if len(self._plans) >= 16:
             self._plans.clear()
-        made = self._plans[count] = _Plan(count, small, end, large, fields)
+        made = self._plans[count] = BatchArrays(count, small, end, large, fields)
         return made
 
     def take(self, ids: Ids, weight: Weights | None = None) -> tuple[Window, Ids]:
@@ -348,95 +346,5 @@ class ReplayReader:
         return ReplayReader, (self._storage, self.read_plan)
 
 
-class _Plan:
-    """How to make the arrays of one batch size. Small fields share a block.
-
-    Parameters
-    ----------
-    count : int
-    small : list of (dtype, shape, int)
-        And where each begins in the block.
-    nbytes : int
-        Of the block.
-    large : list of (shape, dtype) or None
-        An entry for every field: ``None`` for those in the block.
-    fields : int64 array [fields, 8]
-        What kernels want to know, with targets that are counted from where the index begins.
-    """
-
-    __slots__ = ("_block", "_pick", "any_large", "fields", "large", "rows")
-
-    def __init__(
-        self,
-        count: int,
-        small: Sequence[_Small],
-        nbytes: int,
-        large: Sequence[_Large | None],
-        fields: Ids,
-    ) -> None:
-        names = [str(i) for i in range(len(small))]
-        formats, starts = (
-            [(dtype, shape) for dtype, shape, _ in small],
-            [start for _, _, start in small],
-        )
-        self._block = np.dtype(
-            {"names": names, "formats": formats, "offsets": starts, "itemsize": max(1, nbytes)}
-        )
-        self._pick: Any = (
-            operator.itemgetter(*names)
-            if len(names) > 1
-            else lambda block: tuple(block[name] for name in names)
-        )
-        self.large, self.fields = large, fields
-        self.any_large = len(small) < len(large)
-        self.rows = np.empty(count, np.int64)
-
-    def fresh(self) -> tuple[Array, ...]:
-        """New arrays in a block, as fields of one record: half the cost of making each by itself."""
-        arrays: tuple[Array, ...] = self._pick(np.empty((), self._block))
-        return arrays
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Target:
-    """Arrays to read batches into, one after the other. Made by `ReplayReader.target`.
-
-    Attributes
-    ----------
-    arrays : list of arrays [count, *shape]
-        One per field of the reader's schema.
-    fields : int64 array [fields, 8]
-        What kernels want to know, with targets that are counted from where the index begins.
-    rows : int64 array [count]
-        Scratch.
-    parts : tuple of Target
-        The same memory in pieces that can be filled at once, where that is more than one; see
-        `ReplayReader.at_once`.
-    """
-
-    arrays: list[Array]
-    fields: Ids
-    rows: Ids
-    parts: tuple[Target, ...] = ()
-
-    def fresh(self) -> list[Array]:
-        """The same ones each time."""
-        return self.arrays
-
-
 _NONE = np.empty(0, np.int64)
 _NO_REWARD = np.empty((0, 0))
-
-
-def split_index(index: Ids) -> tuple[Ids, npt.NDArray[np.float64] | None]:
-    """Ids, and the weights beside them if there are any. See `join_index`."""
-    if index.ndim == 1:
-        return index, None
-    return index[:, 0], np.ascontiguousarray(index[:, 1]).view(np.float64)
-
-
-def join_index(ids: Ids, weight: Weights | None) -> Ids:
-    """Ids with weights beside them, as one array that a plan can carry: ``[rows, 2]``."""
-    if weight is None:
-        return ids
-    return np.stack((ids, weight.astype(np.float64).view(np.int64)), axis=1)

@@ -9,21 +9,23 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
-from async_loader.errors import ConfigError, NotEnoughData, OutOfMemory
+from async_loader.errors import OutOfMemory
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.base.row_format import LOOKAHEAD
-from async_loader.replay.rate_limiter import UNLIMITED, LimiterState
 from async_loader.replay.samplers import Sampler, Uniform, one_scale, shortcut
-from async_loader.replay.table.reader import ReplayReader, Target
+from async_loader.replay.table.batch_arrays import Target
+from async_loader.replay.table.draw_checks import DrawChecks
+from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.table import Drawn
 from async_loader.replay.table.table_state import TableState
+from async_loader.replay.table.undelivered import UndeliveredItems, joined
 from async_loader.replay.views import ReadPlan, Transitions
 from async_loader.shm.limits import available_bytes, human
 from async_loader.source import Window
@@ -32,11 +34,11 @@ Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 _REDRAWS = 8
 _MANY = 1 << 20
-"""Of more rows than this it is asked first whether there is memory for them."""
+"""Rows of a batch, from which on its memory is checked first."""
 
 
-class TableSampler:
-    """Draws from a table. Any thread.
+class TableSampler(DrawChecks):
+    """Draws batches from a table. Any thread.
 
     Parameters
     ----------
@@ -44,12 +46,10 @@ class TableSampler:
     """
 
     def __init__(self, table_state: TableState) -> None:
-        self._table_state = table_state
-        self._recipes: dict[Any, ReadPlan] = {}
-        # by recipe: one per thread that samples at the same time
+        super().__init__(table_state)
+        self._read_plans: dict[Any, ReadPlan] = {}
+        # By the id of a read plan: one reader for each thread that samples at the same time.
         self._idle: dict[int, list[ReplayReader]] = {}
-        # by recipe: rows that interrupted calls have left
-        self._kept: dict[int, list[list[Array]]] = {}
 
     def batch(
         self,
@@ -59,7 +59,7 @@ class TableSampler:
         timeout_s: float | None,
         taken: UndeliveredItems | None = None,
     ) -> dict[str, Any]:
-        """A batch of arrays, nested as the step was. Waits as `ids` does.
+        """Draw a batch, nested as a step is. Waits as `ids` does.
 
         Ctrl-C may come at any point: what was counted and not delivered is in ``taken``, see
         `take_back`.
@@ -68,8 +68,9 @@ class TableSampler:
         return assembled(self.read_plan(view, sampler), arrays)
 
     def take_back(self, taken: UndeliveredItems) -> None:
-        """What a call was interrupted with: rows that were used up are kept for the next batch,
-        others are not counted.
+        """Take back what an interrupted call has drawn.
+
+        Rows that were used up are kept for the next batch, others are not counted.
         """
         with self._table_state.lock:
             # each once
@@ -77,7 +78,7 @@ class TableSampler:
             if count:
                 self._table_state.table.counted -= count
             if len(arrays):
-                self._kept.setdefault(taken.key, []).append(list(arrays))
+                self._interrupted.keep(taken.key, arrays)
             self._table_state.waiters.ring()
 
     def arrays(
@@ -88,7 +89,7 @@ class TableSampler:
         timeout_s: float | None,
         taken: UndeliveredItems | None = None,
     ) -> Sequence[Array]:
-        """A batch as one array for each field of the recipe's schema. Waits as `ids` does."""
+        """Draw a batch as one array for each field of the read plan's schema. Waits as `ids` does."""
         table_state = self._table_state
         batch_size = positive("batch_size", batch_size)
         if timeout_s is not None:
@@ -119,9 +120,9 @@ class TableSampler:
         return arrays
 
     def fill(self, reader: ReplayReader, sampler: Sampler, target: Target) -> None:
-        """A batch into a target of the reader's.
+        """Draw a batch into a target of the reader.
 
-        `why_not` said ``None``, and nobody has taken anything out since.
+        `why_not` has returned ``None``, and nothing was drawn since.
         """
         count = len(target.rows)
         if (
@@ -138,8 +139,9 @@ class TableSampler:
             self._draw_again(reader, sampler, drawn, gone, into, self._table_state.lock)
 
     def _in_parts(self, reader: ReplayReader, sampler: Sampler, parts: Sequence[Target]) -> bool:
-        """Whether draws one after the other are as one draw of all, which is known of one sampler
-        only; then it is done.
+        """Draw part by part if that gives what one draw gives. Return whether it did.
+
+        Only a `Uniform` sampler with replacement is known to.
         """
         if type(sampler) is not Uniform or not sampler.repeats:
             return False
@@ -155,10 +157,11 @@ class TableSampler:
         into: Target | None = None,
         asked: bool = False,
     ) -> Sequence[Array] | None:
-        """Draw and read under one lock, where that is quick and nothing is to be waited for or
-        counted; else ``None``.
+        """Draw and read under one lock, if that is quick and no limiter counts draws.
 
-        ``asked``: `why_not` has said ``None`` just now.
+        Returns ``None`` if it is not.
+
+        ``asked``: `why_not` has just returned ``None``.
         """
         table_state = self._table_state
         if table_state.limiter is not None or table_state.max_times_sampled:
@@ -185,8 +188,9 @@ class TableSampler:
         timeout_s: float | None,
         taken: UndeliveredItems,
     ) -> Sequence[Array]:
-        """Draw under the lock, read without it, and look again; where draws are counted, all of it
-        under the lock.
+        """Draw under the lock, read without it, and check that no row was overwritten.
+
+        Where each item counts its draws, all of it is done under the lock.
         """
         if self._table_state.max_times_sampled:
             return self._used_up(reader, sampler, count, timeout_s, taken)
@@ -207,10 +211,11 @@ class TableSampler:
         into: Any,
         lock: AbstractContextManager[Any],
     ) -> None:
-        """Draw others for items that were overwritten between draw and read, which spare rows make
-        rare.
+        """Draw others for items that were overwritten between draw and read.
 
-        ``lock``: the table's, or a null context where the caller holds it.
+        Spare rows make that rare.
+
+        ``lock``: the table's, or a null context if the caller holds it.
         """
         table_state, first = self._table_state, drawn
         for _ in range(_REDRAWS):
@@ -241,7 +246,7 @@ class TableSampler:
         timeout_s: float | None,
         taken: UndeliveredItems,
     ) -> Sequence[Array]:
-        """Draw and read under the lock: nothing may overwrite what no other draw will show."""
+        """Draw and read under the lock: no other draw would show a row that is overwritten."""
         table_state = self._table_state
         taken.key = id(reader.read_plan)
 
@@ -265,57 +270,38 @@ class TableSampler:
     def use_up(
         self, reader: ReplayReader, sampler: Sampler, count: int, taken: UndeliveredItems
     ) -> None:
-        """Put a batch into ``taken``: first what interrupted calls have left, then new items. Under
-        the lock.
+        """Put a batch into ``taken``: rows that interrupted calls have left, then new items.
 
-        However it is interrupted, what was counted is in ``taken``, or in what is left for the next
-        batch.
+        Under the lock. Wherever Ctrl-C comes, what was counted is in ``taken`` or is kept for the
+        next batch.
         """
         table_state, table = self._table_state, self._table_state.table
         taken.key = id(reader.read_plan)
-        old = self._left(taken.key, count)
+        old = self._interrupted.first(taken.key, count)
         try:
             if old.rows < count:
                 drawn = table.draw(sampler, count - old.rows)
                 into, gone = reader.take(drawn.ids, drawn.weight)
-                # a writer of another process overwrote them: this table does not promise to keep
-                # rows
+                # Overwritten by a writer of another process: not every table keeps its rows.
                 if len(gone):
                     self._draw_again(reader, sampler, drawn, gone, into, contextlib.nullcontext())
                 new: list[Array] = into.fields
             else:
                 new = []
-            arrays = _joined(old.arrays, new)
+            arrays = joined(old.arrays, new)
         except BaseException:
             drawn = table.taken_back()
             if len(drawn.ids):
-                self._kept.setdefault(taken.key, []).append(
-                    reader.take(drawn.ids, drawn.weight)[0].fields
-                )
+                self._interrupted.keep(taken.key, reader.take(drawn.ids, drawn.weight)[0].fields)
             raise
-        taken.arrays, table.undelivered, self._kept = arrays, [], old.rest  # no call between these
+        # No call between these: Ctrl-C finds all or none.
+        taken.arrays, table.undelivered, self._interrupted.by_plan = arrays, [], old.rest
         if table_state.waiters.anybody:
             table_state.waiters.ring()
 
-    def _left(self, key: int, count: int) -> _Left:
-        """Up to ``count`` rows that interrupted calls have left, and what is left without them.
-
-        Changes nothing.
-        """
-        kept = self._kept.get(key)
-        if not kept:
-            return _Left((), 0, self._kept)
-        whole = _joined(*kept) if len(kept) > 1 else kept[0]
-        rows = min(count, len(whole[0]))
-        rest = {one: arrays for one, arrays in self._kept.items() if one != key}
-        if rows < len(whole[0]):
-            rest[key] = [[array[rows:] for array in whole]]
-        return _Left([np.ascontiguousarray(array[:rows]) for array in whole], rows, rest)
-
-    def interrupted(self, key: int | None = None) -> int:
-        """Rows that interrupted calls have left, of one recipe or of all. Under the lock."""
-        found = self._kept.values() if key is None else [self._kept.get(key, [])]
-        return sum(len(arrays[0]) for kept in found for arrays in kept)
+    def interrupted(self) -> int:
+        """Return how many rows interrupted calls have left. Under the lock."""
+        return self._interrupted.count()
 
     def read_plan(
         self,
@@ -324,26 +310,27 @@ class TableSampler:
         count: int = 0,
         min_size: int = 0,
     ) -> ReadPlan:
-        """What a batch is made of, by default with the table's view; the table sees to it from here
-        on.
+        """Return how batches of a view are read, by default the table's view.
+
+        From here on the table keeps the successors that the view shows.
 
         Parameters
         ----------
         count : int
-            Items that are about to be drawn at once by ``sampler``; 0: none.
+            Items that ``sampler`` is about to draw at once; 0: none.
         min_size : int
-            Items that there are to be before any is drawn; 0: that does not matter.
+            Items that the table holds before any is drawn; 0: that does not matter.
 
         Raises
         ------
         ConfigError
-            For items that the table can never show, or never ``count`` of at once. Then nothing is
-            changed.
+            For a view that the table can never show, or never ``count`` items of at once. Then
+            nothing is changed.
         """
         if view is None:
             view = self._table_state.view
         key = (view, sampler is not None and sampler.weighted)
-        known = self._recipes.get(key)
+        known = self._read_plans.get(key)
         if known is None:
             known = self._register(key, view, sampler, count, min_size)
         return known
@@ -361,20 +348,10 @@ class TableSampler:
                 if min_size:
                     self.check_size(min_size, read_plan.lookahead)
                 if sampler is not None and count:
-                    held = self._held(sampler, read_plan.lookahead)
-                    if self._why_not(sampler, count, min_size, held) is not None:
-                        self._check_ever(sampler, count, min_size, held)
+                    self._check_plan(sampler, count, min_size, read_plan.lookahead)
             table_state.look_ahead(read_plan)
             self._idle[id(read_plan)] = []
-            return self._recipes.setdefault(key, read_plan)
-
-    def _held(self, sampler: Sampler, ahead: int | None = None) -> _Held:
-        """What can be drawn now; or would be, if items had ``ahead`` successors. Under the lock."""
-        table = self._table_state.table
-        if ahead is None:
-            return _Held(len(table), table.drawable(sampler), int(table.g[LOOKAHEAD]))
-        wait = table.would_wait(ahead)
-        return _Held(len(table) - len(wait), table.drawable(sampler, wait), ahead)
+            return self._read_plans.setdefault(key, read_plan)
 
     def ids(
         self,
@@ -409,145 +386,6 @@ class TableSampler:
         )
         return drawn[0]
 
-    def why_not(
-        self, sampler: Sampler, count: int, min_size: int = 1, key: int | None = None
-    ) -> str | None:
-        """Why ``count`` items cannot be drawn now, in numbers. Under the lock.
-
-        ``key``: of a recipe, whose rows that interrupted calls have left count too.
-
-        Raises
-        ------
-        ConfigError
-            If they never can be.
-        """
-        if not self._table_state.foreign and self._table_state.ready:
-            self._table_state.table.finish()
-        self._table_state.catch_up()
-        if key is not None and self._kept:
-            count -= self.interrupted(key)
-            if count <= 0:
-                return None
-        reason = self._why_not(sampler, count, min_size)
-        if reason is not None:
-            self._check_ever(sampler, count, min_size)
-        return reason
-
-    def _why_not(
-        self, sampler: Sampler, count: int, min_size: int, there: _Held | None = None
-    ) -> str | None:
-        table_state = self._table_state
-        limits = table_state.limits
-        once = not sampler.repeats or bool(table_state.max_times_sampled)
-        wanted = max(count if once else 1, min_size)
-        if limits is not None and wanted > limits.needed:
-            limits.needed = wanted
-            table_state.waiters.ring()  # writers that the ratio has stopped may go on
-        if limits is not None and not limits.may_sample(count):
-            return limits.why_not_sample(count)
-        if not table_state.ready:
-            return _short(0, min_size)
-        table = table_state.table
-        held, most = (len(table), table.drawable(sampler)) if there is None else there[:2]
-        if most is None or most >= count:
-            return None if held >= min_size else _short(held, min_size)
-        return _short(held, max(count, min_size) if most or once else min_size)
-
-    def _check_ever(
-        self, sampler: Sampler, count: int, min_size: int, there: _Held | None = None
-    ) -> None:
-        """Raise ConfigError if ``count`` items can never be drawn at once."""
-        table_state = self._table_state
-        limits = table_state.limits
-        if (
-            limits is not None
-            and not limits.may_sample(count)
-            and not limits.can_ever_sample(count)
-        ):
-            raise ConfigError(limits.why_not_sample(count))
-        if not table_state.ready:
-            return
-        there = self._held(sampler) if there is None else there
-        surely = self.check_size(min_size, there.ahead)
-        table = table_state.table
-        if sampler.repeats and not table_state.max_times_sampled:
-            return
-        times = table_state.max_times_sampled if sampler.repeats else 1
-        if count > times * surely:
-            raise ConfigError(
-                f"{sampler!r} draws no item {_too_often(times)}, and {count:,} are more than a "
-                "table of "
-                f"{table.storage.layout.capacity:,} steps holds at once, {times * surely:,}: "
-                "draw fewer at a time, or raise the capacity"
-            )
-        held = there.most or 0
-        if limits is not None:
-            self._check_limiter(limits, count, held, times, there.ahead)
-        if table.keeps:
-            self._check_stuck(
-                max(count, 1 if limits is None else limits.config.min_size_to_sample), held
-            )
-
-    def check_size(self, min_size: int, ahead: int | None = None) -> int:
-        """Raise ConfigError for more items than the table holds while an episode is open, or else
-        say how many that are.
-
-        ``ahead``: successors that an item has, where that is about to change.
-        """
-        table = self._table_state.table
-        surely = table.surely(int(table.g[LOOKAHEAD]) if ahead is None else ahead)
-        if min_size > surely:
-            raise ConfigError(
-                f"min_size={min_size:,}: the table keeps {table.storage.layout.capacity:,} steps, "
-                f"of which {surely:,} can be "
-                f"drawn while an episode is open: use {surely:,} or less, or raise the capacity"
-            )
-        return surely
-
-    def _check_limiter(
-        self, limits: LimiterState, count: int, held: int, times: int, ahead: int
-    ) -> None:
-        """Raise ConfigError if the limiter stops inserting before there are so many items that each
-        is drawn once only.
-        """
-        more = limits.insertable()
-        if more == UNLIMITED or (more and ahead):  # see Limits: waiting steps let others in
-            return
-        most = max(
-            len(self._table_state.table) + self._table_state.table.waiting + more,
-            limits.config.min_size_to_sample,
-        )
-        if count > max(held, times * most):
-            buffer = limits.config.buffer_for(count * limits.config.samples_per_insert)
-            raise ConfigError(
-                f"{count:,} can never be sampled at once: {limits.config} stop inserting at "
-                f"{most:,} items, and no item is "
-                f"drawn {_too_often(times)}: sample fewer at a time, or use {buffer}"
-            )
-
-    def _check_stuck(self, count: int, held: int) -> None:
-        """Raise ConfigError if neither this draw nor an insertion can go on.
-
-        See table.py, NOTE [queue tables].
-        """
-        table_state, table = self._table_state, self._table_state.table
-        room, limits = table.room(), table_state.limits
-        if table.granted:  # writers in other processes fill rows, or give them back
-            return
-        blocked = table_state.waiters.anyone("insert") and (limits is None or limits.may_insert(1))
-        if not blocked and (room or held + table.waiting >= count):
-            return
-        if room and table.tail_stream() >= 0:  # that episode may go on, and rows are let go
-            return
-        raise ConfigError(
-            f"{count:,} can never be drawn at once: {table.window:,} rows are full with {held:,} "
-            "items and rows beside them "
-            "(steps that wait for their successors, observations after an episode's end, the past "
-            "of stacks), and a queue "
-            f"overwrites no item: draw {held:,} or fewer at a time, or raise the capacity to "
-            f"{2 * count:,} or more"
-        )
-
     def now(self, sampler: Sampler, count: int, taken: UndeliveredItems | None = None) -> Drawn:
         """As `ids`, under the lock, when nothing stands in the way."""
         table_state, table = self._table_state, self._table_state.table
@@ -559,12 +397,6 @@ class TableSampler:
         if table_state.waiters.anybody:
             table_state.waiters.ring()
         return drawn
-
-    def not_enough(self, count: int) -> NotEnoughData:
-        held = len(self._table_state.table) if self._table_state.ready else 0
-        said = f"the table holds {held} that can be drawn"
-        text = f"cannot draw {count} items, {said}: add steps first, give timeout_s, or use a loader, which waits"
-        return NotEnoughData(text, count, held)
 
     def these(self, ids: Ids, view: Transitions | None) -> dict[str, Any]:
         """Rows by id, in their order. Those that are gone are left out."""
@@ -584,57 +416,11 @@ class TableSampler:
 
         Under the lock.
         """
-        self._kept = {}
-
-
-class UndeliveredItems:
-    """What a call has taken out of a table and not delivered yet.
-
-    Attributes
-    ----------
-    key : int
-        Of the recipe.
-    arrays : sequence of arrays [rows, *shape]
-        Rows that are used up.
-    counted : int
-        Rows that were counted as sampled and are not used up.
-    """
-
-    __slots__ = ("arrays", "counted", "key")
-
-    def __init__(self) -> None:
-        self.key = self.counted = 0
-        self.arrays: Sequence[Array] = ()
-
-
-class _Held(NamedTuple):
-    """Items that there are; how many one draw can hold at most (``None``: any number); the
-    successors that each has.
-    """
-
-    items: int
-    most: int | None
-    ahead: int
-
-
-class _Left(NamedTuple):
-    """Rows that interrupted calls have left, how many there are, and what is left without them."""
-
-    arrays: Sequence[Array]
-    rows: int
-    rest: dict[int, list[list[Array]]]
-
-
-def _joined(*parts: Sequence[Array]) -> list[Array]:
-    """Pieces of a batch one behind the other; empty ones are no arrays."""
-    there = [part for part in parts if len(part)]
-    if len(there) == 1:
-        return list(there[0])
-    return [np.concatenate(arrays) for arrays in zip(*there, strict=True)]
+        self._interrupted.by_plan = {}
 
 
 def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[Array, Drawn]:
-    """The weights of a batch of which the rows ``gone`` were drawn again, divided by one number;
+    """Return the weights of a batch of which the rows ``gone`` were drawn again;
     the batch as one draw.
     """
     assert again.weight is not None
@@ -651,21 +437,13 @@ def _check_memory(read_plan: ReadPlan, count: int) -> None:
     nbytes, there = count * (read_plan.schema.nbytes + 8), available_bytes()
     if nbytes > there:
         raise OutOfMemory(
-            f"batch_size={count:,}: a batch of so many rows takes {human(nbytes)}, and "
+            f"batch_size={count:,}: a batch of that size takes {human(nbytes)}, and "
             f"{human(there)} are free"
         )
 
 
-def _too_often(times: int) -> str:
-    return "twice" if times == 1 else f"more than {times} times"
-
-
-def _short(held: int, needed: int) -> str:
-    return f"steps: the replay buffer holds {held} of the {needed} that sampling needs, add more"
-
-
 def assembled(read_plan: ReadPlan, arrays: Sequence[Any]) -> dict[str, Any]:
-    """The arrays of a batch, nested as its steps are."""
+    """Nest the arrays of a batch as its steps are."""
     root = read_plan.schema.structure
     if isinstance(root, tree.Node) and not any(root.children):
         return dict(zip(root.keys, arrays, strict=True))

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from async_loader.replay.table.reader import ReplayReader, Target
+from async_loader.replay.table.batch_arrays import Target
+from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.source_sampler import SourceSampler
 from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import ReadPlan, Transitions

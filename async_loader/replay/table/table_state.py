@@ -14,7 +14,8 @@ from async_loader.errors import Closed, ConfigError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
-from async_loader.replay.rate_limiter import LimiterState, RateLimiter, check_room
+from async_loader.replay.limiter_state import LimiterState, check_room
+from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.samplers.priority_rules import unused
 from async_loader.replay.table.process_writers import ProcessWriters
@@ -197,7 +198,7 @@ class TableState:
     def _keeps(self, capacity: int) -> bool:
         """Whether no item may be overwritten before it was drawn.
 
-        See table.py, NOTE [queue tables].
+        See room.py, NOTE [queue tables].
         """
         limiter = self.limiter
         return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)

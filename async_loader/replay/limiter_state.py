@@ -1,0 +1,292 @@
+"""What a rate limiter decides from the counts of a table. Under the table's lock."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+
+from async_loader.errors import ConfigError
+from async_loader.replay.rate_limiter import UNLIMITED, RateLimiter, number_text, whole
+
+
+class LimiterState:
+    """A table's counts, and what its limiter makes of them. O(1); called under the table's lock.
+
+    Parameters
+    ----------
+    config : RateLimiter
+        May be replaced while running. The counts stay: a new ratio holds for all that was ever
+        inserted and sampled.
+
+    Attributes
+    ----------
+    inserted, sampled, deleted : int
+        Items since the table was new. Deletions count for its size only, not for the ratio.
+    waiting : int
+        Steps that were written and are no items yet. They count for the ratio, not for the size.
+    needed : int
+        Items that the largest draw so far needs: each of its rows another, where the sampler
+        repeats none.
+    """
+
+    __slots__ = (
+        "_config",
+        "_high",
+        "_low",
+        "_min_size",
+        "_spi",
+        "deleted",
+        "inserted",
+        "needed",
+        "sampled",
+        "waiting",
+    )
+
+    def __init__(self, config: RateLimiter) -> None:
+        self.inserted = self.sampled = self.deleted = self.waiting = self.needed = 0
+        self.config = config
+
+    @property
+    def config(self) -> RateLimiter:
+        return self._config
+
+    @config.setter
+    def config(self, config: RateLimiter) -> None:
+        self._config = config
+        self._min_size = config.min_size_to_sample
+        self._spi = config.samples_per_insert
+        self._low, self._high = config.bounds
+
+    def may_insert(self, n: int) -> bool:
+        """Whether ``n`` rows may be inserted at once."""
+        inserted = self.inserted + n
+        written = inserted + self.waiting
+        if (
+            inserted - self.deleted <= self._min_size
+            or written * self._spi - self.sampled <= self._high
+        ):
+            return True
+        return n <= self._free_of_ratio()
+
+    def may_insert_together(self, n: int, promised: int = 0) -> bool:
+        """Whether ``n`` rows that go in together or not at all may be inserted, beside ``promised``
+        others.
+
+        While nothing can be sampled one row is always let in, and the others come with it.
+        """
+        if self.may_insert(n + promised):
+            return True
+        return (
+            n * self._spi <= self.window()
+            and self.inserted - self.deleted + promised < self._min_size
+        )
+
+    def _free_of_ratio(self) -> int:
+        """Steps that may be inserted whatever the ratio says, while waiting steps keep a draw from
+        its items.
+
+        A step that waits becomes an item with the next one of its stream. So the ratio could stop
+        the writers of several streams while the items are too few for any draw, and neither side
+        would ever go on.
+        """
+        lacking = max(self.needed, self._min_size) - self.inserted + self.deleted
+        return max(lacking, self.waiting) if self.waiting and lacking > 0 else 0
+
+    def can_ever_insert(self, n: int) -> bool:
+        """Whether sampling, and nothing else, leads to where ``n`` rows may be inserted at once."""
+        return self.may_insert(n) or n * self._spi <= self.window()
+
+    def may_sample(self, n: int) -> bool:
+        """Whether ``n`` rows may be sampled at once."""
+        inserted = self.inserted
+        written = inserted + self.waiting
+        return (
+            inserted - self.deleted >= self._min_size
+            and written * self._spi - self.sampled - n >= self._low
+        )
+
+    def insert(self, n: int) -> None:
+        self.inserted += n
+
+    def sample(self, n: int) -> None:
+        self.sampled += n
+
+    def delete(self, n: int) -> None:
+        self.deleted += n
+
+    def insertable(self) -> int:
+        """The most rows that may be inserted at once, now; `UNLIMITED` if nothing limits."""
+        by_ratio = whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
+        if by_ratio == UNLIMITED:
+            return UNLIMITED
+        n = max(0, by_ratio, self._min_size - self.inserted + self.deleted, self._free_of_ratio())
+        # division rounds
+        return n + 1 if self.may_insert(n + 1) else n - 1 if n and not self.may_insert(n) else n
+
+    def sampleable(self) -> int:
+        """The most rows that may be sampled at once, now; `UNLIMITED` if nothing limits."""
+        if self.inserted - self.deleted < self._min_size:
+            return 0
+        n = max(0, whole((self.inserted + self.waiting) * self._spi - self.sampled - self._low))
+        if n == UNLIMITED:
+            return n
+        # as in `insertable`
+        return n + 1 if self.may_sample(n + 1) else n - 1 if n and not self.may_sample(n) else n
+
+    def can_ever_sample(self, n: int) -> bool:
+        """Whether inserting, and nothing else, leads to where ``n`` rows may be sampled at once.
+
+        Sampling in other amounts may change the answer where ``samples_per_insert`` does not divide
+        them. In every state it is yes for ``n <= window() - samples_per_insert``, and once the
+        table is full no for ``n > window()``.
+        """
+        return n <= self._most_at_once()
+
+    def _most_at_once(self) -> int:
+        """What may be sampled at once after as many inserts as are allowed.
+
+        They always reach the minimum size.
+        """
+        more = self.insertable()
+        if more == UNLIMITED:
+            return UNLIMITED
+        return max(
+            0, whole((self.inserted + self.waiting + more) * self._spi - self.sampled - self._low)
+        )
+
+    def window(self) -> float:
+        """Samples between the two bounds."""
+        return self._high - self._low
+
+    def window_warning(self, batch_size: int, ahead: int) -> str | None:
+        """What to say of a loader that samples ``ahead`` batches before the one in use, if the
+        window cannot hold them all.
+        """
+        wanted, window = batch_size * (ahead + 1), self.window()
+        if wanted <= window:
+            return None
+        fits = int(window // batch_size) - 1
+        fewer = (
+            f"prefetch at most {fits}"
+            if fits >= 0
+            else f"sample at most {number_text(math.floor(window))} at a time"
+        )
+        return (
+            f"batches of {batch_size:,} with {ahead:,} ahead are {wanted:,} samples, and "
+            f"{self.config} leave a window of "
+            f"{number_text(window)}: {fewer}, or use {self.config.buffer_for(wanted + self._spi)}"
+        )
+
+    def why_not_sample(self, n: int) -> str:
+        """Why `may_sample` said no, and what would change it."""
+        if not self.can_ever_sample(n):
+            return self._never_sampled(n)
+        size = self.inserted - self.deleted
+        missing = self._inserts_before_sampling(n)
+        if size < self._min_size:
+            return f"sampling {n:,} needs the table to hold {self._min_size:,} items, it holds {size:,}: add {missing:,} more"
+        over = self._low - ((self.inserted + self.waiting) * self._spi - self.sampled - n)
+        return (
+            f"sampling {n:,} more would be {number_text(over)} samples further ahead of inserting than "
+            f"{self.config} allow: "
+            f"insert at least {missing:,} more"
+        )
+
+    def _inserts_before_sampling(self, n: int) -> int:
+        written = self.inserted + self.waiting
+        by_ratio = (
+            math.ceil((self._low + self.sampled + n) / self._spi - written)
+            if math.isfinite(self._low)
+            else 0
+        )
+        return max(0, by_ratio, self._min_size - self.inserted + self.deleted)
+
+    def _never_sampled(self, n: int) -> str:
+        size = self.config.queue_size
+        if size is not None:
+            text = f"{n:,} can never be sampled at once: at most {size:,} items wait here"
+            return f"{text}: sample fewer at a time, or use a size of {n:,} or more"
+        return (
+            f"{n:,} can never be sampled at once: {self.config} leave a window of "
+            f"{number_text(self.window())} samples, and the most "
+            f"that inserting alone can make of it now is {self._most_at_once():,}: sample fewer at "
+            "a time, or use "
+            f"{self.config.buffer_for(n + self._spi)}"
+        )
+
+    def why_not_insert(self, n: int) -> str:
+        """Say why `may_insert` refuses ``n`` insertions, and what would change it."""
+        over = (self.inserted + self.waiting + n) * self._spi - self.sampled - self._high
+        remedy = f"sample at least {number_text(math.ceil(over))} more"
+        if n * self._spi > self.window():
+            most = number_text(self.window() // self._spi)
+            remedy = f"insert at most {most} at a time, of these {self.insertable():,} now"
+        size = self.config.queue_size
+        if size is not None:
+            waiting = self.inserted + self.waiting - self.sampled
+            return (
+                f"inserting {n:,} more finds {waiting:,} items that wait to be sampled, and at "
+                f"most {size:,} may: {remedy}"
+            )
+        return (
+            f"inserting {n:,} more would be {number_text(over)} samples further ahead of sampling "
+            f"than {self.config} allow: {remedy}"
+        )
+
+    def state(self) -> dict[str, int]:
+        """The counts, as JSON holds them.
+
+        The limiter is no part of them: a restored table keeps the one it was made with.
+        """
+        return {"inserted": self.inserted, "sampled": self.sampled, "deleted": self.deleted}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Take over the counts of a `state`.
+
+        Raises
+        ------
+        ConfigError
+            If it is none. Nothing has changed then.
+        """
+        try:
+            inserted, sampled, deleted = (
+                operator.index(state[name]) for name in ("inserted", "sampled", "deleted")
+            )
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{state!r} lacks the counts inserted, sampled and deleted: use what state() gave"
+            ) from error
+        if sampled < 0 or not 0 <= deleted <= inserted:
+            raise ConfigError(f"{state!r} cannot be a table's counts: use what state() gave")
+        self.inserted, self.sampled, self.deleted = inserted, sampled, deleted
+
+
+def check_room(limiter: RateLimiter | None, capacity: int, surely: int) -> None:
+    """Raise ConfigError for a limiter that waits for more items than a table of ``capacity`` steps
+    holds at once.
+
+    ``surely``: how many it holds while an episode is open.
+    """
+    if limiter is None:
+        return
+    wanted = limiter.min_size_to_sample
+    if wanted > surely:
+        raise ConfigError(
+            f"min_size_to_sample={wanted:,}: {_holds(capacity, surely)}, so that nothing would "
+            "ever "
+            f"be sampled: use {surely:,} or less, or raise the capacity by {wanted - surely:,}"
+        )
+    size = limiter.queue_size
+    if size is not None and size > surely:
+        raise ConfigError(
+            f"a queue of {size:,}: {_holds(capacity, surely)}, so that it would never be full: use "
+            "a size of "
+            f"{surely:,} or less, or raise the capacity by {size - surely:,}"
+        )
+
+
+def _holds(capacity: int, surely: int) -> str:
+    if surely >= capacity:
+        return f"the table keeps {capacity:,} steps"
+    return f"the table keeps {capacity:,} steps, of which {surely:,} can be drawn while an episode is open"

@@ -1,0 +1,221 @@
+"""Whether a table can give a batch now, later, or never."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from async_loader.errors import ConfigError, NotEnoughData
+from async_loader.replay.base.row_format import LOOKAHEAD
+from async_loader.replay.limiter_state import LimiterState
+from async_loader.replay.rate_limiter import UNLIMITED
+from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.table_state import TableState
+from async_loader.replay.table.undelivered import InterruptedRows
+
+
+class Drawable(NamedTuple):
+    """What a sampler can draw at one moment, or with other successors for each item.
+
+    Attributes
+    ----------
+    items : int
+        Items in the table.
+    most : int | None
+        Items that one draw can hold; ``None``: any number.
+    ahead : int
+        Successors that each item has.
+    """
+
+    items: int
+    most: int | None
+    ahead: int
+
+
+class DrawChecks:
+    """Says why a batch cannot be drawn. Any thread; most methods are called under the table's lock.
+
+    Parameters
+    ----------
+    table_state : TableState
+    """
+
+    def __init__(self, table_state: TableState) -> None:
+        self._table_state = table_state
+        self._interrupted = InterruptedRows()
+
+    def why_not(
+        self, sampler: Sampler, count: int, min_size: int = 1, key: int | None = None
+    ) -> str | None:
+        """Say in numbers why ``count`` items cannot be drawn now; ``None`` if they can.
+
+        Under the lock.
+
+        Parameters
+        ----------
+        key : int, optional
+            The id of a read plan, for which rows that interrupted calls have left count too.
+
+        Raises
+        ------
+        ConfigError
+            If they never can be.
+        """
+        table_state = self._table_state
+        table = table_state.table if table_state.ready else None
+        if table is not None and not table_state.foreign:
+            table.finish()
+        table_state.catch_up()
+        if key is not None and self._interrupted.by_plan:
+            count -= self._interrupted.count(key)
+            if count <= 0:
+                return None
+        there = None if table is None else (len(table), table.drawable(sampler))
+        reason = self._why_not_of(sampler, count, min_size, there)
+        if reason is not None:
+            self._check_ever(sampler, count, min_size, self.ahead())
+        return reason
+
+    def ahead(self) -> int:
+        """Return how many successors an item has now. Under the lock."""
+        return int(self._table_state.table.g[LOOKAHEAD]) if self._table_state.ready else 0
+
+    def _why_not_of(
+        self, sampler: Sampler, count: int, min_size: int, there: tuple[int, int | None] | None
+    ) -> str | None:
+        """As `why_not`, of a table with as many items as are ``there``, and in one draw at most.
+
+        ``None``: there is no table yet.
+        """
+        table_state = self._table_state
+        limits = table_state.limits
+        once = not sampler.repeats or bool(table_state.max_times_sampled)
+        wanted = max(count if once else 1, min_size)
+        if limits is not None and wanted > limits.needed:
+            limits.needed = wanted
+            table_state.waiters.ring()  # writers that the ratio has stopped may go on
+        if limits is not None and not limits.may_sample(count):
+            return limits.why_not_sample(count)
+        if there is None:
+            return _short(0, min_size)
+        items, most = there
+        if most is None or most >= count:
+            return None if items >= min_size else _short(items, min_size)
+        return _short(items, max(count, min_size) if most or once else min_size)
+
+    def _check_plan(self, sampler: Sampler, count: int, min_size: int, ahead: int) -> None:
+        """Raise ConfigError if ``count`` items with ``ahead`` successors can never be drawn."""
+        there = self._drawable(sampler, ahead)
+        reason = self._why_not_of(sampler, count, min_size, there[:2])
+        if reason is not None:
+            self._check_ever(sampler, count, min_size, ahead)
+
+    def _drawable(self, sampler: Sampler, ahead: int) -> Drawable:
+        """Return what could be drawn if items had ``ahead`` successors. Under the lock."""
+        table = self._table_state.table
+        if ahead <= table.g[LOOKAHEAD]:
+            return Drawable(len(table), table.drawable(sampler), ahead)
+        wait = table.would_wait(ahead)
+        return Drawable(len(table) - len(wait), table.drawable(sampler, wait), ahead)
+
+    def _check_ever(self, sampler: Sampler, count: int, min_size: int, ahead: int) -> None:
+        """Raise ConfigError if ``count`` items can never be drawn at once."""
+        table_state = self._table_state
+        limits = table_state.limits
+        if (
+            limits is not None
+            and not limits.may_sample(count)
+            and not limits.can_ever_sample(count)
+        ):
+            raise ConfigError(limits.why_not_sample(count))
+        if not table_state.ready:
+            return
+        there = self._drawable(sampler, ahead)
+        surely = self.check_size(min_size, ahead)
+        table = table_state.table
+        if sampler.repeats and not table_state.max_times_sampled:
+            return
+        times = table_state.max_times_sampled if sampler.repeats else 1
+        if count > times * surely:
+            raise ConfigError(
+                f"{sampler!r} draws no item {_too_often(times)}, and {count:,} are more than a "
+                f"table of {table.storage.layout.capacity:,} steps holds at once, "
+                f"{times * surely:,}: draw fewer at a time, or raise the capacity"
+            )
+        held = there.most or 0
+        if limits is not None:
+            self._check_limiter(limits, count, held, times, ahead)
+        if table.keeps:
+            least = 1 if limits is None else limits.config.min_size_to_sample
+            self._check_stuck(max(count, least), held)
+
+    def check_size(self, min_size: int, ahead: int) -> int:
+        """Return how many items the table holds at every moment, with ``ahead`` successors each.
+
+        Raises ConfigError if that is less than ``min_size``.
+        """
+        table = self._table_state.table
+        surely = table.surely(ahead)
+        if min_size > surely:
+            raise ConfigError(
+                f"min_size={min_size:,}: the table keeps {table.storage.layout.capacity:,} steps, "
+                f"of which {surely:,} can be drawn while an episode is open: use {surely:,} or "
+                "less, or raise the capacity"
+            )
+        return surely
+
+    def _check_limiter(
+        self, limits: LimiterState, count: int, held: int, times: int, ahead: int
+    ) -> None:
+        """Raise ConfigError if the limiter stops inserting before there are enough items."""
+        more = limits.insertable()
+        # See LimiterState: waiting steps allow more insertions.
+        if more == UNLIMITED or (more and ahead):
+            return
+        table = self._table_state.table
+        most = max(len(table) + table.waiting + more, limits.config.min_size_to_sample)
+        if count > max(held, times * most):
+            buffer = limits.config.buffer_for(count * limits.config.samples_per_insert)
+            raise ConfigError(
+                f"{count:,} can never be sampled at once: {limits.config} stop inserting at "
+                f"{most:,} items, and no item is drawn {_too_often(times)}: sample fewer at a "
+                f"time, or use {buffer}"
+            )
+
+    def _check_stuck(self, count: int, held: int) -> None:
+        """Raise ConfigError if neither this draw nor an insertion can go on.
+
+        See room.py, NOTE [queue tables].
+        """
+        table_state, table = self._table_state, self._table_state.table
+        room, limits = table.room(), table_state.limits
+        if table.granted:  # writers in other processes fill rows, or give them back
+            return
+        blocked = table_state.waiters.anyone("insert") and (limits is None or limits.may_insert(1))
+        if not blocked and (room or held + table.waiting >= count):
+            return
+        if room and table.tail_stream() >= 0:  # that episode may go on, and rows are let go
+            return
+        raise ConfigError(
+            f"{count:,} can never be drawn at once: {table.window:,} rows are full with {held:,} "
+            "items and rows beside them (steps that wait for their successors, observations after "
+            "an episode's end, the past of stacks), and a queue overwrites no item: draw "
+            f"{held:,} or fewer at a time, or raise the capacity to {2 * count:,} or more"
+        )
+
+    def not_enough(self, count: int) -> NotEnoughData:
+        """Return what a draw of too many items raises. Under the lock."""
+        held = len(self._table_state.table) if self._table_state.ready else 0
+        return NotEnoughData(
+            f"cannot draw {count} items, the table holds {held} that can be drawn: add steps "
+            "first, give timeout_s, or use a loader, which waits",
+            count,
+            held,
+        )
+
+
+def _too_often(times: int) -> str:
+    return "twice" if times == 1 else f"more than {times} times"
+
+
+def _short(held: int, needed: int) -> str:
+    return f"steps: the replay buffer holds {held} of the {needed} that sampling needs, add more"

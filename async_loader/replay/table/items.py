@@ -1,0 +1,257 @@
+"""Which rows of a table hold items, and the samplers that are told of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.replay.base import row_format as r
+from async_loader.replay.samplers import Draw, Fifo, Items, Sampler, shortcut
+from async_loader.replay.table.free_rows import FreeRows
+from async_loader.replay.table.step_packer import end_fields
+from async_loader.replay.table.storage import Storage
+from async_loader.replay.views import depth_and_lookahead
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+NO_ROWS: Ids = np.empty(0, np.int64)
+_NO_FLOATS = np.empty(0)
+_FIRST_STREAMS = 64
+
+
+class TableItems:
+    """What one process alone decides: which ids there are, how steps are linked, which of them are
+    items.
+
+    Parameters
+    ----------
+    storage : Storage
+    samplers : sequence of Sampler
+        Told of every item.
+    remover : Sampler
+        `Fifo` means that rows are overwritten in order; any other chooses the item that makes room.
+    seed : SeedSequence
+        For the remover.
+    max_times_sampled : int
+        Draws after which an item is no more; 0: any number.
+    keeps : bool
+        The limiter promises that every item is drawn: see room.py, NOTE [queue tables].
+    successor_of : Table, optional
+        Whose rows and samplers this table takes over, with the streams that writers elsewhere know
+        by number. It holds nothing then, and neither does this one.
+
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        samplers: Sequence[Sampler],
+        remover: Sampler,
+        seed: np.random.SeedSequence,
+        max_times_sampled: int = 0,
+        keeps: bool = False,
+        successor_of: TableItems | None = None,
+    ) -> None:
+        from async_loader.replay import kernels  # late: see compiled.py
+
+        self._k = kernels
+        self.storage = storage
+        layout = storage.layout
+        self.items: Items = Items(layout.rows) if successor_of is None else successor_of.items
+        self.held = np.zeros(layout.rows, np.uint8)
+        self.dirty = np.zeros(layout.rows, np.uint8)
+        self.given: Floats = _NO_FLOATS
+        self.ids = np.full(layout.rows, -1, np.int64)
+        self.last = np.full(_FIRST_STREAMS, -1, np.int64)
+        self.streams: dict[Hashable, int] = {}  # see streams.py, NOTE [streams]
+        self._numbers = 0
+        self._spare: list[int] = []
+        self._held: dict[int, int] = {}
+        self._stale: set[int] = set()  # open since before the table was loaded
+        self._born = np.empty(2 * layout.rows, np.int64)
+        self._died = np.empty(2 * layout.rows, np.int64)
+        # see `kernels`; items born, items died, an answer, died but not deleted
+        self._changes = np.zeros(4, np.int64)
+        self._unsettled = self._changes.data
+        self._rest: tuple[Any, ...] | None = None
+        self._patching: Ids | None = None
+        self._none = np.full(256, np.nan)
+        self.inserted = self.counted = self.deleted = 0
+        # draws that are counted for each item, as kernels count them
+        self._used = np.zeros(1, np.int64)
+        self.undelivered: list[tuple[Draw, Ids]] = []
+        self._parted = False
+        self._most = max_times_sampled
+        self.times = np.zeros(layout.rows if max_times_sampled else 0, np.int64)
+        g = self.g = storage.geometry
+        g[r.DEPTH], g[r.LOOKAHEAD] = depth_and_lookahead(layout.schema)
+        g[r.FOLLOWED] = g[r.LOOKAHEAD]
+        self.schema_lookahead = int(g[r.LOOKAHEAD])
+        # the past, the newest step, and what comes after an end
+        beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])
+        self.keeps = keeps
+        self.window = layout.capacity
+        if keeps and type(remover) is Fifo:
+            self.window += min(beside, layout.spare - 2)
+        g[r.CAPACITY] = self.window
+        self._burst = max(1, (layout.rows - self.window) // 2 - 1)
+        private = (self.items.alive, self.held, self.dirty, self.ids)
+        g[r.ALIVE], g[r.HELD], g[r.DIRTY], g[r.NAMES] = (a.ctypes.data for a in private)
+        g[r.LAST], g[r.BORN], g[r.DIED] = (
+            a.ctypes.data for a in (self.last, self._born, self._died)
+        )
+        places = (r.TERMINATED_FIELD, r.TRUNCATED_FIELD, r.DONE_FIELD)
+        for place, i in zip(places, end_fields(layout.schema), strict=True):
+            if i >= 0:
+                (offset, stride), dtype = layout.places[i], layout.schema.fields[i].dtype
+                yes = int.from_bytes(
+                    np.ones((), dtype).tobytes()[:8], "little", signed=dtype.itemsize >= 8
+                )
+                g[place : place + 4] = storage.base + offset, stride, min(8, dtype.itemsize), yes
+        self.remover = remover
+        self.free = None if type(remover) is Fifo else FreeRows(layout.rows, layout.capacity)
+        g[r.ORDERED] = self.free is None
+        self._told: list[Sampler] = []
+        # to be detached: finalizers add to it, and cannot wait for the lock
+        self.leaving: deque[Sampler] = deque()
+        self.prioritized: list[Sampler] = []  # those that go by priorities
+        self._update_by_id: Callable[..., Any] | None = None
+        if self.free is not None:
+            if successor_of is None:
+                remover.bind(self.items, seed)
+            self._tell(remover)
+        for sampler in samplers:
+            self._tell(sampler)
+        if successor_of is not None:
+            self._succeed(successor_of)
+
+    def _succeed(self, before: TableItems) -> None:
+        """Samplers of sources stay, and so do the numbers of streams that writers elsewhere know."""
+        self.leaving = before.leaving
+        for sampler in before.samplers:
+            if not any(one is sampler for one in self._told):
+                self._tell(sampler)
+        self._held = before._held
+        self.streams = {
+            name: number for name, number in before.streams.items() if number in before._held
+        }
+        self._numbers = 1 + max(self.streams.values(), default=-1)
+        self._spare = [
+            number for number in range(self._numbers) if number not in self.streams.values()
+        ]
+        if self._numbers > len(self.last):
+            self.last = np.full(len(before.last), -1, np.int64)
+            self.g[r.LAST] = self.last.ctypes.data
+
+    def _tell(self, sampler: Sampler) -> None:
+        self._told.append(sampler)
+        self._sort_told()
+        if sampler.prioritized and not len(self.given):
+            self.given = np.full(self.storage.layout.rows, np.nan)
+            self.g[r.GIVEN] = self.given.ctypes.data
+
+    def _sort_told(self) -> None:
+        self.prioritized = [one for one in self._told if one.prioritized]
+        alone = len(self.prioritized) == 1  # of several, all are to know
+        self._update_by_id = (
+            shortcut(self.prioritized[0], "update_by_id", "update") if alone else None
+        )
+
+    def attach(self, sampler: Sampler) -> None:
+        """One more sampler (bound by the caller), told of the items that there are."""
+        self.let_go()
+        self._tell(sampler)
+        self.tell_all(sampler)
+
+    def detach(self, sampler: Sampler) -> None:
+        """The opposite of `attach`. May be called again."""
+        self._told = [one for one in self._told if one is not sampler]
+        self._sort_told()
+
+    def let_go(self) -> None:
+        """Detach the samplers of sources that are gone."""
+        while self.leaving:
+            self.detach(self.leaving[0])
+            self.leaving.popleft()
+
+    def tell_all(self, sampler: Sampler) -> None:
+        """Tell a sampler, which knows nothing yet, of the items that there are."""
+        there = np.flatnonzero(self.items.alive)
+        there = there[np.argsort(self.ids[there], kind="stable")]
+        sampler.insert(there, self._given(there))
+
+    @property
+    def sampled(self) -> int:
+        """Items drawn since the table was made."""
+        return self.counted + int(self._used[0])
+
+    @property
+    def samplers(self) -> list[Sampler]:
+        """All that are told, without the remover."""
+        return [one for one in self._told if one is not self.remover]
+
+    def __len__(self) -> int:
+        return int(self.g[r.COUNT])
+
+    @property
+    def granted(self) -> int:
+        """Rows that writers in other processes hold."""
+        return int(self.g[r.GRANTED])
+
+    def _given(self, rows: Ids) -> Floats:
+        if len(self.given):
+            return self.given[rows]
+        return (
+            self._none[: len(rows)] if len(rows) <= len(self._none) else np.full(len(rows), np.nan)
+        )
+
+    def settle(self) -> None:
+        """Tell everyone of the items that kernels made and ended.
+
+        Ctrl-C may come between a kernel and this, or in the middle: the changes stay until all were
+        told, and samplers do not mind hearing of one twice.
+        """
+        born, died, _, waiting = self._changes.tolist()
+        self.items.count, self.items.top = self.g[r.COUNT : r.TOP + 1].tolist()
+        if born:
+            rows = self._born[:born]
+            if self._most:
+                self.times[rows] = 0
+            for one in self._told:
+                one.insert(rows, self._given(rows))
+        if died:
+            rows = self._died[:died]
+            for one in self._told:
+                one.remove(rows)
+            if self.free is not None:
+                self.free.put(rows)
+        self._changes[:] = 0
+        self.inserted += born - waiting
+        self.deleted += died - waiting
+
+    def find(self, ids: Ids) -> Ids:
+        """Rows of ids, -1 for those that are gone."""
+        rows = np.empty(len(ids), np.int64)
+        self._k.find(self.g, ids, rows)
+        return rows
+
+    def names(self, rows: Ids) -> Ids:
+        """Ids of rows."""
+        names: Ids = self.ids[rows]
+        return names
+
+    def remove(self, rows: Ids) -> None:
+        """The items of these rows are no more."""
+        (self._k.forget if self._parted else self._k.remove)(self.g, rows, self._changes)
+        self.settle()
+
+    def part(self) -> None:
+        """In the child of a fork: from here on nothing changes what the parent sees, neither its
+        counts nor its rows.
+        """
+        self.g = self.storage.geometry = self.g.copy()
+        self._parted = True

@@ -1,0 +1,119 @@
+"""How many rows of a table may be written.
+
+# NOTE [queue tables]
+Rows are written in order, and the limiter counts items. Rows that are none (final observations,
+steps that wait for their successors, the past of stacks) take room beside them. So where no
+item may be lost, a row is overwritten only when nothing in it is still to be drawn, which
+`room` tells, and writers wait for that. Spare rows are taken for what one open episode needs
+beside its items, so that a queue of ``capacity`` items fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import numpy as np
+
+from async_loader.replay.base import row_format as r
+from async_loader.replay.table.streams import TableStreams
+
+
+class TableRoom(TableStreams):
+    """The layer of a table that counts its room. Under the table's lock."""
+
+    def room(self) -> int:
+        """Rows that may be written before one would be overwritten whose item is still to be drawn."""
+        if self.free is not None:
+            return self.free.left()
+        room = int(self._k.room(self.g, len(self.last)))
+        if room <= 1 and self._stale:  # episodes from before a load never go on
+            self.begin_anew(self._stale.copy())
+            room = int(self._k.room(self.g, len(self.last)))
+        return room
+
+    def room_for(self, streams: Container[int]) -> int:
+        """As `room`, for writing to these streams.
+
+        An open episode pins its newest steps, and goes on only if there are rows for its next ones.
+        So each leaves that many rows to every other, and only the one that keeps the oldest row in
+        use may take all that are left: then that row is let go in the end, whatever the order in
+        which episodes go on.
+        """
+        room, per = self.room(), self.reserve
+        if not per or room >= 2 + per * len(self.streams):
+            return room
+        if self.tail_stream() in streams:
+            return room
+        others = sum(
+            1 for number in np.flatnonzero(self.last >= 0).tolist() if number not in streams
+        )
+        return max(0, room - per * others)
+
+    @property
+    def reserve(self) -> int:
+        """Rows that an open episode needs for its oldest pinned step to be let go; 0 where none is
+        pinned.
+        """
+        ahead, depth = int(self.g[r.LOOKAHEAD]), int(self.g[r.DEPTH])
+        pins = self.free is None and (ahead or depth > 1)
+        return max(1, ahead) + int(self.g[r.FOLLOWED]) if pins else 0
+
+    def tail_stream(self) -> int:
+        """The stream whose open episode keeps the oldest row in use; -1 if something else does."""
+        tail = int(self.g[r.TAIL])
+        row = tail % self.storage.layout.rows
+        if self.items.alive[row] or self.held[row]:
+            return -1
+        numbers = np.flatnonzero(self.last >= tail).tolist()
+        return next((number for number in numbers if self._shows(int(self.last[number]), tail)), -1)
+
+    @property
+    def waiting(self) -> int:
+        """Steps that are no items yet and may become some: those that wait for their successors."""
+        return int(self.g[r.WAITING])
+
+    def surely(self, lookahead: int) -> int:
+        """Items that a full table holds at every moment, with one open episode and items
+        ``lookahead`` steps behind it.
+        """
+        return max(0, self.window - lookahead - int(self.g[r.DEPTH]) + 1)
+
+    def why_full(self) -> str:
+        """What the oldest row in use waits for."""
+        if self.free is not None or self.room() >= self.window:
+            return (
+                f"all {self.storage.layout.capacity:,} rows hold items that are still to be drawn"
+            )
+        tail = int(self.g[r.TAIL])
+        row = tail % self.storage.layout.rows
+        if self.items.alive[row]:
+            return f"{self._full()}, the oldest by an item that is still to be drawn"
+        if self.held[row]:
+            return f"{self._full()}, the oldest by a writer of another process that has not filled it yet"
+        keeps = self.tail_stream()
+        stream = next((name for name, number in self.streams.items() if number == keeps), None)
+        return (
+            f"{self._full()}, the oldest by the open episode of stream {stream!r}: add its next "
+            "step, or end_episode() lets it go"
+        )
+
+    def _full(self) -> str:
+        room = self.room()
+        if not room:
+            return f"all {self.window:,} rows are in use"
+        return (
+            f"{self.window - room:,} of {self.window:,} rows are in use and the rest is kept for "
+            "open episodes "
+            "(a larger capacity avoids that)"
+        )
+
+    def _shows(self, last: int, name: int) -> bool:
+        """Whether a step is among the newest of an open episode, so that later items need it."""
+        heads, rows = self.storage.heads(), self.storage.layout.rows
+        for _ in range(int(self.g[r.DEPTH] + self.g[r.LOOKAHEAD])):
+            if last < name or self.ids[last % rows] != last:
+                return False
+            if last == name:
+                return True
+            last = int(heads[last % rows, r.PREV // 8])
+        return False

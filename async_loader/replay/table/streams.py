@@ -1,0 +1,138 @@
+"""The streams of a table: their numbers, their open episodes, and how these end."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.replay.base import row_format as r
+from async_loader.replay.base.field_table import NO_FIELDS
+from async_loader.replay.table.items import TableItems
+
+Ids = npt.NDArray[np.int64]
+
+
+class TableStreams(TableItems):
+    """The layer of a table that numbers its streams. Under the table's lock."""
+
+    # NOTE [streams]
+    # A stream is known by its name while its episode is open or a writer elsewhere holds its
+    # number. All others may be forgotten, and are when numbers run short or a checkpoint is made: a
+    # stream that goes on after the end of an episode is as good as a new one. So one stream for
+    # each episode costs nothing, and `last` is at most twice as long as needed. The same holds for
+    # an open episode whose last step has left the table, where no stack would show that something
+    # is missing.
+    #
+    # A loaded table has the open episodes of before as they were, but their environments begin
+    # anew: what is written to such a stream first ends the old episode there, and is not linked to
+    # it.
+
+    def stream(self, name: Hashable) -> int:
+        """The number of a stream; good until the next call of this or `numbers`, unless it is held."""
+        number = self.streams.get(name)
+        if number is None:
+            self._make_room(1, (name,))
+            number = self._add(name)
+        return number
+
+    def numbers(self, names: Iterable[Hashable]) -> Ids:
+        """As `stream`, of many."""
+        listed = list(names)
+        unknown = [name for name in dict.fromkeys(listed) if name not in self.streams]
+        if unknown:
+            self._make_room(len(unknown), set(listed))
+            for name in unknown:
+                self._add(name)
+        return np.array([self.streams[name] for name in listed], np.int64)
+
+    def _add(self, name: Hashable) -> int:
+        """One more stream, for which there is room.
+
+        No call between a number and its use: Ctrl-C comes before or after.
+        """
+        if self._spare:
+            number = self._spare[-1]
+            self.streams[name] = number
+            del self._spare[-1]
+        else:
+            number = self._numbers
+            self.streams[name] = number
+            self._numbers = number + 1
+        return number
+
+    def _make_room(self, more: int, keep: Container[Hashable]) -> None:
+        """For so many more streams, beside those that are open, held, or to be kept."""
+        if more <= len(self._spare) + len(self.last) - self._numbers:
+            return
+        self.forget_ended(keep)
+        places = len(self.last)
+        while places < 2 * (len(self.streams) + more):
+            places *= 2
+        longer = np.full(places, -1, np.int64)
+        longer[: len(self.last)] = self.last
+        address = longer.ctypes.data
+        self.g[r.LAST], self.last = address, longer  # no call between these
+
+    def forget_ended(self, keep: Container[Hashable] = ()) -> None:
+        """Forget streams whose episodes have ended, but for those that are held or to be kept.
+
+        See NOTE [streams].
+        """
+        last, kept, spare, gone = self.last.tolist(), {}, self._spare.copy(), []
+        oldest = int(self.g[r.CURSOR] - self.g[r.CAPACITY]) if self.g[r.ORDERED] else 0
+        alone = self.g[r.DEPTH] == 1
+        for name, number in self.streams.items():
+            if (
+                last[number] < oldest
+                and (alone or number in self._stale)
+                and number not in self._held
+                and name not in keep
+            ):
+                spare.append(number)
+                gone.append(number)
+            elif last[number] >= 0 or number in self._held or name in keep:
+                kept[name] = number
+            else:
+                spare.append(number)
+        stale = self._stale.difference(gone)
+        self.streams, self._spare, self._stale, self.last[gone] = kept, spare, stale, -1
+
+    def hold(self, numbers: Iterable[int]) -> None:
+        """These are known to a writer elsewhere by their numbers, until `release`."""
+        for number in numbers:
+            self._held[number] = self._held.get(number, 0) + 1
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """The opposite of `hold`, once for each time."""
+        for number in numbers:
+            left = self._held.pop(number, 0) - 1
+            if left > 0:
+                self._held[number] = left
+
+    def is_open(self, number: int) -> bool:
+        """Whether the stream's episode goes on."""
+        return bool(self.last[number] >= 0)
+
+    def begin_anew(self, numbers: Iterable[int]) -> None:
+        """Before the first step that is written to these streams: end what is open since before the
+        table was loaded.
+        """
+        for number in self._stale.intersection(numbers):
+            self.end_stream(number, r.TRUNCATED, NO_FIELDS)
+
+    def end_stream(self, stream: int, flags: int, final: Ids) -> None:
+        """End a stream's episode; ``final`` describes the source of the final observation, empty if
+        there is none.
+        """
+        self._ready(1)
+        self._k.end_stream(self.g, stream, flags, final, self._changes)
+        self._stale.discard(stream)
+        self.settle()
+
+    def _ready(self, more: int) -> None:
+        """Before so many rows are written that perhaps never were."""
+        used = int(self.g[r.CURSOR]) if self.granted else self.items.top
+        if used + more > self.storage.ready:
+            self.storage.make_ready(used + more)

@@ -1,0 +1,209 @@
+"""How steps and rows of other processes get into a table, and how an interrupted call is completed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from async_loader.replay.base import row_format as r
+from async_loader.replay.table.free_rows import FreeRows
+from async_loader.replay.table.room import TableRoom
+from async_loader.source import Applied
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class TableWriting(TableRoom):
+    """The layer of a table that writes rows. Under the table's lock."""
+
+    # NOTE [interrupted calls]
+    # Ctrl-C may come between any two calls, but not within a kernel. A kernel writes and links
+    # steps, and notes what is to be told to samplers, in one go; `settle` tells it, and may be
+    # called again. What takes several kernels is noted in `_rest` before the first. So after an
+    # interruption a call is either not begun or completed, by `finish` at the latest, which
+    # whatever looks at the table calls first. The ids of steps that are in are 0 or more.
+
+    def write(
+        self,
+        fields: Ids,
+        final: Ids,
+        count: int,
+        streams: Ids,
+        flags: Ids,
+        given: Floats,
+        ids: Ids,
+        keep: object = None,
+    ) -> None:
+        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`); all of
+        them or, after Ctrl-C, none.
+
+        ``ids``: where their ids go, -1 each before. ``keep``: what the sources lie in.
+        """
+        if self._stale:
+            self.begin_anew(streams.tolist())
+        if self.free is None and count <= self._burst and not self.granted:
+            self._ready(2 * count)
+            self._k.write(
+                self.g, fields, 0, count, final, streams, flags, given, ids, self._changes
+            )
+            self.settle()
+            return
+        self._rest = fields, final, count, streams, flags, given, ids, keep
+        try:
+            self._write_rest()
+        except BaseException:
+            self._write_rest_again()
+            raise
+
+    def _write_rest_again(self) -> None:
+        try:
+            self._write_rest()
+        except Exception:  # not Ctrl-C: it would fail for ever
+            self._rest = None
+            raise
+
+    def _write_rest(self) -> None:
+        """What `_rest` says, from the first step on that is not in."""
+        if self._rest is None:
+            return
+        fields, final, count, streams, flags, given, ids, _ = self._rest
+        self._settle_taken()
+        self.settle()
+        burst, start = self._burst, int(np.count_nonzero(ids >= 0))
+        while start < count:
+            if self.free is not None:
+                stop = start + 1
+                self._overwrite(self.free, fields, start, streams, flags, given, ids)
+            else:
+                passes = self.granted and not self.keeps
+                stop = min(count, start + (self._free_ahead(burst) if passes else burst))
+                self._ready(2 * (stop - start))
+                self._k.write(
+                    self.g, fields, start, stop, final, streams, flags, given, ids, self._changes
+                )
+            self.settle()
+            start = stop
+        self._rest = None
+
+    def _overwrite(
+        self, free: FreeRows, fields: Ids, i: int, streams: Ids, flags: Ids, given: Floats, ids: Ids
+    ) -> None:
+        if not free.ready():
+            self.remove(self.remover.draw(1).rows)
+        priority = float(given[i]) if len(given) else np.nan
+        self._ready(1)
+        row = free.take()
+        self._k.overwrite(
+            self.g, fields, i, row, int(streams[i]), int(flags[i]), priority, ids, self._changes
+        )
+        free.settle(True)
+
+    def _settle_taken(self) -> None:
+        """Ctrl-C may have come after a row was taken and before it was written."""
+        free = self.free
+        if free is not None and free.taken >= 0:
+            free.settle(bool(self.items.alive[free.taken]))
+
+    def finish(self) -> None:
+        """Complete what an interrupted call has left. See NOTE [interrupted calls]."""
+        unsettled = self._unsettled
+        if unsettled[0] or unsettled[1]:
+            self.settle()
+        if self._rest is not None:
+            self._write_rest_again()
+        if self._patching is not None:
+            self._end_patch()
+
+    def patch(self, ids: Ids, columns: dict[int, npt.NDArray[Any]]) -> Applied:
+        """Overwrite fields (by number) of the steps that are still there. Of an id that is named
+        twice the last counts.
+
+        A step that is an item no more, because it was deleted or drawn often enough, is still part
+        of its neighbours' returns.
+        """
+        rows = np.empty(len(ids), np.int64)
+        self._k.find_steps(self.g, ids, rows)
+        there = np.flatnonzero(rows >= 0)
+        rows = rows[there]
+        self._patching = np.unique(rows)
+        try:
+            self._k.turn_version(self.g, self._patching, True)
+            for i, column in columns.items():
+                self.storage.cell(i)[rows] = column[there]
+        finally:
+            self._end_patch()
+        return Applied(len(rows), len(ids) - len(rows))
+
+    def _end_patch(self) -> None:
+        self._k.turn_version(self.g, self._patching, False)
+        self._patching = None
+
+    def would_wait(self, steps: int) -> Ids:
+        """Rows of the items that would wait for successors after `look_ahead`.
+
+        O(open streams * steps), in Python.
+        """
+        self.finish()
+        heads, rows = self.storage.heads(), self.storage.layout.rows
+        found = []
+        for name in self.last[self.last >= 0].tolist():
+            for _ in range(steps):
+                row = name % rows
+                if name < 0 or self.ids[row] != name:
+                    break
+                if self.items.alive[row]:
+                    found.append(row)
+                name = int(heads[row, r.PREV // 8])
+        return np.array(found, np.int64)
+
+    def look_ahead(self, steps: int) -> None:
+        """From now on items have that many successors in their open episode; a view needs them."""
+        if steps > self.g[r.LOOKAHEAD]:
+            self.finish()
+            self._k.drop_pending(self.g, steps, self._numbers, self._changes)
+            self.settle()
+
+    def grant(self, most: int) -> tuple[int, int]:
+        """Set up to ``most`` rows aside, which lie one behind the other: the first id, and how many
+        there are.
+        """
+        self._ready(most)
+        first = self._k.grant(self.g, most, self._changes)
+        count = int(self._changes[2])
+        self.settle()
+        return first, count
+
+    def adopt(self, ledgers: Ids) -> int:
+        """Publish granted rows that have been filled, of all writers at once; see `kernels.adopt`.
+
+        Ctrl-C may come before it, or after the kernel, which has noted everything by then; see
+        `settle`.
+        """
+        self.finish()
+        count = int(self._k.adopt(self.g, ledgers, self._numbers, self._changes))
+        if count:
+            self.settle()
+        return count
+
+    def news(self, ledgers: Ids) -> bool:
+        """Whether `adopt` would find anything."""
+        return bool(self._k.news(ledgers))
+
+    def abandon(self, grant_log: int) -> None:
+        """The granted rows of a writer that will not be filled."""
+        self._k.abandon(self.g, grant_log)
+
+    def _free_ahead(self, burst: int) -> int:
+        """Steps that may be written at once where others hold rows: the order passes these by, and
+        may not go too far.
+        """
+        while True:
+            free = self._k.room_ahead(
+                self.g, self.storage.layout.rows - self.window - 1, self._changes
+            )
+            self.settle()
+            if free >= 2:
+                return int(min(burst, free // 2))
