@@ -471,7 +471,7 @@ class ReplayBuffer(Table):
             After `close`.
         """
         # Late: the module registers what is to be done when the process forks or ends.
-        from async_loader.replay.multiprocess.writer_service import handle_of
+        from async_loader.replay.multiprocess.service_thread import handle_of
 
         return handle_of(self._table_state)
 

@@ -14,6 +14,16 @@ language memory models?", MSPC 2012, figure 6), so this also holds where the mac
 accesses.
 """
 
+from async_loader.replay.kernels.items import (
+    drop_pending,
+    expire_old,
+    forget,
+    note_priorities,
+    remove,
+    room,
+    turn_version,
+    use_up,
+)
 from async_loader.replay.kernels.reading import (
     copy_items,
     copy_many_items,
@@ -28,19 +38,7 @@ from async_loader.replay.kernels.reading import (
     walk,
 )
 from async_loader.replay.kernels.row_grants import abandon, adopt, grant, news, room_ahead
-from async_loader.replay.kernels.writing import (
-    drop_pending,
-    end_stream,
-    expire_old,
-    forget,
-    note_priorities,
-    overwrite,
-    remove,
-    room,
-    turn_version,
-    use_up,
-    write,
-)
+from async_loader.replay.kernels.writing import end_stream, overwrite, write
 
 __all__ = [
     "abandon",

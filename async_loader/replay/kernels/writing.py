@@ -44,7 +44,6 @@ from async_loader.replay.base.row_format import (
     ROWS,
     STATE_CHANGED,
     STRIDE,
-    TAIL,
     TERMINATED,
     TERMINATED_FIELD,
     TOP,
@@ -98,12 +97,12 @@ def _flag(g: Any, name: int, flags: int) -> None:
 
 
 @kernel(inline=True)
-def _note(g: Any, row: int, change: int) -> None:
+def note(g: Any, row: int, change: int) -> None:
     poke8(g[DIRTY] + row, peek8(g[DIRTY] + row) | change)
 
 
 @kernel(inline=True)
-def _deactivate(g: Any, name: int, changes: Any) -> None:
+def deactivate(g: Any, name: int, changes: Any) -> None:
     """The item of that id, if there is one, is no more."""
     row = name % g[ROWS]
     if peek8(g[ALIVE] + row):
@@ -111,7 +110,7 @@ def _deactivate(g: Any, name: int, changes: Any) -> None:
         g[COUNT] -= 1
         poke64(g[DIED] + 8 * changes[1], row)
         changes[1] += 1
-        _note(g, row, STATE_CHANGED)
+        note(g, row, STATE_CHANGED)
 
 
 @kernel(inline=True)
@@ -123,12 +122,12 @@ def _waits(g: Any, name: int) -> bool:
 
 
 @kernel(inline=True)
-def _end(g: Any, name: int, changes: Any) -> None:
-    """As `_deactivate`, and there will not be one again."""
+def end_item(g: Any, name: int, changes: Any) -> None:
+    """As `deactivate`, and there will not be one again."""
     if _waits(g, name):
         g[WAITING] -= 1
     _flag(g, name, DELETED)
-    _deactivate(g, name, changes)
+    deactivate(g, name, changes)
 
 
 @kernel(inline=True)
@@ -155,7 +154,7 @@ def _activate(g: Any, name: int, changes: Any) -> None:
     g[WAITING] -= 1
     poke64(g[BORN] + 8 * changes[0], row)
     changes[0] += 1
-    _note(g, row, STATE_CHANGED)
+    note(g, row, STATE_CHANGED)
 
 
 @kernel(inline=True)
@@ -163,12 +162,12 @@ def retire(g: Any, name: int, changes: Any) -> None:
     """A step leaves the newest `capacity`: the items that show it end with it."""
     if not there(g, name):
         return
-    _end(g, name, changes)
+    end_item(g, name, changes)
     for _ in range(g[DEPTH] - 1):
         name = load(at(g, name) + NEXT)
         if not there(g, name):
             return
-        _end(g, name, changes)
+        end_item(g, name, changes)
 
 
 @kernel(inline=True)
@@ -225,7 +224,7 @@ def _give_up(g: Any, last: int, changes: Any) -> None:
         return
     if _waits(g, last):
         g[WAITING] -= 1
-    _deactivate(g, last, changes)
+    deactivate(g, last, changes)
     before = load(at(g, last) + PREV)
     _flag(g, last, FINAL)
     if before >= 0 and there(g, before):
@@ -252,10 +251,10 @@ def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
     poke64(address + FLAGS, flags)
     store(address + ID, name + 1)
     poke64(g[NAMES] + 8 * (name % g[ROWS]), name)
-    _note(g, name % g[ROWS], ROW_CHANGED | STATE_CHANGED)
+    note(g, name % g[ROWS], ROW_CHANGED | STATE_CHANGED)
     if there(g, last):
         store(at(g, last) + NEXT, name)
-        _note(g, last % g[ROWS], ROW_CHANGED)
+        note(g, last % g[ROWS], ROW_CHANGED)
     if flags & FINAL:
         if last >= 0:
             _flag(g, last, flags & ENDS)
@@ -372,139 +371,3 @@ def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> Non
         _flag(g, peek64(mark), flags)
         _write_one(g, final, 0, FINAL, stream, np.nan, changes)
         poke64(mark, -1)
-
-
-@kernel(keeps_gil=True)
-def drop_pending(g: Any, steps: int, streams: int, changes: Any) -> None:
-    """Raise LOOKAHEAD to ``steps``: items at the open end of a stream that have fewer successors
-    wait for them.
-
-    They will be items again: ``changes[3]`` says how many of those in DIED do not count as deleted.
-    """
-    g[LOOKAHEAD] = steps
-    for stream in range(streams):
-        name = peek64(g[LAST] + 8 * stream)
-        for _ in range(g[LOOKAHEAD]):
-            if not there(g, name):
-                break
-            if peek8(g[ALIVE] + name % g[ROWS]):
-                _deactivate(g, name, changes)
-                g[WAITING] += 1
-                changes[3] += 1
-            name = load(at(g, name) + PREV)
-
-
-@kernel(inline=True)
-def _is_last(g: Any, name: int, streams: int) -> bool:
-    """Whether an open episode goes on after this step."""
-    for stream in range(streams):  # noqa: SIM110  # kernels have no generators
-        if peek64(g[LAST] + 8 * stream) == name:
-            return True
-    return False
-
-
-@kernel(inline=True)
-def _in_use(g: Any, name: int, streams: int) -> bool:
-    """Whether a row holds what is still to be drawn: a step that is or may become an item, or the
-    past of one.
-    """
-    if peek8(g[HELD] + name % g[ROWS]):
-        return True
-    for k in range(g[DEPTH]):
-        if not there(g, name):
-            return False
-        if load(at(g, name) + FLAGS) & (FINAL | DELETED) == 0:
-            return True
-        after = load(at(g, name) + NEXT)
-        if after < 0:
-            return k + 1 < g[DEPTH] and _is_last(g, name, streams)
-        name = after
-    return False
-
-
-@kernel(keeps_gil=True)
-def room(g: Any, streams: int) -> int:
-    """Rows that may be written in order before one that is in use would be overwritten. Amortised
-    O(1).
-
-    What is not in use never is again, so the search goes on where it ended the last time.
-    """
-    tail = max(g[TAIL], g[CURSOR] - g[CAPACITY])
-    while tail < g[CURSOR] and not _in_use(g, tail, streams):
-        tail += 1
-    g[TAIL] = tail
-    return tail + g[CAPACITY] - g[CURSOR]
-
-
-@kernel(keeps_gil=True)
-def expire_old(g: Any, changes: Any) -> None:
-    """End what lies before the newest CAPACITY rows: a loaded table may have kept more of them."""
-    for name in range(max(0, g[CURSOR] - g[ROWS]), g[CURSOR] - g[CAPACITY]):
-        retire(g, name, changes)
-
-
-@kernel(keeps_gil=True)
-def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any, sampled: Any) -> None:
-    """Count a draw of ``rows``, in order; ``kept[i]`` becomes ``i`` where the item had a draw left,
-    and stays as it is elsewhere.
-
-    One call: a draw that is interrupted knows what was counted.
-    """
-    for i in range(len(rows)):
-        if times[rows[i]] < most:
-            times[rows[i]] += 1
-            dirty[rows[i]] |= STATE_CHANGED
-            kept[i] = i
-            sampled[0] += 1
-
-
-@kernel(keeps_gil=True)
-def remove(g: Any, rows: Any, changes: Any) -> None:
-    """The items of these rows are no more, and steps that are no items yet never will be."""
-    for i in range(len(rows)):
-        if rows[i] >= 0:
-            name = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
-            if name >= 0:
-                _end(g, name, changes)
-
-
-@kernel(keeps_gil=True)
-def forget(g: Any, rows: Any, changes: Any) -> None:
-    """The items of these rows are no more, and the rows stay as they are."""
-    for i in range(len(rows)):
-        # a row is the name of its first step, and only the row matters
-        _deactivate(g, rows[i], changes)
-
-
-@kernel(inline=True)
-def note_priority(g: Any, row: int, priority: float) -> bool:
-    """Note the new priority of a step; whether that is an item."""
-    if g[GIVEN]:
-        poke_float(g[GIVEN] + 8 * row, priority)
-    _note(g, row, STATE_CHANGED)
-    return peek8(g[ALIVE] + row) != 0
-
-
-@kernel(keeps_gil=True)
-def note_priorities(g: Any, rows: Any, priority: Any) -> int:
-    """Note new priorities of steps; how many of those are items."""
-    alive = 0
-    for i in range(len(rows)):
-        alive += note_priority(g, rows[i], priority[i])
-    return alive
-
-
-@kernel(keeps_gil=True)
-def turn_version(g: Any, rows: Any, odd: bool) -> None:
-    """Before rows are patched in place (``odd``), and after.
-
-    See NOTE [row lock]. Twice is as good as once.
-    """
-    before_stores()
-    for i in range(len(rows)):
-        if rows[i] >= 0:
-            address = g[BASE] + rows[i] * g[STRIDE] + FLAGS
-            if (load(address) & VERSION_ONE != 0) != odd:
-                store(address, load(address) + VERSION_ONE)
-            _note(g, rows[i], ROW_CHANGED)
-    before_stores()

@@ -13,17 +13,16 @@ are seen at once.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import socket
 import threading
-import traceback
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 
-from async_loader.errors import Broken, ConfigError, Unsupported
+from async_loader.errors import Broken, ConfigError
 from async_loader.lifecycle import EndFlag, EventFd, join, readable
 from async_loader.replay.base import ring_format, row_format
 from async_loader.replay.limiter_state import LimiterState
@@ -79,16 +78,10 @@ class WriterService:
         self._waiters.on_wait = self._has_waiters
         self._dropped = weakref.finalize(table_state, self.end.set)
         self._dropped.atexit = False
-        self._thread = threading.Thread(
-            target=_run,
-            args=(weakref.ref(table_state), self),
-            name="async-loader-writer-service",
-            daemon=True,
-        )
 
-    def start(self) -> None:
-        """From the calling thread, once."""
-        _services.add(self)
+    def start(self, run: Callable[[], None]) -> None:
+        """Start the thread, which calls ``run``. Once."""
+        self._thread = threading.Thread(target=run, name="async-loader-writer-service", daemon=True)
         self._thread.start()
 
     def _share_geometry(self) -> Segment:
@@ -394,85 +387,3 @@ def _number(name: object) -> int:
     """
     ours = isinstance(name, tuple) and len(name) == 3 and name[:2] == ("writer", os.getpid())
     return name[2] if ours and isinstance(name[2], int) else -1  # type: ignore[index]
-
-
-def handle_of(table_state: TableState) -> WriterHandle:
-    """Make a handle for one more writer of a table. See `ReplayBuffer.writer_handle`."""
-    if not table_state.ready:
-        raise ConfigError(
-            "a writer in another process has to know what a step is: give the buffer a schema, or "
-            "add a step first"
-        )
-    if table_state.table.free is not None:
-        raise Unsupported(
-            f"{table_state.remover!r} takes rows out of order, and writers in other processes fill them "
-            "in order: use the Fifo remover"
-        )
-    with table_state.lock:
-        table_state.own()
-        service = table_state.writers
-        if service is None:
-            service = table_state.writers = WriterService(table_state)
-            service.start()
-        assert isinstance(service, WriterService)
-        return service.handle(table_state)
-
-
-_services: weakref.WeakSet[WriterService] = weakref.WeakSet()
-
-
-_paused: list[threading.Lock] = []
-
-
-def _before_fork() -> None:
-    """Not while a thread of ours serves: it may compile or import, and the child would have those
-    locks, taken, for good.
-    """
-    for service in list(_services):
-        if service.lock.acquire(timeout=_FORK_TIMEOUT_S):
-            _paused.append(service.lock)
-
-
-def _after_fork() -> None:
-    while _paused:
-        _paused.pop().release()
-
-
-def _after_fork_in_child() -> None:
-    _after_fork()
-    for service in list(_services):
-        service.forget()
-    _services.clear()
-
-
-def _close_all() -> None:
-    for service in list(_services):
-        service.close(_EXIT_TIMEOUT_S)
-
-
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-)
-atexit.register(_close_all)
-
-
-def _run(table_state: weakref.ref[TableState], service: WriterService) -> None:
-    pause: float | None = None
-    try:
-        while not service.end.is_set():
-            ready = service.wait(pause)
-            pause = _serve(table_state, service, ready)
-    except BaseException as error:  # the top of a thread: kept for who asks, and writers are told
-        # a record must not keep the table
-        log.error("the thread that serves writers has failed:\n%s", traceback.format_exc())
-        service.failed = error.with_traceback(None)
-    finally:
-        service.shut_down_writer()
-
-
-def _serve(ref: weakref.ref[TableState], service: WriterService, ready: set[int]) -> float | None:
-    table_state = ref()
-    if table_state is None or service.end.is_set():
-        return 0.0
-    with table_state.lock:
-        return service.serve(ready, table_state)

@@ -18,13 +18,11 @@ from async_loader import tree
 from async_loader.errors import OutOfMemory
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
-from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.samplers import Sampler, Uniform, one_scale, shortcut
 from async_loader.replay.table.batch_arrays import Target
-from async_loader.replay.table.draw_checks import DrawChecks
+from async_loader.replay.table.read_plans import ReadPlans
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.table import Drawn
-from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table.undelivered import UndeliveredItems, joined
 from async_loader.replay.views import ReadPlan, Transitions
 from async_loader.shm.limits import available_bytes, human
@@ -37,19 +35,13 @@ _MANY = 1 << 20
 """Rows of a batch, from which on its memory is checked first."""
 
 
-class TableSampler(DrawChecks):
+class TableSampler(ReadPlans):
     """Draws batches from a table. Any thread.
 
     Parameters
     ----------
     table_state : TableState
     """
-
-    def __init__(self, table_state: TableState) -> None:
-        super().__init__(table_state)
-        self._read_plans: dict[Any, ReadPlan] = {}
-        # By the id of a read plan: one reader for each thread that samples at the same time.
-        self._idle: dict[int, list[ReplayReader]] = {}
 
     def batch(
         self,
@@ -302,56 +294,6 @@ class TableSampler(DrawChecks):
     def interrupted(self) -> int:
         """Return how many rows interrupted calls have left. Under the lock."""
         return self._interrupted.count()
-
-    def read_plan(
-        self,
-        view: Transitions | None,
-        sampler: Sampler | None = None,
-        count: int = 0,
-        min_size: int = 0,
-    ) -> ReadPlan:
-        """Return how batches of a view are read, by default the table's view.
-
-        From here on the table keeps the successors that the view shows.
-
-        Parameters
-        ----------
-        count : int
-            Items that ``sampler`` is about to draw at once; 0: none.
-        min_size : int
-            Items that the table holds before any is drawn; 0: that does not matter.
-
-        Raises
-        ------
-        ConfigError
-            For a view that the table can never show, or never ``count`` items of at once. Then
-            nothing is changed.
-        """
-        if view is None:
-            view = self._table_state.view
-        key = (view, sampler is not None and sampler.weighted)
-        known = self._read_plans.get(key)
-        if known is None:
-            known = self._register(key, view, sampler, count, min_size)
-        return known
-
-    def _register(
-        self, key: Any, view: Transitions | None, sampler: Sampler | None, count: int, min_size: int
-    ) -> ReadPlan:
-        table_state = self._table_state
-        assert table_state.schema is not None
-        read_plan = ReadPlan.of(table_state.schema, view, weighted=key[1])
-        with table_state.lock:
-            if read_plan.lookahead > table_state.table.g[LOOKAHEAD]:
-                table_state.catch_up()
-                table_state.check_look_ahead(read_plan)
-                if min_size:
-                    self.check_size(min_size, read_plan.lookahead)
-                if sampler is not None and count:
-                    self._check_plan(sampler, count, min_size, read_plan.lookahead)
-            table_state.look_ahead(read_plan)
-            self._idle[id(read_plan)] = []
-            return self._read_plans.setdefault(key, read_plan)
 
     def ids(
         self,

@@ -1,241 +1,26 @@
-"""What the threads of a table's process share: the lock, the table under it, its limits, and who
-waits. Reads no row.
-"""
+"""A table and what its threads share, from the first step or a save on to its end."""
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Container
 
-import numpy as np
-
-from async_loader.errors import Closed, ConfigError, Unsupported
+from async_loader.errors import ConfigError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
-from async_loader.replay.limiter_state import LimiterState, check_room
-from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.replay.samplers import Fifo, Sampler
-from async_loader.replay.samplers.priority_rules import unused
-from async_loader.replay.table.process_writers import ProcessWriters
+from async_loader.replay.limiter_state import check_room
+from async_loader.replay.samplers import Fifo
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
-from async_loader.replay.table.waiters import Waiters
-from async_loader.replay.views import ReadPlan, Transitions, links
+from async_loader.replay.table.table_access import TableAccess
+from async_loader.replay.views import ReadPlan
 from async_loader.schema import Schema
 
 
-class TableState:
-    """The table, once its schema is known, and everything that decides who may do what to it.
-
-    Parameters
-    ----------
-    capacity, max_bytes : int | None
-        In steps, in bytes; at least one of them.
-    sampler, remover : Sampler
-    limiter : RateLimiter | None
-    max_times_sampled : int
-    seed : int | None
-    view : Transitions | None
-        What batches show unless a call says otherwise.
-    """
-
-    def __init__(
-        self,
-        capacity: int | None,
-        max_bytes: int | None,
-        sampler: Sampler,
-        remover: Sampler,
-        limiter: RateLimiter | None,
-        max_times_sampled: int,
-        seed: int | None,
-        view: Transitions | None = None,
-    ) -> None:
-        if capacity is not None:
-            check_room(limiter, capacity, capacity)
-        self.capacity, self.max_bytes = capacity, max_bytes
-        self.sampler, self.remover = sampler, remover
-        self.max_times_sampled = max_times_sampled
-        self.view = view
-        self.seeds = _seeds(seed)
-        self._limits = None if limiter is None else LimiterState(limiter)
-        self.lock = threading.Lock()
-        self.waiters = Waiters(self.lock)
-        self.foreign = self.closed = False
-        self.writers: ProcessWriters | None = None
-        self.schema: Schema | None = None
-        # whether anything here goes by priorities
-        self.prioritized = sampler.prioritized or remover.prioritized
-        self._table: Table | None = None
-        self._step_packer: StepPacker | None = None
-        # whether anything here is read through the steps beside it; see `_link`
-        self.linked = links(view)
-        self.default_thread = 0  # which adds to the default stream, of a linked table
-
-    def forked(self) -> None:
-        """In the child of a fork: what it has is a copy, and a thread of the parent may have held
-        the lock.
-        """
-        self.foreign = True
-        self.lock = threading.Lock()
-        self.waiters = Waiters(self.lock)
-        if self._table is not None:
-            self._table.part()
-        if self.writers is not None:
-            # again, perhaps: a buffer and its writers do not know who is first
-            self.writers.forget()
-            self.writers = None
-
-    @property
-    def no_priorities(self) -> str | None:
-        """Say why steps have no priorities here; ``None`` if they may have them."""
-        return None if self.prioritized else unused(self.sampler, self.remover)
-
-    def attach(self, sampler: Sampler) -> None:
-        """Tell one more sampler, which is bound, of the items that there are and will be.
-
-        Under the lock.
-        """
-        self.table.attach(sampler)
-        self.prioritized |= sampler.prioritized
-
-    def let_go_of(self, sampler: Sampler) -> None:
-        """Detach a sampler at the table's next change.
-
-        Without the lock: a finalizer may call this while it is held.
-        """
-        leaving = self.table.leaving
-        leaving.append(sampler)
-        self.prioritized = any(
-            one.prioritized and one not in leaving for one in tuple(self.table.prioritized)
-        )
-
-    @property
-    def ready(self) -> bool:
-        """Whether there is a table."""
-        return self._table is not None
-
-    @property
-    def table(self) -> Table:
-        assert self._table is not None
-        return self._table
-
-    @property
-    def step_packer(self) -> StepPacker:
-        assert self._step_packer is not None
-        return self._step_packer
-
-    @property
-    def limits(self) -> LimiterState | None:
-        """The limiter, with the counts of this moment. Under the lock."""
-        limits = self._limits
-        if limits is not None and self._table is not None:
-            table = self._table
-            limits.inserted, limits.sampled, limits.deleted = (
-                table.inserted,
-                table.sampled,
-                table.deleted,
-            )
-            limits.waiting = 0 if self.max_times_sampled else table.waiting
-        return limits
-
-    @property
-    def limiter(self) -> RateLimiter | None:
-        return None if self._limits is None else self._limits.config
-
-    @limiter.setter
-    def limiter(self, limiter: RateLimiter | None) -> None:
-        if self.ready:
-            table = self.table
-            check_room(limiter, self.capacity or 0, table.surely(int(table.g[LOOKAHEAD])))
-        elif self.capacity is not None:
-            check_room(limiter, self.capacity, self.capacity)
-        with self.lock:
-            self._limits = None if limiter is None else LimiterState(limiter)
-            if self._table is not None:
-                self._table.keeps = self._keeps(self._table.storage.layout.capacity)
-            if self.writers is not None:
-                self.writers.follow(self.limits)
-            self.waiters.ring()
-
-    def own(self) -> Table:
-        """The table, to be changed. Under the lock; raises Unsupported in a fork."""
-        if self.foreign:
-            raise Unsupported(
-                "only the process that made a replay buffer adds to it: add from there, or through "
-                "a writer_handle()"
-            )
-        self.check_open()
-        self.catch_up()
-        return self.table
-
-    def check_open(self) -> None:
-        """Raise Closed after `close`."""
-        if self.closed:
-            raise Closed(
-                "this replay buffer was closed: nothing is added to it or drawn from it any more"
-            )
-
-    # -- writers in other processes ----------------------------------------------------------------
-
-    def catch_up(self) -> None:
-        """Complete what Ctrl-C interrupted, and take in what writers in other processes have
-        published. Under the lock.
-        """
-        if self._table is not None:
-            self._table.finish()
-        if self.writers is not None and self.writers.adopt() and self.waiters.anybody:
-            self.waiters.ring()
-
-    def count_items(self) -> int:
-        """Return how many items can be drawn."""
-        with self.lock:
-            self.catch_up()
-            return 0 if self._table is None else len(self._table)
-
-    def _keeps(self, capacity: int) -> bool:
-        """Whether no item may be overwritten before it was drawn.
-
-        See room.py, NOTE [queue tables].
-        """
-        limiter = self.limiter
-        return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)
-
-    def has_room(self, rows: int, streams: Container[int] = ()) -> bool:
-        """Whether ``rows`` rows may be written to these streams without overwriting what a queue
-        has promised. Under the lock.
-        """
-        table = self._table
-        return table is None or not table.keeps or table.room_for(streams) >= rows
-
-    def may_insert(self, count: int, rows: int = 1, streams: Container[int] = ()) -> bool:
-        """Whether ``count`` steps of ``streams`` may be inserted at once, into ``rows`` rows. Under
-        the lock.
-
-        What writers in other processes may be writing counts as inserted.
-        """
-        limits = self.limits
-        if limits is None:
-            return True
-        if not self.has_room(rows, streams):
-            return False
-        return (
-            limits.may_insert_together(count)
-            if self.writers is None
-            else self.writers.may_insert(limits, count)
-        )
-
-    def why_not_insert(
-        self, count: int = 1, rows: int = 1, streams: Container[int] = ()
-    ) -> str | None:
-        """Why `may_insert` says no, in numbers. Under the lock."""
-        limits = self.limits
-        if limits is None or self.may_insert(count, rows, streams):
-            return None
-        full = limits.may_insert_together(count) and not self.has_room(rows, streams)
-        return self.table.why_full() if full else limits.why_not_insert(count)
+class TableState(TableAccess):
+    """The table, once its schema is known, and everything that decides who may do what to it."""
 
     def end_writers(self) -> None:
         """End the thread that serves writers of other processes, for a load. Not under the lock.
@@ -282,8 +67,6 @@ class TableState:
             self.waiters.ring()
         if writers is not None:
             writers.close(timeout_s)
-
-    # -- the beginning -----------------------------------------------------------------------------
 
     def start(self, schema: Schema) -> None:
         """Allocate, if no other thread was faster."""
@@ -447,10 +230,3 @@ class TableState:
             return StorageLayout.within(schema, self.max_bytes, self.capacity)
         assert self.capacity is not None
         return StorageLayout.of(schema, self.capacity)
-
-
-def _seeds(seed: int | None) -> np.random.SeedSequence:
-    try:
-        return np.random.SeedSequence(seed)
-    except (TypeError, ValueError):
-        raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None") from None
