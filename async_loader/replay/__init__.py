@@ -1,12 +1,13 @@
-"""Replay tables in shared memory: steps, what draws them, and what reads them. Never imports torch.
+"""Replay tables in shared memory: steps are added, drawn and read. Never imports torch.
 
 ::
 
-    add, extend, writers ──checked──▶ Inserter ─┐                ┌─ TableSampler ──ids──▶ ReplayReader ◀── loader's workers
-                                                ▼    one lock    ▼                       │
-                        limiter ◀──── Owner: Table (ids, links, items) ──▶ samplers      │ no lock: reads, then looks
-                                                │                                        │ whether it may believe it
-                                                └──kernels──▶ ROWS (shared memory) ◀─────┘
+    add, extend,                                                               a loader's
+    writers ──checked──▶ Inserter ─┐               ┌─ TableSampler ──ids──▶ ReplayReader
+                                   ▼   one lock    ▼                            │ no lock: reads,
+              limiter ◀── TableState: Table (ids, links, items) ──▶ samplers    │ then checks the id
+                                   │                                            │
+                                   └──kernels──▶ rows (shared memory) ◀─────────┘
 """
 
 from async_loader.replay.buffer import ReplayBuffer

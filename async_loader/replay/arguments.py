@@ -1,4 +1,4 @@
-"""What users hand to a table, made into what its parts take. Changes nothing."""
+"""Checks and converts the arguments of a table's methods."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.schema import RESERVED, Field, Schema, kind_of
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
-"""Names that a field of a step cannot have: they are added to batches, or are keywords of
-`ReplayBuffer.add`.
+"""Names that a field of a step cannot have: batches contain them, or `ReplayBuffer.add` has such
+keywords.
 """
 
 _INT64 = np.dtype(np.int64)
@@ -26,7 +26,7 @@ _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def positive(name: str, value: Any) -> int:
-    """``value`` as an int of 1 or more. Raises ConfigError."""
+    """Return ``value`` as an int of 1 or more. Raises ConfigError."""
     if type(value) is int and value > 0:
         return value
     number = _whole(value)
@@ -36,7 +36,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def whole_seed(seed: Any) -> int:
-    """``seed`` as an int of 0 or more. Raises ConfigError."""
+    """Return ``seed`` as an int of 0 or more. Raises ConfigError."""
     number = _whole(seed)
     if number is None or number < 0:
         raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None")
@@ -44,7 +44,7 @@ def whole_seed(seed: Any) -> int:
 
 
 def _whole(value: Any) -> int | None:
-    """As an int; ``None`` for what is no integer, as an array of several."""
+    """Convert to an int; ``None`` for anything else, as an array of several elements."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -52,7 +52,10 @@ def _whole(value: Any) -> int | None:
 
 
 def size_of(capacity: Any, max_bytes: Any) -> tuple[int | None, int | None]:
-    """Steps and bytes at most; at least one of them. ``capacity`` may be either."""
+    """Return the most steps and the most bytes, one of which may be ``None``.
+
+    ``capacity`` may be either.
+    """
     if isinstance(capacity, str):
         if max_bytes is not None:
             raise ConfigError(f"capacity={capacity!r} and max_bytes={max_bytes!r}: give bytes once")
@@ -63,10 +66,11 @@ def size_of(capacity: Any, max_bytes: Any) -> tuple[int | None, int | None]:
 
 
 def bytes_of(name: str, value: Any) -> int:
-    """Bytes: an int, or text with a unit (B; KB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024).
-    Raises ConfigError.
+    """Convert a size to bytes: an int, or text with a unit (B; KB, MB, GB, TB of 1000; KiB, MiB,
+    GiB, TiB of 1024).
 
-    Digits alone are refused as text: where a number counts steps they would mean another thing.
+    Raises ConfigError, also for text of digits alone: where a number counts steps it would mean
+    something else.
     """
     if not isinstance(value, str):
         return positive(name, value)
@@ -84,7 +88,7 @@ def bytes_of(name: str, value: Any) -> int:
 
 
 def one_of(given: Mapping[str, Any] | None, fields: dict[str, Any], what: str) -> Mapping[str, Any]:
-    """A step or batch that came either as a dict or as keywords."""
+    """Return a step or batch that was given either as a dict or as keywords."""
     if given is None:
         return fields
     if fields:
@@ -104,7 +108,9 @@ def one_of(given: Mapping[str, Any] | None, fields: dict[str, Any], what: str) -
 
 
 def _of_tensordict(given: Any, what: str) -> Mapping[str, Any]:
-    """A TensorDict as a dict: it is a mapping by its base class, and yet iterates over its rows."""
+    """Convert a TensorDict to a dict: it is a Mapping by its base class, and iterates over its
+    rows.
+    """
     rows = tuple(given.batch_size)
     if what == "step" and rows:
         raise SchemaError(
@@ -120,7 +126,7 @@ def _of_tensordict(given: Any, what: str) -> Mapping[str, Any]:
 
 
 def storable(schema: Schema) -> Schema:
-    """``schema``, if a table can store steps of it."""
+    """Return ``schema`` if a table can store its steps. Raises SchemaError."""
     root = schema.structure
     if root is None or root.kind is not dict:
         raise SchemaError("a step is a dict of fields: name what you store, as in add(obs=...)")
@@ -142,7 +148,9 @@ def storable(schema: Schema) -> Schema:
 
 
 def _list_in(structure: tree.Structure, name: str = "") -> str | None:
-    """The name of the first list in a structure: nobody means three fields by ``[1, 2, 3]``."""
+    """Return the name of the first list in a structure: ``[1, 2, 3]`` is hardly meant as three
+    fields.
+    """
     if structure is None:
         return None
     if structure.kind is list:
@@ -155,7 +163,7 @@ def _list_in(structure: tree.Structure, name: str = "") -> str | None:
 
 
 def schema_of_columns(batch: Mapping[str, Any]) -> Schema:
-    """The schema of one row of a batch, which must be a good one: the schema stays."""
+    """Return the schema of one row of a batch, after checking it: a table keeps its schema."""
     structure = tree.structure_of(batch)
     fields = []
     columns = list(tree.leaves(batch, structure))
@@ -184,7 +192,7 @@ def count_of(batch: Mapping[str, Any]) -> int:
 
 
 def length_of(schema: Schema, columns: Sequence[Any]) -> int:
-    """Rows of a batch. Raises SchemaError if its columns are of unequal length."""
+    """Return the rows of a batch. Raises SchemaError for columns of unequal length."""
     if len(set(map(len, columns))) > 1:
         lengths = {
             field.name: len(column) for field, column in zip(schema.fields, columns, strict=False)
@@ -196,8 +204,8 @@ def length_of(schema: Schema, columns: Sequence[Any]) -> int:
 
 
 def ids_of(index: Any) -> npt.NDArray[np.int64]:
-    """Ids as a contiguous int64 array that may be written to: kernels are compiled anew for any
-    other.
+    """Convert ids to a contiguous, writable int64 array: any other would have kernels compiled
+    again.
     """
     if (
         type(index) is np.ndarray
@@ -220,8 +228,8 @@ def ids_of(index: Any) -> npt.NDArray[np.int64]:
 
 
 def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
-    """Numbers as a float64 array ``[rows]``, a copy, whatever their shape: networks give ``[rows,
-    1]``.
+    """Convert numbers to a new float64 array ``[rows]``, whatever their shape, as ``[rows, 1]`` of
+    a network.
     """
     array = values if type(values) is np.ndarray else _array_of(values, name)
     if array.dtype.kind not in "biuf":
@@ -230,9 +238,9 @@ def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
 
 
 def one_float(value: Any, name: str) -> npt.NDArray[np.float64]:
-    """One number as a float64 array ``[1]``.
+    """Convert one number to a float64 array ``[1]``.
 
-    Raises ConfigError, also for NaN, which says that there is none.
+    Raises ConfigError, also for NaN, which stands for "not given".
     """
     if type(value) is not float and type(value) is not int:
         array = _array_of(value, name)
@@ -241,7 +249,7 @@ def one_float(value: Any, name: str) -> npt.NDArray[np.float64]:
         value = array.item()
     if value != value:
         raise ConfigError(
-            f"{name} is NaN: priorities are finite, 0 or more; leave it out where there is none"
+            f"{name} is NaN: priorities are finite, 0 or more; leave it out for a step without one"
         )
     return np.full(1, value, np.float64)
 
@@ -262,7 +270,7 @@ def _array_of(values: Any, name: str) -> npt.NDArray[Any]:
 
 
 def named(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of nested fields."""
+    """Yield the dotted names and the values of nested fields."""
     for key, value in fields.items():
         if isinstance(value, Mapping):
             yield from named(value, f"{prefix}{key}.")

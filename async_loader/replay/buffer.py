@@ -1,7 +1,4 @@
-"""ReplayBuffer: steps in shared memory, what adds them, and what draws them.
-
-Decides nothing itself.
-"""
+"""The replay buffer: the front of a table in this process, for threads that may wait."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ class ReplayBuffer(Table):
     capacity : int | str
         Steps, or shared memory as in ``"8GiB"``. The observation that ends an episode
         (``final_obs``) takes the room of a step.
-    schema : Schema | sequence of Field | (nested) dict of ``Field | (shape, dtype) | dtype``, optional
+    schema : Schema | sequence of Field | (nested) dict of Field, (shape, dtype) or dtype, optional
         What a step is. By default it is taken from the first step: arrays as they are, Python
         floats as float32, Python ints as int64. Steps are linked to those before and after them in
         their stream, which is what ``Field(stack=..., next=...)`` and n-step returns are read
@@ -155,12 +152,12 @@ class ReplayBuffer(Table):
         seed: int | None = None,
     ) -> Self:
         """Make a queue: each item is drawn exactly once, in the order of insertion; at most
-        ``size`` wait to be.
+        ``size`` items wait.
 
-        No item is lost: `add` waits while ``size`` items wait, and for a row (NOTE [queue tables]
-        in table.py). Over a feeder an item is delivered at least once: after a fault of a learner
-        or a connection it may come again, flagged ``redelivered``. The end of an episode adds all
-        steps that waited for it, up to n beyond ``size`` with n-step returns.
+        No item is lost: `add` waits while ``size`` items wait, and for a row (table/room.py, NOTE
+        [queue tables]). Over a feeder an item is delivered at least once: after a fault of a
+        learner or a connection it may come again, flagged ``redelivered``. The end of an episode
+        adds all steps that waited for it, up to n beyond ``size`` with n-step returns.
 
         Parameters
         ----------
@@ -190,9 +187,15 @@ class ReplayBuffer(Table):
         made = None if schema is None else Schema.of(schema)
         rows = capacity_of(size, made, checked_view(view))
         return cls(
-            rows if capacity is None else capacity, made, sampler=Fifo(), remover=Fifo(), limiter=Queue(size),
-            view=view, max_times_sampled=1, seed=seed,
-        )  # fmt: skip
+            rows if capacity is None else capacity,
+            made,
+            sampler=Fifo(),
+            remover=Fifo(),
+            limiter=Queue(size),
+            view=view,
+            max_times_sampled=1,
+            seed=seed,
+        )
 
     @classmethod
     @explain_wrong_names
@@ -204,8 +207,9 @@ class ReplayBuffer(Table):
         capacity: int | str | None = None,
         seed: int | None = None,
     ) -> Self:
-        """Make a stack: as `queue`, and the newest item is drawn first. Its schema can have no
-        ``stack`` and no ``next``.
+        """Make a stack: as `queue`, but the newest item is drawn first.
+
+        Its schema can have no ``stack`` and no ``next``.
 
         Raises
         ------
@@ -216,21 +220,28 @@ class ReplayBuffer(Table):
         check_stack(made)
         rows = capacity_of(size, made)
         return cls(
-            rows if capacity is None else capacity, made, sampler=Lifo(), remover=Lifo(), limiter=Queue(size),
-            max_times_sampled=1, seed=seed,
-        )  # fmt: skip
+            rows if capacity is None else capacity,
+            made,
+            sampler=Lifo(),
+            remover=Lifo(),
+            limiter=Queue(size),
+            max_times_sampled=1,
+            seed=seed,
+        )
 
     # -- what it is --------------------------------------------------------------------------------
 
     @staticmethod
     @explain_wrong_names
     def nbytes_for(capacity: int, schema: SchemaLike) -> int:
-        """Bytes of shared memory that a full buffer of ``capacity`` steps takes, exactly."""
+        """Return the bytes of shared memory that a full buffer of ``capacity`` steps takes,
+        exactly.
+        """
         return StorageLayout.of(Schema.of(schema), positive("capacity", capacity)).nbytes
 
     @property
     def capacity(self) -> int | None:
-        """Steps that are kept; ``None`` while that depends on a schema that is unknown."""
+        """The number of steps that are kept; ``None`` while it depends on an unknown schema."""
         return self._table_state.capacity
 
     @property
@@ -255,7 +266,10 @@ class ReplayBuffer(Table):
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """How far sampling and inserting may run ahead of each other; may be changed while they do."""
+        """How far sampling and inserting may run ahead of each other.
+
+        It may be changed any time.
+        """
         return self._table_state.limiter
 
     @limiter.setter
@@ -264,11 +278,11 @@ class ReplayBuffer(Table):
         self._table_state.limiter = limiter
 
     def __len__(self) -> int:
-        """Items that can be drawn."""
+        """Return how many items can be drawn."""
         return self._table_state.count_items()
 
     def stats(self) -> TableStats:
-        """The table in numbers."""
+        """Return the table's counts, and the calls that wait for it."""
         table_state = self._table_state
         with table_state.lock:
             table_state.catch_up()
@@ -296,7 +310,8 @@ class ReplayBuffer(Table):
             else table_state.capacity
         )
         state = "closed" if self.closed else "a fork's copy" if table_state.foreign else "open"
-        return f"<ReplayBuffer size={size} capacity={capacity} sampler={table_state.sampler!r} {state}>"
+        sampler = table_state.sampler
+        return f"<ReplayBuffer size={size} capacity={capacity} sampler={sampler!r} {state}>"
 
     # -- adding ------------------------------------------------------------------------------------
 
@@ -347,9 +362,9 @@ class ReplayBuffer(Table):
         Timeout, WouldDeadlock
             When the limiter lets nothing in. Nothing was written.
         ConfigError
-            For a ``stream`` that is no number, string, None or tuple of these; for a priority that
-            is not one number; and where two threads add to one episode of the default stream of a
-            table that links steps.
+            For a ``stream`` that is not a number, string, None or tuple of these; for a priority
+            that is not one number; and where two threads add to one episode of the default stream
+            of a table that links steps.
         """
         if misplaced:
             raise misplaced_fields("ReplayBuffer.add", misplaced)
@@ -409,9 +424,8 @@ class ReplayBuffer(Table):
             if self._table_state.linked:
                 raise ConfigError(
                     "this table links each step to those beside it, and extend() has to say whose "
-                    "steps these are: stream=0 if "
-                    "they follow each other, stream=range(n) for one of each of n environments, or "
-                    "use a writer()"
+                    "steps these are: stream=0 if they follow each other, stream=range(n) for one "
+                    "of each of n environments, or use a writer()"
                 )
             stream = 0
         return self._in.extend(
@@ -428,8 +442,8 @@ class ReplayBuffer(Table):
         truncated: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """End the episode of a stream after its last step, where that was not known when the step
-        was added.
+        """End the episode of a stream after its last step, if that was not known when the step was
+        added.
 
         Parameters
         ----------
@@ -446,14 +460,14 @@ class ReplayBuffer(Table):
         self._in.end_episodes((name,), final_obs, how_ended(terminated, truncated), timeout_s)
 
     def writer(self, stream: Hashable | None = None) -> LocalWriter:
-        """What adds the steps of an actor: to this stream, by default to a new one."""
+        """Make a writer for the steps of one actor: to this stream, by default to a new one."""
         return LocalWriter(
             self._table_state, self._in, fresh_stream() if stream is None else stream_name(stream)
         )
 
     def writer_handle(self) -> WriterHandle:
-        """What another process needs to add steps: an argument for it, under any start method; one
-        handle for each writer.
+        """Make a handle for a writer in another process: an argument of that process, under any
+        start method.
 
         ``handle.open(stream)`` there gives a `async_loader.table.Writer`, as `writer` does here. It
         writes into this table's shared memory, without a lock; what it adds can be drawn at once.
@@ -483,13 +497,13 @@ class ReplayBuffer(Table):
         autoreset: AutoReset | None = None,
         streams: Sequence[Hashable] | None = None,
     ) -> VectorWriter:
-        """What adds the steps of a vector of environments, each a stream.
+        """Make a writer for a vector of environments, with a stream for each.
 
         Parameters
         ----------
         envs : int | gymnasium.vector.VectorEnv
             How many there are, or the environments, which also say how they reset.
-        autoreset : "next_step" | "same_step" | "disabled" | gymnasium.vector.AutoresetMode, optional
+        autoreset : "next_step" | "same_step" | "disabled" | AutoresetMode of Gymnasium, optional
             When environments begin anew by themselves: ``envs.metadata["autoreset_mode"]``, which
             is taken from environments that are given. Of a number of environments "next_step",
             Gymnasium's default.
@@ -571,8 +585,9 @@ class ReplayBuffer(Table):
         rank: int = 0,
         world_size: int = 1,
     ) -> ReplaySource:
-        """The table as a source, for a loader. `AsyncDataLoader` makes one by itself where it is
-        given a table.
+        """Make a source of the table, for a loader.
+
+        `AsyncDataLoader` makes one by itself for a table.
 
         Parameters
         ----------
@@ -614,7 +629,7 @@ class ReplayBuffer(Table):
 
     @explain_wrong_names
     def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
-        """Rows by id.
+        """Read steps by id.
 
         Parameters
         ----------
@@ -635,7 +650,7 @@ class ReplayBuffer(Table):
     def update_priorities(
         self, index: Any, priority: Any, *, timeout_s: float | None = None
     ) -> Applied:
-        """New priorities of items, by id.
+        """Change the priorities of items, by id.
 
         Parameters
         ----------
@@ -665,8 +680,8 @@ class ReplayBuffer(Table):
         return self._by_id.update_priorities(index, priority)
 
     def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
-        """Overwrite fields of steps, by id: a reward that arrives late, a value that was computed
-        anew.
+        """Overwrite fields of steps, by id: a reward that arrives late, a value that is computed
+        again.
 
         Parameters
         ----------
@@ -693,7 +708,7 @@ class ReplayBuffer(Table):
 
     @explain_wrong_names
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
-        """Take items out, by id: they are not drawn any more.
+        """Remove items, by id: they are not drawn any more.
 
         Their neighbours' stacks and returns still show them.
         """
@@ -702,10 +717,11 @@ class ReplayBuffer(Table):
         return self._by_id.delete(index)
 
     def clear(self, *, timeout_s: float | None = None) -> None:
-        """Take all items out, and end all open episodes. Ids go on; counts begin anew, and with
-        them the limiter.
+        """Remove all items, and end all open episodes.
 
-        Writers may go on, with new episodes.
+        Ids continue; counts begin at zero, and with them the limiter.
+
+        Writers may continue, with new episodes.
         """
         self._by_id.clear(timeout_s)
 
@@ -715,8 +731,7 @@ class ReplayBuffer(Table):
     def save(
         self, path: str | os.PathLike[str], *, timeout_s: float | None = None
     ) -> checkpoint.SaveReport:
-        """Write everything that the table knows into a folder, while others go on adding and
-        sampling.
+        """Write the whole table into a folder, while other threads add and sample.
 
         The first save is a full one; the next ones to the same folder write what has changed since,
         until together they are half as large as a full one. (A buffer that is saved to several
@@ -754,7 +769,7 @@ class ReplayBuffer(Table):
         number: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Put what was saved to a folder in place of what the table holds.
+        """Replace the table's contents by those of a save.
 
         Steps, ids, priorities, counts and the samplers' random numbers become those of the save;
         the table's settings stay its own, and so do its memory and all sources and loaders, which
@@ -801,13 +816,12 @@ class ReplayBuffer(Table):
         seed: int | None = None,
         max_bytes: int | str | None = None,
     ) -> ReplayBuffer:
-        """The buffer that was saved last to a folder: it goes on with its ids, draws and limits as
-        if it had never ended.
+        """Make the buffer that was last saved to a folder, with its ids, draws and limits at that
+        moment.
 
-        But for open episodes: environments begin anew, and so the first step that is written to a
-        stream ends the episode that was open there, as `end_episode` without arguments does, and
-        does not follow it. Call `end_episode` before that step if you know how the old episode
-        ended.
+        Open episodes are the exception: environments begin new ones. So the first step of a stream
+        ends the episode that was open there, as `end_episode` without arguments does, and is not
+        linked to it. Call `end_episode` before that step if you know how the old episode ended.
 
         Parameters
         ----------
@@ -844,11 +858,10 @@ class ReplayBuffer(Table):
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = 5.0) -> None:
-        """No more is added or drawn. Writers in other processes raise Closed, and their thread
-        ends. May be called again.
+        """Close the table: nothing is added or drawn any more. May be called again.
 
-        A buffer without such writers need not be closed: its memory goes when nothing refers to it
-        any more.
+        Writers in other processes raise Closed, and the thread that serves them ends. A buffer
+        without such writers need not be closed: its memory is freed with its last reference.
         """
         self._table_state.close(timeout_s)
 
@@ -866,16 +879,16 @@ class ReplayBuffer(Table):
     def __reduce__(self) -> Any:
         raise CannotSend(
             "a ReplayBuffer stays in its process: send its writer_handle() to write there, and "
-            "read it by a loader here, or send "
-            "the reader() of its source(); save() and ReplayBuffer.from_checkpoint() keep what it "
-            "holds"
+            "read it by a loader here, or send the reader() of its source(); save() and "
+            "ReplayBuffer.from_checkpoint() keep what it holds"
         )
 
 
 def parts_of(buffer: ReplayBuffer) -> TableParts:
-    """Return the parts of a table, to build a second front over it, as a feeder's server does.
+    """Return the parts of a table, for a second front over it, such as the one of a feeder's
+    server.
 
-    They are shared with the buffer, and are to be used by the rules in their docstrings.
+    They are shared with the buffer, and are used by the rules in their docstrings.
     """
     return TableParts(buffer._table_state, buffer._in, buffer._out)
 

@@ -11,7 +11,9 @@ from async_loader.replay.rate_limiter import UNLIMITED, RateLimiter, number_text
 
 
 class LimiterState:
-    """A table's counts, and what its limiter makes of them. O(1); called under the table's lock.
+    """The counts of a table, and what its limiter derives from them.
+
+    O(1); called under the table's lock.
 
     Parameters
     ----------
@@ -24,7 +26,7 @@ class LimiterState:
     inserted, sampled, deleted : int
         Items since the table was new. Deletions count for its size only, not for the ratio.
     waiting : int
-        Steps that were written and are no items yet. They count for the ratio, not for the size.
+        Steps that were written and are not items yet. They count for the ratio, not for the size.
     needed : int
         Items that the largest draw so far needs: each of its rows another, where the sampler
         repeats none.
@@ -59,7 +61,7 @@ class LimiterState:
         self._low, self._high = config.bounds
 
     def may_insert(self, n: int) -> bool:
-        """Whether ``n`` rows may be inserted at once."""
+        """Return whether ``n`` rows may be inserted at once."""
         inserted = self.inserted + n
         written = inserted + self.waiting
         if (
@@ -70,10 +72,9 @@ class LimiterState:
         return n <= self._free_of_ratio()
 
     def may_insert_together(self, n: int, promised: int = 0) -> bool:
-        """Whether ``n`` rows that go in together or not at all may be inserted, beside ``promised``
-        others.
+        """Return whether ``n`` rows may be inserted together, beside ``promised`` others.
 
-        While nothing can be sampled one row is always let in, and the others come with it.
+        While nothing can be sampled one row is always allowed, and the others come with it.
         """
         if self.may_insert(n + promised):
             return True
@@ -83,22 +84,24 @@ class LimiterState:
         )
 
     def _free_of_ratio(self) -> int:
-        """Steps that may be inserted whatever the ratio says, while waiting steps keep a draw from
-        its items.
+        """Return how many steps may be inserted regardless of the ratio, while waiting steps keep a
+        draw from its items.
 
-        A step that waits becomes an item with the next one of its stream. So the ratio could stop
-        the writers of several streams while the items are too few for any draw, and neither side
-        would ever go on.
+        A waiting step becomes an item with the next one of its stream. So the ratio could stop the
+        writers of several streams while the items are too few for any draw, and neither side would
+        ever continue.
         """
         lacking = max(self.needed, self._min_size) - self.inserted + self.deleted
         return max(lacking, self.waiting) if self.waiting and lacking > 0 else 0
 
     def can_ever_insert(self, n: int) -> bool:
-        """Whether sampling, and nothing else, leads to where ``n`` rows may be inserted at once."""
+        """Return whether sampling alone leads to a state in which ``n`` rows may be inserted at
+        once.
+        """
         return self.may_insert(n) or n * self._spi <= self.window()
 
     def may_sample(self, n: int) -> bool:
-        """Whether ``n`` rows may be sampled at once."""
+        """Return whether ``n`` rows may be sampled at once."""
         inserted = self.inserted
         written = inserted + self.waiting
         return (
@@ -116,7 +119,7 @@ class LimiterState:
         self.deleted += n
 
     def insertable(self) -> int:
-        """The most rows that may be inserted at once, now; `UNLIMITED` if nothing limits."""
+        """Return the most rows that may be inserted at once now; `UNLIMITED` without a limit."""
         by_ratio = whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
         if by_ratio == UNLIMITED:
             return UNLIMITED
@@ -125,7 +128,7 @@ class LimiterState:
         return n + 1 if self.may_insert(n + 1) else n - 1 if n and not self.may_insert(n) else n
 
     def sampleable(self) -> int:
-        """The most rows that may be sampled at once, now; `UNLIMITED` if nothing limits."""
+        """Return the most rows that may be sampled at once now; `UNLIMITED` without a limit."""
         if self.inserted - self.deleted < self._min_size:
             return 0
         n = max(0, whole((self.inserted + self.waiting) * self._spi - self.sampled - self._low))
@@ -135,18 +138,18 @@ class LimiterState:
         return n + 1 if self.may_sample(n + 1) else n - 1 if n and not self.may_sample(n) else n
 
     def can_ever_sample(self, n: int) -> bool:
-        """Whether inserting, and nothing else, leads to where ``n`` rows may be sampled at once.
+        """Return whether inserting alone leads to a state in which ``n`` rows may be sampled at
+        once.
 
-        Sampling in other amounts may change the answer where ``samples_per_insert`` does not divide
-        them. In every state it is yes for ``n <= window() - samples_per_insert``, and once the
-        table is full no for ``n > window()``.
+        Sampling in other amounts may change the answer if ``samples_per_insert`` does not divide
+        them. It is true in every state for ``n <= window() - samples_per_insert``, and false for
+        ``n > window()`` once the table is full.
         """
         return n <= self._most_at_once()
 
     def _most_at_once(self) -> int:
-        """What may be sampled at once after as many inserts as are allowed.
-
-        They always reach the minimum size.
+        """Return how many rows may be sampled at once after all allowed inserts, which always reach
+        the minimum size.
         """
         more = self.insertable()
         if more == UNLIMITED:
@@ -156,12 +159,12 @@ class LimiterState:
         )
 
     def window(self) -> float:
-        """Samples between the two bounds."""
+        """Return the samples between the two bounds."""
         return self._high - self._low
 
     def window_warning(self, batch_size: int, ahead: int) -> str | None:
-        """What to say of a loader that samples ``ahead`` batches before the one in use, if the
-        window cannot hold them all.
+        """Return a warning if the window cannot hold ``ahead`` batches of a loader; ``None`` if it
+        can.
         """
         wanted, window = batch_size * (ahead + 1), self.window()
         if wanted <= window:
@@ -179,18 +182,20 @@ class LimiterState:
         )
 
     def why_not_sample(self, n: int) -> str:
-        """Why `may_sample` said no, and what would change it."""
+        """Say why `may_sample` refuses, and what would change it."""
         if not self.can_ever_sample(n):
             return self._never_sampled(n)
         size = self.inserted - self.deleted
         missing = self._inserts_before_sampling(n)
         if size < self._min_size:
-            return f"sampling {n:,} needs the table to hold {self._min_size:,} items, it holds {size:,}: add {missing:,} more"
+            return (
+                f"sampling {n:,} needs the table to hold {self._min_size:,} items, it holds "
+                f"{size:,}: add {missing:,} more"
+            )
         over = self._low - ((self.inserted + self.waiting) * self._spi - self.sampled - n)
         return (
-            f"sampling {n:,} more would be {number_text(over)} samples further ahead of inserting than "
-            f"{self.config} allow: "
-            f"insert at least {missing:,} more"
+            f"sampling {n:,} more would be {number_text(over)} samples further ahead of inserting "
+            f"than {self.config} allow: insert at least {missing:,} more"
         )
 
     def _inserts_before_sampling(self, n: int) -> int:
@@ -209,9 +214,8 @@ class LimiterState:
             return f"{text}: sample fewer at a time, or use a size of {n:,} or more"
         return (
             f"{n:,} can never be sampled at once: {self.config} leave a window of "
-            f"{number_text(self.window())} samples, and the most "
-            f"that inserting alone can make of it now is {self._most_at_once():,}: sample fewer at "
-            "a time, or use "
+            f"{number_text(self.window())} samples, and the most that inserting alone can make of "
+            f"it now is {self._most_at_once():,}: sample fewer at a time, or use "
             f"{self.config.buffer_for(n + self._spi)}"
         )
 
@@ -235,19 +239,16 @@ class LimiterState:
         )
 
     def state(self) -> dict[str, int]:
-        """The counts, as JSON holds them.
-
-        The limiter is no part of them: a restored table keeps the one it was made with.
-        """
+        """Return the counts for JSON. A restored table keeps the limiter that it was made with."""
         return {"inserted": self.inserted, "sampled": self.sampled, "deleted": self.deleted}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Take over the counts of a `state`.
+        """Continue from a `state`.
 
         Raises
         ------
         ConfigError
-            If it is none. Nothing has changed then.
+            If ``state`` is not one. Then nothing has changed.
         """
         try:
             inserted, sampled, deleted = (
@@ -264,7 +265,7 @@ class LimiterState:
 
 def check_room(limiter: RateLimiter | None, capacity: int, surely: int) -> None:
     """Raise ConfigError for a limiter that waits for more items than a table of ``capacity`` steps
-    holds at once.
+    holds.
 
     ``surely``: how many it holds while an episode is open.
     """
@@ -274,19 +275,20 @@ def check_room(limiter: RateLimiter | None, capacity: int, surely: int) -> None:
     if wanted > surely:
         raise ConfigError(
             f"min_size_to_sample={wanted:,}: {_holds(capacity, surely)}, so that nothing would "
-            "ever "
-            f"be sampled: use {surely:,} or less, or raise the capacity by {wanted - surely:,}"
+            f"ever be sampled: use {surely:,} or less, or raise the capacity by {wanted - surely:,}"
         )
     size = limiter.queue_size
     if size is not None and size > surely:
         raise ConfigError(
             f"a queue of {size:,}: {_holds(capacity, surely)}, so that it would never be full: use "
-            "a size of "
-            f"{surely:,} or less, or raise the capacity by {size - surely:,}"
+            f"a size of {surely:,} or less, or raise the capacity by {size - surely:,}"
         )
 
 
 def _holds(capacity: int, surely: int) -> str:
     if surely >= capacity:
         return f"the table keeps {capacity:,} steps"
-    return f"the table keeps {capacity:,} steps, of which {surely:,} can be drawn while an episode is open"
+    return (
+        f"the table keeps {capacity:,} steps, of which {surely:,} can be drawn while an episode is "
+        "open"
+    )

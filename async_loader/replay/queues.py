@@ -1,5 +1,4 @@
-"""Tables that hand out each item once: how large they are, and which settings fit. Arithmetic;
-holds no data.
+"""Capacity and limits of tables that draw each item once. Pure arithmetic.
 
 # NOTE [capacity of a queue]
 The size of a queue counts items, its capacity rows. Where steps stand alone these are the same.
@@ -23,15 +22,17 @@ from async_loader.replay.views import Transitions, depth_and_lookahead
 from async_loader.schema import Schema
 
 OPEN_EPISODES: Final = 32
-"""Episodes that may be open at once in a queue whose capacity is derived: actors, or environments
-of a vector.
+"""Episodes that may be open at once in a queue with a derived capacity: actors, or environments of
+a vector.
 """
 
 
 def capacity_of(size: int, schema: Schema | None, view: Transitions | None = None) -> int:
-    """Rows of a queue in which ``size`` items can wait: see NOTE [capacity of a queue].
+    """Return the rows of a queue in which ``size`` items can wait.
 
     Raises ConfigError for a bad size.
+
+    See NOTE [capacity of a queue].
     """
     size = positive("size", size)
     depth, followed = (1, 0) if schema is None else depth_and_lookahead(schema)
@@ -43,22 +44,19 @@ def capacity_of(size: int, schema: Schema | None, view: Transitions | None = Non
 
 
 def check_stack(schema: Schema | None) -> None:
-    """Raise ConfigError for steps that are read from their neighbours: rows of a stack are reused
-    out of order.
-    """
+    """Raise ConfigError for a schema that links steps: a stack reuses rows out of order."""
     linked = [] if schema is None else [field.name for field in schema.fields if field.linked]
     if linked:
         raise ConfigError(
             f"field {linked[0]!r} has a stack= or a next=, which are read from the steps around "
-            "it, and a "
-            "stack takes those out of order: store what a step needs in it, or use "
+            "it, and a stack takes those out of order: store what a step needs in it, or use "
             "ReplayBuffer.queue(size, schema)"
         )
 
 
 def check_limiter(limiter: object, max_times_sampled: int) -> None:
-    """Raise ConfigError for what is no limiter, and for that of a queue in a table that draws items
-    again.
+    """Raise ConfigError for a value that is not a limiter, and for a queue's limiter in any other
+    table.
     """
     if limiter is None:
         return

@@ -1,7 +1,4 @@
-"""How far sampling may run ahead of inserting, as arithmetic.
-
-Holds no lock and no clock; the table calls it under its own.
-"""
+"""The settings of a rate limiter: how far sampling may run ahead of inserting."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
 
 UNLIMITED: Final = 2**63 - 1
-"""What `LimiterState.insertable` and `LimiterState.sampleable` say where nothing limits."""
+"""The answer of `LimiterState.insertable` and `LimiterState.sampleable` without a limit."""
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -54,7 +51,7 @@ class RateLimiter:
     ConfigError
         For a minimum below 1, a ratio that is not above 0, an error buffer without a ratio, bounds
         less than ``2 * max(1, samples_per_insert)`` apart, or bounds above the cursor at the
-        minimum: these block inserting or sampling for good.
+        minimum: these block inserting or sampling for ever.
 
     Warns
     -----
@@ -86,8 +83,7 @@ class RateLimiter:
         if samples_per_insert is None and error_buffer is not None:
             raise ConfigError(
                 f"error_buffer={error_buffer!r} without samples_per_insert: it is how far that "
-                "ratio may be missed, "
-                "give both or neither"
+                "ratio may be missed, give both or neither"
             )
         ratio, buffer = 1.0, _error_buffer(math.inf)  # one for one, and any number of samples apart
         if samples_per_insert is not None:
@@ -115,8 +111,7 @@ class RateLimiter:
             return f"RateLimiter(min_size_to_sample={self.min_size_to_sample})"
         return (
             f"RateLimiter(min_size_to_sample={self.min_size_to_sample}, "
-            f"samples_per_insert={self.samples_per_insert!r}, "
-            f"error_buffer={self.error_buffer!r})"
+            f"samples_per_insert={self.samples_per_insert!r}, error_buffer={self.error_buffer!r})"
         )
 
     def _check_bounds(self) -> None:
@@ -124,10 +119,9 @@ class RateLimiter:
         least, start = 2 * max(1.0, spi), self.min_size_to_sample * spi
         if not high - low >= least:
             raise ConfigError(
-                f"error_buffer={self.error_buffer} leaves {number_text(high - low)} samples between the "
-                "bounds; the least that cannot "
-                f"block inserting or sampling is 2 * max(1, samples_per_insert) = {number_text(least)}: use "
-                f"{self.buffer_for(least)}"
+                f"error_buffer={self.error_buffer} leaves {number_text(high - low)} samples "
+                "between the bounds; the least that cannot block inserting or sampling is 2 * "
+                f"max(1, samples_per_insert) = {number_text(least)}: use {self.buffer_for(least)}"
             )
         if low > start:
             raise ConfigError(
@@ -138,18 +132,18 @@ class RateLimiter:
         if high < start:
             warnings.warn(
                 f"error_buffer={self.error_buffer} ends below {number_text(start)}, which is "
-                "samples_per_insert * min_size_to_sample: "
-                f"with {self.min_size_to_sample:,} rows inserted the next waits for a sampler that "
-                "runs at the same time; "
-                f"an upper bound of {number_text(start)} or more avoids that",
+                f"samples_per_insert * min_size_to_sample: with {self.min_size_to_sample:,} rows "
+                "inserted the next waits for a sampler that runs at the same time; an upper bound "
+                f"of {number_text(start)} or more avoids that",
                 stacklevel=4,  # the caller of the constructor
             )
 
     def hands_out_all(self, times: int, capacity: int) -> bool:
-        """Whether a table of ``capacity`` steps is a queue: each item is drawn ``times`` times, and
-        none is overwritten before.
+        """Return whether a table of ``capacity`` steps is a queue: it overwrites no item before
+        that was drawn ``times`` times.
 
-        So it is where sampling may take every item, and no more may wait than there is room for.
+        That holds if sampling may take every item, and no more may wait than the table has room
+        for.
         """
         low, high = self.bounds
         spi = self.samples_per_insert
@@ -184,7 +178,7 @@ class RateLimiter:
         return f"{per_insert} and an error buffer of {number_text(buffer)}"
 
     def buffer_for(self, samples: float) -> str:
-        """In words, an error buffer between whose bounds so many samples fit."""
+        """Say which error buffer has bounds between which ``samples`` samples fit."""
         if isinstance(self.error_buffer, tuple):
             return f"bounds {number_text(math.ceil(samples))} or more apart"
         return f"an error buffer of {number_text(math.ceil(samples / 2))} or more"
@@ -231,7 +225,7 @@ def _error_buffer(value: Any) -> float | tuple[float, float]:
 
 
 def whole(x: float) -> int:
-    """Rounded down; `UNLIMITED` where a float no longer counts by ones."""
+    """Round down; `UNLIMITED` if a float no longer counts by ones."""
     return math.floor(x) if x < 2**53 else UNLIMITED
 
 

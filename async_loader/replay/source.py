@@ -1,7 +1,4 @@
-"""A table as the loader sees it: plans batches of ids, waiting until there is something to draw.
-
-Reads no row.
-"""
+"""A table as a source for a loader: it plans batches of ids, and waits for items."""
 
 from __future__ import annotations
 
@@ -32,8 +29,9 @@ from async_loader.source import Applied, Ready, Rows
 
 
 class ReplaySource:
-    """Batches out of a table, once it holds ``min_size`` items. A `Source`, made by
-    `ReplayBuffer.source`.
+    """Plans the batches of a table, once it holds ``min_size`` items.
+
+    A `Source`, made by `ReplayBuffer.source`.
 
     Threads: `plan` by one, all else by any.
 
@@ -87,11 +85,12 @@ class ReplaySource:
             self._own.atexit = False
 
     def plan(self, batch_size: int, patience: Patience) -> Rows | Ready:
-        """``batch_size`` items, as the sampler chooses. Waits until there are enough, and for the
-        limiter.
+        """Plan ``batch_size`` items, as the sampler chooses.
 
-        Of a table with ``max_times_sampled`` the batch itself: its rows may be overwritten as soon
-        as they were drawn.
+        Waits until there are enough, and for the limiter.
+
+        For a table with ``max_times_sampled`` it returns the batch itself, since its rows may be
+        overwritten as soon as they were drawn.
         """
         table_state = self._table_state
         if self._closed and self._own is not None:
@@ -101,16 +100,17 @@ class ReplaySource:
         self._batch_size = batch_size
         plan = self._attempt(batch_size)
         if plan is None:
-            bell = EventFd()
+            eventfd = EventFd()
             self._wanted.append(batch_size)
             try:
-                with table_state.waiters.ringing(bell, "sample", lambda: self._why_not(batch_size)):
+                waiters = table_state.waiters
+                with waiters.ringing(eventfd, "sample", lambda: self._why_not(batch_size)):
                     while plan is None:
                         plan = self._attempt(batch_size)
                         if plan is None:
-                            patience.wait(bell, self.waiting_for() or "steps")
-                            # before looking again: what is added from here on rings it again
-                            bell.clear()
+                            patience.wait(eventfd, self.waiting_for() or "steps")
+                            # Before looking again: a later addition rings it again.
+                            eventfd.clear()
             finally:
                 self._wanted.remove(batch_size)
         return plan
@@ -122,7 +122,8 @@ class ReplaySource:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        return f"<ReplaySource sampler={self._sampler!r} view={self._view!r} min_size={self._min_size} {state}>"
+        settings = f"sampler={self._sampler!r} view={self._view!r} min_size={self._min_size}"
+        return f"<ReplaySource {settings} {state}>"
 
     def __reduce__(self) -> Any:
         raise CannotSend(
@@ -131,10 +132,9 @@ class ReplaySource:
         )
 
     def close(self) -> None:
-        """Let go of the source's own sampler: the table does not tell it any more. May be called
-        again.
+        """Detach the source's own sampler from the table. May be called again.
 
-        A source that is not referenced any more is closed by itself.
+        A source without references closes itself.
         """
         self._closed = True
         if self._own is not None:
@@ -172,11 +172,11 @@ class ReplaySource:
         return self._out.why_not(self._sampler, batch_size, self._min_size, key)
 
     def reader(self) -> ReplayReader | None:
-        """A new reader of the rows, for this or any other process.
+        """Make a reader of the rows, for this or any other process.
 
-        ``None`` while the schema is unknown, that is before the first step of a table that was
-        given none. Once a ``plan`` has returned there is a reader: ask again then, and start worker
-        processes with that one.
+        ``None`` while the schema is unknown, that is before the first step of a table without one.
+        Once ``plan`` has returned there is a reader: ask again then, and start worker processes
+        with that one.
         """
         if not self._table_state.ready:
             return None
@@ -195,13 +195,13 @@ class ReplaySource:
         return self._by_id.update(index, **fields)
 
     def waiting_for(self) -> str | None:
-        """What `plan` is waiting for, in numbers; ``None`` when it need not wait."""
+        """Say in numbers what `plan` waits for; ``None`` if it need not wait."""
         with self._table_state.lock:
             return self._why_not(max(self._wanted, default=self._batch_size))
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
-        """A loader will plan so many batches before the first is used: warn if the limiter never
-        lets it.
+        """Warn if the limiter never allows ``batches`` batches before the first is used, as a
+        loader will plan.
         """
         limiter = self._table_state.limiter
         text = (
@@ -212,5 +212,5 @@ class ReplaySource:
 
 
 def _samples(schema: Schema, arrays: Sequence[npt.NDArray[Any]]) -> list[Any]:
-    """The rows of a batch one by one, nested as a step is."""
+    """Return the rows of a batch as a list of steps."""
     return [schema.rebuild([array[i] for array in arrays]) for i in range(len(arrays[0]))]

@@ -1,4 +1,4 @@
-"""A table in numbers. Counts nothing itself."""
+"""A table in numbers."""
 
 from __future__ import annotations
 

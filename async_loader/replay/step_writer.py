@@ -16,7 +16,7 @@ from async_loader.table import Ids, Streams
 
 
 class StepWriter(ABC):
-    """The front of a `async_loader.table.Writer`: arguments, ends of episodes, and the ``with`` block.
+    """The front of a `async_loader.table.Writer`: arguments, ends of episodes, ``with`` blocks.
 
     A subclass writes what the front has taken apart. One call of `append` enters one method of it.
 

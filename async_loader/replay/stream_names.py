@@ -30,22 +30,22 @@ _numbers = itertools.count()
 
 
 class StreamName(tuple[Any, ...]):
-    """A tuple that is the name of one stream. Equal to the plain tuple."""
+    """A tuple that names one stream. Equal to the plain tuple."""
 
     __slots__ = ()
 
 
 _PLAIN = (int, str, StreamName)
-"""Types of which every value is a name as it stands."""
+"""Types of which every value is a name without conversion."""
 
 
 def fresh_stream() -> StreamName:
-    """A name that no other stream has."""
+    """Make a name that no other stream has."""
     return StreamName(("writer", next(_numbers)))
 
 
 def pass_over(names: Iterable[Hashable]) -> None:
-    """From now on `fresh_stream` makes none of these: a loaded table has them."""
+    """Skip these names in `fresh_stream` from now on: a loaded table has them."""
     global _numbers
     taken = [
         name[1]
@@ -57,7 +57,9 @@ def pass_over(names: Iterable[Hashable]) -> None:
 
 
 def stream_name(stream: Any) -> Hashable:
-    """The name of one stream. Raises ConfigError for what cannot be one.
+    """Convert ``stream`` to the name of one stream.
+
+    Raises ConfigError for a value that cannot be one.
 
     Numbers that are arrays or tensors are names by their value: a tensor's own hash is its address.
     """
@@ -91,10 +93,11 @@ def stream_name(stream: Any) -> Hashable:
 
 
 def lasting_json(name: Any, whole: Any = ...) -> Any:
-    """The name of a stream as JSON has it. Raises ConfigError for one that it does not hold, see
-    NOTE [names that last].
+    """Convert the name of a stream to JSON.
 
-    ``whole``: of which this is a part.
+    Raises ConfigError for one that JSON cannot hold, see NOTE [names that last].
+
+    ``whole``: the name of which ``name`` is a part.
     """
     whole = name if whole is ... else whole
     if name is None or isinstance(name, str | bool | int):
@@ -113,7 +116,9 @@ def lasting_json(name: Any, whole: Any = ...) -> Any:
 
 
 def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable | list[Hashable]:
-    """The name of one stream for all rows, or a list of one for each. See NOTE [one or many].
+    """Return the name of one stream for all rows, or a list with one for each.
+
+    See NOTE [one or many].
 
     Parameters
     ----------
@@ -136,8 +141,7 @@ def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable
     if type(stream) is tuple and len(listed) == rows and _is_in(stream, known):
         raise ConfigError(
             f"stream={stream!r} is the name of a stream, and could be one name for each of the "
-            f"{rows} rows: "
-            f"give list(stream) for one each, or [stream] * rows for that one"
+            f"{rows} rows: give list(stream) for one each, or [stream] * rows for that one"
         )
     if len(listed) != rows:
         more = (
@@ -152,7 +156,7 @@ def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable
 
 
 def _listed(stream: Any) -> list[Any] | None:
-    """One for each row; ``None`` if it is not a sequence of names."""
+    """Return a list of one for each row; ``None`` if ``stream`` is not a sequence of names."""
     if type(stream) in (list, tuple, range):
         return list(stream)
     array = tensors.as_array(stream)

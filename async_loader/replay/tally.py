@@ -1,4 +1,4 @@
-"""How many of a writer's steps are in its table, also after Ctrl-C."""
+"""Counts the steps of a writer that are in its table, also after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NO_IDS: Ids = np.empty(0, np.int64)
 class Tally:
     """Counts the steps of one writer. One thread at a time.
 
-    A table stores the ids of steps where `begin` says, in the moment in which they are in. So it is
-    known of an interrupted call too. What belongs together is assigned without a call between,
-    where no signal is handled.
+    A table stores the id of a step where `begin` says, at the moment at which the step is in. So
+    the ids of an interrupted call are known too. Values that belong together are assigned without a
+    call between, where no signal is handled.
 
     Parameters
     ----------
@@ -31,10 +31,10 @@ class Tally:
         self._one = np.full(1, -1, np.int64)
         self._ids = _NO_IDS
         self.under_way = False
-        """Whether a call has begun and not ended, as one that raised."""
+        """Whether a call has begun and not ended, such as one that raised."""
 
     def begin_one(self) -> Ids:
-        """A call that adds one step begins; where its id is to go."""
+        """Begin a call that adds one step. Return the array for its id."""
         if self.under_way:
             self.settle()
         self._ids, self.under_way = self._one, True
@@ -49,15 +49,15 @@ class Tally:
         return ids
 
     def end_one(self) -> None:
-        """The call has added its step."""
+        """Count the step of a call that has returned."""
         self._before, self._one[0], self.under_way = self._before + 1, -1, False
 
     def end(self, count: int) -> None:
-        """The call has added its steps."""
+        """Count the steps of a call that has returned."""
         self._before, self._ids, self.under_way = self._before + count, _NO_IDS, False
 
     def settle(self) -> int:
-        """How many steps of a call that was interrupted or refused are in, which are counted now."""
+        """Count the steps of an interrupted or refused call that are in. Return how many."""
         done = self._done()
         self._before, self._one[0], self._ids, self.under_way = (
             self._before + done,
@@ -78,5 +78,5 @@ class Tally:
 
     @property
     def steps(self) -> int:
-        """All that are in."""
+        """All steps that are in the table."""
         return self._before + self._done()

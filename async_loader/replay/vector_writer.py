@@ -1,4 +1,4 @@
-"""The writer of a vector of environments: a stream for each, and what their resets do to the steps."""
+"""The writer of a vector of environments: a stream for each, and the effect of their resets."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['auto
 
 
 class _Writer(Protocol):
-    """What a VectorWriter writes with: a `async_loader.table.Writer` that can also add rows
-    together or not at all.
+    """What a VectorWriter writes with: a `async_loader.table.Writer` that can also add rows all or
+    none.
     """
 
     @property
@@ -36,7 +36,7 @@ class _Writer(Protocol):
     def steps(self) -> int:
         """Steps that were added.
 
-        After a call that raised it says whether the rows of that call are in.
+        After a call that raised it tells whether the rows of that call are in.
         """
 
     def _extend_together(
@@ -53,7 +53,7 @@ class _Writer(Protocol):
         """Add all rows or none: an array ``[rows, ...]`` for each field, each row to a stream of
         its own.
 
-        ``terminated`` and ``truncated`` are bool arrays ``[rows]``, stored too where the schema has
+        ``terminated`` and ``truncated`` are bool arrays ``[rows]``, stored too if the schema has
         such fields.
         """
 
@@ -66,11 +66,12 @@ class _Writer(Protocol):
 
 
 class VectorWriter:
-    """Adds what a vector of environments returns, one stream for each. Made by ``vector_writer`` of
-    a table.
+    """Adds the steps of a vector of environments, one stream for each.
 
-    Threads: one at a time. A call of `append` adds a step of each environment, or of none: also
-    where it is refused, times out or is interrupted by Ctrl-C. `steps` says which.
+    Made by ``vector_writer`` of a table.
+
+    Threads: one at a time. A call of `append` adds a step of each environment, or of none: also if
+    it is refused, times out or is interrupted by Ctrl-C. `steps` says which.
 
     Parameters
     ----------
@@ -109,7 +110,7 @@ class VectorWriter:
             )
         self._closed = False
         self._resetting: Bools = np.zeros(count, np.bool_)
-        # what `_resetting` is if the call that is under way adds its steps
+        # The value of `_resetting` if the running call adds its steps.
         self._then: Bools | None = None
         self._before = 0  # steps that were in before that call
 
@@ -134,7 +135,7 @@ class VectorWriter:
         timeout_s: float | None = None,
         **fields: Any,
     ) -> Ids | None:
-        """One call of ``envs.step``: what was known before it as fields, what it returned by name.
+        """Add one call of ``envs.step``: fields known before it, and what it returned, by name.
 
         Parameters
         ----------
@@ -168,7 +169,7 @@ class VectorWriter:
         Timeout, WouldDeadlock
             Nothing was written: the call may be made again.
         ConfigError
-            If the limiter can never let in so many at once.
+            If the limiter can never allow the steps of all environments at once.
         """
         if self._closed:
             raise Closed("this writer was closed: get another from the buffer")
@@ -210,10 +211,9 @@ class VectorWriter:
         return ids
 
     def reset(self) -> None:
-        """Say that ``envs.reset()`` was called: what comes next belongs to new episodes.
+        """Tell that ``envs.reset()`` was called: the next steps belong to new episodes.
 
-        The open episodes end where they are, as `ReplayBuffer.end_episode` without arguments ends
-        them.
+        Open episodes end as `ReplayBuffer.end_episode` without arguments ends them.
         """
         self._settle()
         if not self._closed:
@@ -221,7 +221,7 @@ class VectorWriter:
         self._resetting = np.zeros(self._count, np.bool_)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when everything that was added is in the table."""
+        """Return when all steps that were added are in the table."""
         self._writer.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -230,7 +230,7 @@ class VectorWriter:
         May be called again; `append` raises Closed then.
         """
         if not self._closed:
-            # where the table has gone, or this is a fork of its process
+            # The table has gone, or this is a fork of its process.
             with contextlib.suppress(Closed, Broken, Unsupported):
                 self._writer._end_episodes(self.streams)
             self._writer.close(timeout_s)
@@ -256,7 +256,7 @@ class VectorWriter:
     # -- what was returned -------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Find out whether the last call, if it was interrupted or refused, has added its steps."""
+        """Find out whether the last call added its steps, if it was interrupted or refused."""
         then = self._then
         if then is not None and self._writer.steps > self._before:
             self._resetting = then
@@ -271,12 +271,11 @@ class VectorWriter:
         return ended
 
     def _check_mode(self, ends: Bools, info: Mapping[str, Any] | None) -> None:
-        """Raise SchemaError where the environments show that they do not reset as was said."""
+        """Raise SchemaError if the environments reset in another way than ``autoreset`` says."""
         if self._mode == "nextstep" and (again := np.flatnonzero(ends & self._resetting)).size:
             raise SchemaError(
                 f"environment {again[0]} ended twice in a row: it does not spend a step on its "
-                "reset, as "
-                f"autoreset='next_step' says: {_REMEDY}"
+                f"reset, as autoreset='next_step' says: {_REMEDY}"
             )
         if self._mode == "samestep" or not ends.any():
             return
@@ -286,12 +285,11 @@ class VectorWriter:
         if shown:
             raise SchemaError(
                 f"info['final_obs'] shows that environment {shown[0]} was reset in the step that "
-                "ended its episode, and this "
-                f"writer was made for another autoreset mode: {_REMEDY}"
+                f"ended its episode, and this writer was made for another autoreset mode: {_REMEDY}"
             )
 
     def _after(self, next_obs: Any, ends: Bools, info: Mapping[str, Any] | None) -> Any:
-        """The observation after each step, also where ``next_obs`` is already that of the next
+        """Return the observation after each step, also if ``next_obs`` is already that of the next
         episode.
         """
         if self._mode != "samestep" or not ends.any():
@@ -313,14 +311,13 @@ class VectorWriter:
 
 
 def _mode_of(envs: Any, autoreset: Any) -> str:
-    """How the environments reset: as is said here or, where it is not, by themselves."""
+    """Return how the environments reset: by ``autoreset`` or, without it, by their metadata."""
     metadata = getattr(envs, "metadata", None)
     own = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
     if own is None and autoreset is None and hasattr(envs, "num_envs"):
         raise ConfigError(
             f"{type(envs).__name__} does not say how it resets (metadata['autoreset_mode']): give "
-            "autoreset='next_step', "
-            "'same_step' or 'disabled'"
+            "autoreset='next_step', 'same_step' or 'disabled'"
         )
     said = (
         "next_step"
@@ -337,7 +334,7 @@ def _mode_of(envs: Any, autoreset: Any) -> str:
 
 
 def _mode(autoreset: Any) -> str:
-    """Gymnasium's AutoresetMode or a name of one, without case and underscores."""
+    """Return the name of Gymnasium's AutoresetMode, without case and underscores."""
     said = str(getattr(autoreset, "value", autoreset)).lower().replace("_", "").replace("-", "")
     if said not in _AUTORESETS:
         raise ConfigError(
@@ -348,10 +345,10 @@ def _mode(autoreset: Any) -> str:
 
 
 def _final_of(info: Mapping[str, Any] | None, row: int, structure: tree.Structure) -> Any:
-    """The last observation of one environment's episode, ``None`` where ``info`` does not have it.
+    """Return the last observation of one environment's episode, ``None`` if ``info`` lacks it.
 
     Gymnasium gives an array of objects; other vectors a list, or the arrays ``[envs, ...]`` of a
-    batch. A mask beside it, ``_final_obs``, says for which environments it is meant.
+    batch. A mask beside it, ``_final_obs``, says to which environments it applies.
     """
     for name in ("final_obs", "final_observation"):
         finals = None if info is None else info.get(name)

@@ -1,4 +1,4 @@
-"""How steps become what a learner trains on: which rows each field comes from. Reads no row."""
+"""How a view shows steps to a learner: which rows each field of a batch comes from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ return.
 
 @dataclass(frozen=True, slots=True, init=False)
 class Transitions:
-    """A step and what came of it in the following ``n_steps`` (Sutton and Barto, 2nd ed., equation
+    """A step and its result in the following ``n_steps`` (Sutton and Barto, 2nd ed., equation
     7.1).
 
     - ``reward`` is the sum of gamma**i * reward(t + i) over the k = n_steps steps, or fewer where
@@ -70,20 +70,20 @@ class Transitions:
 
 
 def checked_view(view: object) -> Transitions | None:
-    """``view``, if it is one. Raises ConfigError."""
+    """Return ``view`` if it is a view or None. Raises ConfigError."""
     if view is not None and not isinstance(view, Transitions):
         raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
     return view
 
 
 def links(view: Transitions | None) -> bool:
-    """Whether items of this view need the steps behind them, whatever the schema."""
+    """Return whether items of this view need later steps, whatever the schema."""
     return view is not None and view.n_steps > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One array of a batch, and where it comes from.
+    """One array of a batch, and its source.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """A view of one schema, worked out.
+    """How batches of one view of one schema are read.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class ReadPlan:
 
     @property
     def single(self) -> bool:
-        """Whether an item is one row and nothing is computed."""
+        """Whether an item is one row without computed fields."""
         return self.depth == 1 and not self.successor and self.n == 1 and not self.discounts
 
     @property
@@ -150,7 +150,7 @@ class ReadPlan:
     def of(
         cls, stored: Schema, view: Transitions | None = None, *, weighted: bool = False
     ) -> ReadPlan:
-        """How ``view`` (or else the steps as they are) looks on steps of a schema.
+        """Work out how ``view`` shows steps of a schema; ``None``: as they are stored.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class ReadPlan:
 
 
 def depth_and_lookahead(stored: Schema) -> tuple[int, int]:
-    """Of steps as they are: rows that a stack shows, and steps that must follow."""
+    """Return how many rows a stack of the stored steps shows, and how many steps must follow."""
     return max(one.stack for one in stored.fields), int(
         any(one.next is not None for one in stored.fields)
     )
@@ -207,7 +207,7 @@ def _output(i: int, stored: Field, view: Transitions | None) -> Output:
 def _followers(
     stored: Schema, structure: tree.Structure, name: str
 ) -> tuple[tree.Structure, list[Output]]:
-    """The structure with ``name`` added, and the outputs that it holds."""
+    """Return the structure with ``name`` added, and the outputs below it."""
     assert structure is not None
     if structure.kind is not dict or name in structure.keys or name in ("discount", *RESERVED):
         raise ConfigError(

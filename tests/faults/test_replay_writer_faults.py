@@ -195,7 +195,7 @@ def storm(target, careless, kills=12):
         assert all(process.is_alive() for _, process in lasting)
         before = [counts[place] for place, _ in lasting]
         until(lambda: all(counts[place] > was for (place, _), was in zip(lasting, before, strict=True)))
-        until(lambda: len(debug_state(buffer).state.writers._links) == 3)
+        until(lambda: len(debug_state(buffer).state.writers._peers) == 3)
         assert buffer.stats().inserted > 10 * CAPACITY
         return done, bad, gone
 
@@ -271,7 +271,7 @@ def test_what_a_killed_writer_did_not_publish_is_given_back_and_its_episode_ends
     with ring() as buffer, processes() as start:
         counts = counter(1)
         reap(start(write, buffer.writer_handle(), counts, 0, point, 10))
-        until(lambda: not debug_state(buffer).state.writers._links)
+        until(lambda: not debug_state(buffer).state.writers._peers)
         table = debug_state(buffer).state.table
         published = counts[0] + (point == "published")
         assert len(buffer) == published
@@ -369,7 +369,7 @@ def test_a_limiter_keeps_its_word_across_a_kill():
     with ring(limiter=limiter) as buffer, processes() as start:
         counts = counter(2)
         reap(start(write, buffer.writer_handle(), counts, 0, "written", 10))
-        until(lambda: not debug_state(buffer).state.writers._links)
+        until(lambda: not debug_state(buffer).state.writers._peers)
         assert buffer.stats().inserted == counts[0] == 9
         start(write, buffer.writer_handle(), counts, 1)
         until(lambda: sum(counts) == 21)

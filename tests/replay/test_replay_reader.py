@@ -17,7 +17,8 @@ from async_loader.errors import Broken
 from async_loader.replay.base.row_format import ID
 from async_loader.replay.checkpoint import loading
 from async_loader.replay.table import reader
-from async_loader.replay.table.reader import ReplayReader, join_index
+from async_loader.replay.table.batch_arrays import join_index
+from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.storage import Storage
 from async_loader.source import Window
 from async_loader.testing.debug import debug_state

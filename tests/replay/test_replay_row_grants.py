@@ -84,14 +84,14 @@ class Owning:
     def at_once(self) -> int:
         for hand in self.hands:
             hand.publish()
-        return self.table.adopt(np.array([hand.grant_log.address for hand in self.hands]))
+        return self.table.commit(np.array([hand.grant_log.address for hand in self.hands]))
 
     def one_by_one(self) -> int:
         count = 0
         for hand in self.hands:
             while hand.published < hand.written:
                 hand.publish(hand.published + 1)
-                count += self.table.adopt(np.array([hand.grant_log.address]))
+                count += self.table.commit(np.array([hand.grant_log.address]))
         return count
 
     def draw(self) -> list[int]:
@@ -160,9 +160,9 @@ def test_all_that_many_writers_have_published_is_told_once_and_in_order() -> Non
             hand.rows.popleft()
             hand.record(int(hand.streams[0]), 0)
         hand.publish()
-    assert table.adopt(np.array([hand.grant_log.address for hand in hands])) == 9
+    assert table.commit(np.array([hand.grant_log.address for hand in hands])) == 9
     assert told == [[0, 1, 2, 4, 5, 6, 8, 9, 10]]
-    assert table.adopt(np.array([hand.grant_log.address for hand in hands])) == 0
+    assert table.commit(np.array([hand.grant_log.address for hand in hands])) == 0
     assert len(told) == 1
 
 
@@ -225,7 +225,7 @@ def test_a_writer_whose_lane_is_wrong_is_closed_and_others_go_on(caplog: pytest.
         bad.append(x=2)
         assert len(buffer) == 2
         with caplog.at_level(logging.ERROR, "async_loader"):
-            publish_ring.publish(bad._lane.address, 1 << 40)
+            publish_ring.publish(bad._ring.address, 1 << 40)
             assert len(buffer) == 2
             with pytest.raises(Closed):
                 bad.flush()

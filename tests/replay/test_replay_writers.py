@@ -275,7 +275,7 @@ def test_a_handle_is_used_once_and_one_that_is_dropped_gives_its_place_to_anothe
             pickle.dumps(handle)
         into.close()
         other = buffer.writer_handle()
-        copy = WriterHandle(*(os.dup(fd) for fd in other._fds), other._lane, other._clock, other._storage, other._terms)
+        copy = WriterHandle(*(os.dup(fd) for fd in other._fds), other._ring, other._clock, other._storage, other._terms)
         with copy.open():
             with pytest.raises(ConfigError, match=f"process {os.getpid()} has opened"):
                 other.open()
@@ -285,7 +285,7 @@ def test_a_handle_is_used_once_and_one_that_is_dropped_gives_its_place_to_anothe
             into.flush(PATIENCE_S)
             state = debug_state(buffer).state
             with state.lock:  # it may answer before it has let go of the others, all under the lock
-                assert len(state.writers._links) == 1  # type: ignore[union-attr]
+                assert len(state.writers._peers) == 1  # type: ignore[union-attr]
 
 
 def test_names_of_streams_may_be_many_and_long_but_have_to_pickle() -> None:
@@ -346,7 +346,7 @@ def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_t
         process = fork.Process(target=write_a_stream_for_each_episode, args=(buffer.writer_handle(), count, written, end))
         process.start()
         assert written.wait(PATIENCE_S)
-        (link,) = debug_state(buffer).state.writers._links.values()  # type: ignore[union-attr]
+        (link,) = debug_state(buffer).state.writers._peers.values()  # type: ignore[union-attr]
         assert len(link.streams) < 600, "numbers that the writer holds"
         assert len(debug_state(buffer).state.table.last) < 1200, "numbers that there are"
         end.set()
@@ -399,7 +399,7 @@ def test_idle_permits_are_taken_back_for_those_who_need_them() -> None:
     with ReplayBuffer(1000, PLAIN, limiter=limiter) as buffer:
         idle, busy = (buffer.writer_handle().open() for _ in range(2))
         idle.append(plain(0), timeout_s=PATIENCE_S)
-        assert debug_state(buffer).state.writers._permits.promised() > 1  # type: ignore[union-attr]
+        assert debug_state(buffer).state.writers._credits.promised() > 1  # type: ignore[union-attr]
         for i in range(150):
             busy.append(plain(i), timeout_s=PATIENCE_S)
         for i in range(50):

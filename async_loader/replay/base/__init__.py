@@ -1,3 +1,1 @@
-"""Formats of rows in memory and the compiler of kernels: what the rest of the replay package builds
-on.
-"""
+"""Memory formats and the compiler of kernels, on which the rest of replay is built."""

@@ -1,4 +1,4 @@
-"""Where an array lies in memory, asked in the cheapest way that numpy leaves."""
+"""The address of an array, by the fastest way that numpy offers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _of = ctypes.addressof
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """The address of the array's first byte. Keep the array while you use it.
+    """Return the address of the array's first byte. Keep the array alive while you use it.
 
     0.4 us; ``array.ctypes.data`` takes 1.5, ``array.__array_interface__`` 1.9.
     """

@@ -1,5 +1,5 @@
-"""How kernels are compiled: by numba, cached on disk where that is possible, without Python
-objects. Holds no kernel.
+"""Compiles kernels with numba, without Python objects, and caches them on disk where that is
+possible.
 
 Import kernels late: importing numba takes half a second, which an import of the package should not
 cost.
@@ -23,7 +23,7 @@ from async_loader.interrupts import SignalsDeferred
 F = TypeVar("F", bound=Callable[..., Any])
 _KEPT = 4
 _ALL_KERNELS = 8 << 20
-"""Bytes that the folder of compiled code needs, with room to spare."""
+"""Bytes that the folder of compiled code needs, rounded up."""
 
 
 def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]:
@@ -66,8 +66,8 @@ def kernel(*, keeps_gil: bool = False, inline: bool = False) -> Callable[[F], F]
 
 
 def _compile_whole(made: Any) -> None:
-    """Hold signals back while it is compiled or loaded: where an exception cuts numba, LLVM's
-    memory is freed twice.
+    """Hold signals back while a kernel is compiled or loaded: an exception that interrupts numba
+    has LLVM free memory twice.
     """
     compile_ = made.compile
 
@@ -80,8 +80,8 @@ def _compile_whole(made: Any) -> None:
 
 @functools.cache
 def _guard_forks() -> None:
-    """Let no fork happen while another thread compiles: the child would have numba's lock, taken,
-    and wait for it for good.
+    """Forbid a fork while another thread compiles: the child would inherit numba's lock in the
+    locked state.
     """
     from numba.core.compiler_lock import global_compiler_lock as lock
 
@@ -91,35 +91,33 @@ def _guard_forks() -> None:
 
 
 def is_kept() -> bool:
-    """Return whether all that a served table calls is on the disk, so that it is loaded rather than
-    compiled: a second, not twenty.
+    """Return whether every kernel of a served table is on disk. Loading them takes a second,
+    compiling them twenty.
     """
     mark = _mark()
     return mark is not None and mark.exists()
 
 
 def note_kept() -> None:
-    """Record that all that a served table calls was compiled or loaded."""
+    """Record on disk that every kernel of a served table was compiled or loaded."""
     mark = _mark()
     if mark is not None:
-        with contextlib.suppress(OSError):  # the next process looks for the kernels again
+        with contextlib.suppress(OSError):  # without the record, the next process compiles early
             mark.touch()
 
 
 def _mark() -> Path | None:
-    """Return the file that records it. Kernels of a program that serves nothing are not all of
-    them.
-    """
+    """Return the path of that record: a program that serves nothing keeps only some kernels."""
     home = kernel_folder()
     return None if home is None else Path(home) / f"served-{sys.implementation.cache_tag}"
 
 
 @functools.cache
 def kernel_folder() -> str | None:
-    """The folder of compiled code; ``None``, and a warning, if there is none that can be written.
+    """Return the folder of compiled code; ``None``, with a warning, if no folder can be written.
 
-    One folder for each state of the sources: numba looks whether the file of a kernel has changed,
-    and does not see that another one has, whose functions the kernel calls.
+    There is one folder for each state of the sources: numba notices that the file of a kernel has
+    changed, and does not notice a change in another file whose functions the kernel calls.
     """
     here = Path(__file__).parent.parent  # replay/, with the kernels and what they are built on
     sources = hashlib.sha256()
@@ -147,7 +145,7 @@ def kernel_folder() -> str | None:
 
 
 def _prepared(parent: Path, name: str) -> Path:
-    """``parent / name``, which exists, can be written, and is filled or has space for all kernels.
+    """Make ``parent / name``, check that it can be written, and that kernels fit on the disk.
 
     Raises
     ------
@@ -167,8 +165,8 @@ def _prepared(parent: Path, name: str) -> Path:
 
 
 def _prune(folder: Path) -> None:
-    """Remove what earlier states of the sources have left, but for the newest few: other processes
-    may run those.
+    """Remove the folders of earlier sources, except for the newest few, which other processes may
+    use.
     """
     found = sorted(folder.glob("async_loader-*"), key=lambda path: path.stat().st_mtime)
     for old in found[:-_KEPT]:

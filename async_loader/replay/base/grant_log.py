@@ -1,8 +1,7 @@
-"""What a table's owner notes about one writer in another process, as words that kernels read and
-write. Decides nothing.
+"""The rows that one writer of another process was granted and has published, as words for kernels.
 
-Private to the owner, and under the table's lock: what a kernel adopts it also notes, so that
-nothing comes between the two.
+Private to the table's process, and used under the table's lock: a kernel that commits rows also
+notes them here, so that no interruption comes between the two.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 # Offsets in bytes.
-LANE = 0  # the address of its lane
-ADOPTED = 8  # records that were taken in
+RING = 0  # the address of its publish ring
+COMMITTED = 8  # records that were committed
 STEPPED = 16  # steps among them
-HELD = 24  # rows that it was granted and that were neither adopted nor given up
-WRONG = 32  # 1: it has published what cannot be, and nothing more is taken in
+HELD = 24  # rows that it was granted and that were neither committed nor given up
+WRONG = 32  # 1: it has published an invalid record, and no more are committed
 EXTENTS = 40  # the address of a ring of extents: first id, rows that are left
 PLACES = 48  # of that ring
 OLDEST = 56  # extents that are used up
@@ -25,18 +24,18 @@ _FIRST_PLACES = 8
 
 
 class GrantLog:
-    """The owner's end of it.
+    """The log of one writer.
 
     Parameters
     ----------
-    lane : int
+    ring : int
         Its address.
     """
 
-    def __init__(self, lane: int) -> None:
+    def __init__(self, ring: int) -> None:
         self._words = np.zeros(WORDS, np.int64)
         self.address = int(self._words.ctypes.data)
-        self._words[LANE // 8] = lane
+        self._words[RING // 8] = ring
         self._keep(np.zeros((_FIRST_PLACES, 2), np.int64))
 
     def _keep(self, extents: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:
@@ -44,7 +43,7 @@ class GrantLog:
         self._words[EXTENTS // 8], self._words[PLACES // 8] = extents.ctypes.data, len(extents)
 
     def granted(self, first: int, count: int) -> None:
-        """One more extent."""
+        """Note one more extent of granted rows."""
         oldest, newest = int(self._words[OLDEST // 8]), int(self._words[NEWEST // 8])
         places = len(self._extents)
         if newest - oldest == places:

@@ -1,6 +1,4 @@
-"""Compiled kernels on disk: numba's cache, in which a failure of the disk costs time and nothing
-else. Import late.
-"""
+"""numba's cache on disk, in which a disk error costs time and nothing else. Import late."""
 
 from __future__ import annotations
 
@@ -13,19 +11,18 @@ log = logging.getLogger("async_loader")
 _told: list[str] = []
 REMEDY = (
     "every process that uses a table compiles them anew, which takes about 10 s: set "
-    "NUMBA_CACHE_DIR to a folder "
-    "that can be written and has 8 MiB of space"
+    "NUMBA_CACHE_DIR to a folder that can be written and has 8 MiB of space"
 )
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
     """numba's cache of one function.
 
-    What cannot be read is compiled; what cannot be written is not kept.
+    An entry that cannot be read is compiled; one that cannot be written is dropped.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return compiled code, ``None`` if there is none that can be read."""
+        """Return compiled code, ``None`` if no entry can be read."""
         try:
             return super().load_overload(sig, target_context)
         except Exception as error:
@@ -34,7 +31,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep compiled code, if the disk takes it."""
+        """Store compiled code, if the disk allows."""
         try:
             super().save_overload(sig, data)
         except Exception as error:
@@ -44,7 +41,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
 
 def keep(dispatcher: Any) -> None:
-    """Let a kernel's compiled code be kept on disk, in the folder that numba's CACHE_DIR names now."""
+    """Cache a kernel's compiled code on disk, in numba's current CACHE_DIR."""
     try:
         # as its enable_caching() does with FunctionCache
         dispatcher._cache = KernelCache(dispatcher.py_func)
@@ -54,8 +51,8 @@ def keep(dispatcher: Any) -> None:
 
 
 def warn_once(fact: str) -> None:
-    """Log a fact and its remedy; only the first of a process, since one failure brings dozens of
-    others.
+    """Log a fact and its remedy once for each process, since one failure
+    causes dozens of others.
     """
     if not _told:
         _told.append(fact)

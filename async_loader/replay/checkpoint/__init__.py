@@ -1,13 +1,13 @@
-"""Checkpoints of a table: everything that it knows, in a folder of files. Decides nothing about the
-table.
+"""Checkpoints of a table: all of its contents, in a folder of files.
 
 ::
 
-    Owner, Table ──snapshot.py──▶ blocks ──writing.py──▶ tmp-.../data.bin, manifest.json ──rename──▶ save-00000007/
-    new Table ◀──loading.py── blocks ◀──settings_errors.py── folder.py: which saves there are, and which rests on which
+    TableState ──snapshot.py──▶ blocks ──writing.py──▶ tmp-.../data.bin, manifest.json
+                                                         └──rename──▶ save-00000007/
+    TableState ◀──loading.py── blocks ◀──reading.py── folder.py: the saves, and their order
 
-Nothing is pickled: manifests are JSON, everything else are arrays of numbers. Where the file system
-is changed is disk.py.
+Nothing is pickled: manifests are JSON, everything else is arrays of numbers. Only disk.py changes
+the file system.
 """
 
 from async_loader.replay.checkpoint.loading import load, load_into

@@ -1,7 +1,4 @@
-"""Arrays as bytes: whole, as the entries that differ from those of the save before, or packed.
-
-Opens no file.
-"""
+"""Arrays as bytes: whole, as the entries that differ from the save before, or packed."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _SMALL = 64 << 10
 
 
 def encode(array: Array, before: Array | None) -> tuple[str, list[Array]]:
-    """How an array is written, and the pieces of it.
+    """Encode an array. Return the encoding and the pieces of bytes.
 
     "raw": as it is. "patch": places (int64) and values of the entries that are others than
     ``before``, and those beyond its end; for trees, heaps and priorities, of which few entries
@@ -48,12 +45,12 @@ def encode(array: Array, before: Array | None) -> tuple[str, list[Array]]:
 
 
 def decode(raw: memoryview, about: dict[str, Any], before: Array | None, file: object) -> Array:
-    """The inverse of `encode`.
+    """Decode what `encode` has made.
 
     Raises
     ------
     CorruptCheckpoint
-        If the bytes are no such array.
+        If the bytes are not an array of this type and shape.
     """
     dtype, shape = np.dtype(about["dtype"]), tuple(about["shape"])
     try:

@@ -1,6 +1,5 @@
-"""Every call that changes a file system, one method each, so that a test can let any of them fail.
-
-Decides nothing.
+"""Every call that changes a file system, one method each, so that a test
+can make any of them fail.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from async_loader.interrupts import SignalsDeferred
 
 
 class Descriptor:
-    """An open file or folder, which is closed with this object at the latest: also where Ctrl-C
-    cuts its user.
+    """An open file or folder, which is closed with this object at the latest, also if Ctrl-C
+    interrupts its user.
 
     Parameters
     ----------
@@ -32,7 +31,7 @@ class Descriptor:
             self.fd = open_()
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the descriptor. May be called again."""
         with SignalsDeferred():  # closed twice, a number may be another thread's descriptor by then
             fd, self.fd = self.fd, -1
             if fd < 0:
@@ -51,17 +50,17 @@ class Descriptor:
 
 
 class Disk:
-    """The file system. See the methods of `os`, whose errors these raise."""
+    """The file system. See the functions of `os`, whose errors these methods raise."""
 
     def make_folder(self, path: Path) -> None:
         os.mkdir(path)
 
     def create(self, path: Path) -> int:
-        """A new file, to be written to; its descriptor."""
+        """Create a file for writing. Return its descriptor."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, fd: int, data: memoryview) -> int:
-        """Write some of it; how many bytes."""
+        """Write some of the bytes. Return how many."""
         return os.write(fd, data)
 
     def sync(self, fd: int) -> None:
@@ -71,7 +70,7 @@ class Disk:
         os.close(fd)
 
     def sync_folder(self, path: Path) -> None:
-        """Make what was created, renamed and removed in a folder last."""
+        """Make the changes of names in a folder durable."""
         folder = Descriptor(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
             os.fsync(folder.fd)
@@ -85,5 +84,5 @@ class Disk:
         os.unlink(path)
 
     def remove_folder(self, path: Path) -> None:
-        """Of an empty folder."""
+        """Remove an empty folder."""
         os.rmdir(path)

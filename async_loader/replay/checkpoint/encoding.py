@@ -1,4 +1,4 @@
-"""Streams' names, schemas and states as JSON and back. Reads and writes no file."""
+"""Streams' names, schemas and states as JSON, and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple}
 
 
 def names_json(names: Iterable[Hashable]) -> list[Any]:
-    """The names of streams.
+    """Convert the names of streams to JSON.
 
     Raises
     ------
@@ -31,12 +31,12 @@ def names_json(names: Iterable[Hashable]) -> list[Any]:
 
 
 def name_of(saved: Any) -> Hashable:
-    """The inverse of `names_json`, for one of them."""
+    """Convert one name of `names_json` back."""
     return tuple(name_of(one) for one in saved) if isinstance(saved, list) else saved
 
 
 def schema_json(schema: Schema) -> dict[str, Any]:
-    """A schema."""
+    """Convert a schema to JSON."""
     fields = [
         [f.name, list(f.shape), f.dtype.str, f.stack, f.next, f.padding] for f in schema.fields
     ]
@@ -52,7 +52,9 @@ def _node(node: tree.Structure) -> Any:
 
 
 def schema_of(saved: dict[str, Any]) -> Schema:
-    """The inverse of `schema_json`. A namedtuple comes back as one of the same name and fields."""
+    """Convert a schema of `schema_json` back. A namedtuple becomes one of
+    the same name and fields.
+    """
     fields = [
         Field(tuple(shape), np.dtype(dtype), stack=stack, next=after, padding=padding, name=name)
         for name, shape, dtype, stack, after, padding in saved["fields"]
@@ -74,9 +76,9 @@ def _node_of(saved: Any) -> tree.Structure:
 
 
 class Copies(dict[str, Array]):
-    """Copies of arrays by name, made into memory that is there already if it has been asked for.
+    """Copies of arrays by name, made into memory that was allocated before.
 
-    Taking new memory takes longer than copying, and copies are made under the table's lock.
+    Allocating takes longer than copying, and copies are made under the table's lock.
 
     Parameters
     ----------
@@ -91,10 +93,10 @@ class Copies(dict[str, Array]):
             for name, array in like.items()
         }
         for room in self._room.values():
-            room.fill(1)  # zeros alone are no memory yet
+            room.fill(1)  # pages of zeros are allocated only when they are written
 
     def add(self, name: str, array: Array) -> None:
-        """A copy of ``array``."""
+        """Add a copy of ``array``."""
         room = self._room.get(name)
         if room is None or room.nbytes < array.nbytes:
             self[name] = array.copy()
@@ -104,8 +106,9 @@ class Copies(dict[str, Array]):
 
 
 def split(state: Any, prefix: str, arrays: Copies) -> Any:
-    """``state`` as JSON holds it; its arrays go into ``arrays``, as copies, under names that begin
-    with ``prefix``.
+    """Convert a state to JSON.
+
+    Its arrays are copied into ``arrays``, under names that begin with ``prefix``.
 
     Raises
     ------
@@ -130,7 +133,7 @@ def split(state: Any, prefix: str, arrays: Copies) -> Any:
 
 
 def joined(saved: Any, arrays: Mapping[str, Array]) -> Any:
-    """The inverse of `split`."""
+    """Join what `split` has separated."""
     if isinstance(saved, list):
         return [joined(one, arrays) for one in saved]
     if isinstance(saved, dict):

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: which saves lie in it. Changes nothing.
+"""The folder of a checkpoint, and the saves in it.
 
 ::
 
@@ -20,24 +20,24 @@ _SAVE = re.compile(r"save-(\d{8,})")
 
 
 def name_of(number: int) -> str:
-    """The folder of a save."""
+    """Return the name of a save's folder."""
     return f"save-{number:08}"
 
 
 def saves(root: Path) -> list[int]:
-    """Numbers of the saves that are there, in order."""
+    """Return the numbers of the saves in order."""
     if not root.is_dir():
         return []
     return sorted(int(found[1]) for path in root.iterdir() if (found := _SAVE.fullmatch(path.name)))
 
 
 def leftovers(root: Path) -> list[Path]:
-    """What saves that were killed have left."""
+    """Return the temporary folders that killed saves have left."""
     return [path for path in root.iterdir() if path.name.startswith(TEMPORARY)]
 
 
 def manifest_of(root: Path, number: int) -> Manifest:
-    """Of one save.
+    """Read the manifest of one save.
 
     Raises
     ------
@@ -56,7 +56,8 @@ def manifest_of(root: Path, number: int) -> Manifest:
 
 
 def chain_of(root: Path, number: int) -> list[Manifest]:
-    """A save and all that it rests on, the full one first; their data files have the right sizes.
+    """Return a save and all that it builds on, the full one first, after checking the sizes of
+    their data files.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A table made of a checkpoint: as it was saved, or with other settings. Writes no file."""
+"""Loads a checkpoint into a table: with the settings of the save, or with others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from async_loader.schema import Schema
 
 Array = npt.NDArray[Any]
 _NUMBERS = ("generator", "ahead")
-"""What samplers call the state of their random numbers. See samplers/random_numbers.py."""
+"""The names that samplers give to the state of their random numbers.
+
+See samplers/random_numbers.py.
+"""
 
 
 def load(make: Callable[..., Any], path: Any, number: int | None, overrides: dict[str, Any]) -> Any:
@@ -92,7 +95,7 @@ class _Loading:
         )
         table_state: TableState = buffer._table_state
         if "seed" not in given:
-            # The samplers get the seeds that they had, and whoever comes next gets a new one.
+            # The samplers get the seeds that they had, and later sources get new ones.
             table_state.seeds = settings.seeds_of(saved["seeds"], 0)
         if self._from.newest.table is not None:
             self._fill(table_state, self._from.newest.table, buffer._saver)
@@ -124,10 +127,10 @@ class _Loading:
             table_state.go_on(0)
 
     def replace(self, table_state: TableState, table_sampler: TableSampler, saver: Saver) -> None:
-        """Put everything in place of what the table holds. What can be refused is refused before
-        anything is changed.
+        """Replace the table's contents.
 
-        The files have been verified. One that changes in between leaves the table empty.
+        Whatever can be refused is refused before any change. The files have been verified; one that
+        changes afterwards leaves the table empty.
         """
         for role in ("sampler", "remover"):
             self._sampler(role)
@@ -157,7 +160,7 @@ class _Loading:
         )
 
     def _fill_with_nothing(self, table_state: TableState, saver: Saver) -> None:
-        """That was saved before the first step."""
+        """Empty the table: it was saved before its first step."""
         if table_state.ready:
             lookahead = int(table_state.table.g[LOOKAHEAD])
             table_state.begin_again()
@@ -169,8 +172,8 @@ class _Loading:
         schema, was = self._schema_and_layout(saved)
         if schema != table_state.schema:
             raise SchemaError(
-                f"the checkpoint's steps are ({schema}), and the table's are ({table_state.schema}): use "
-                "ReplayBuffer.from_checkpoint"
+                f"the checkpoint's steps are ({schema}), and the table's are "
+                f"({table_state.schema}): use ReplayBuffer.from_checkpoint"
             )
         layout, lookahead = before.storage.layout, int(before.g[LOOKAHEAD])
         same = (layout.capacity, layout.rows) == (was.capacity, was.rows)
@@ -202,7 +205,7 @@ class _Loading:
         same: bool,
         in_place: bool = False,
     ) -> None:
-        """Everything that was saved into a table that holds nothing. Under the lock."""
+        """Fill an empty table. Under the lock."""
         table = table_state.table
         arrays = self._from.arrays()
         targets = self._rows(table, saved, was, in_place)
@@ -234,10 +237,9 @@ class _Loading:
             )
         if not ordered and not same:
             raise ConfigError(
-                f"capacity={table_state.capacity}: this checkpoint has {self._saved['capacity']}, and "
-                "its remover takes rows out of "
-                "order, so that there is no newest part of it: load it with the capacity that it "
-                "has"
+                f"capacity={table_state.capacity}: this checkpoint has {self._saved['capacity']}, "
+                "and its remover takes rows out of order, so that there is no newest part of it: "
+                "load it with the capacity that it has"
             )
         if (
             ordered
@@ -245,20 +247,19 @@ class _Loading:
             and (not same or saved["lookahead"] > table.g[LOOKAHEAD])
         ):
             raise ConfigError(
-                f"{table_state.remover!r} takes rows out of order, and this checkpoint was overwritten "
-                "in order: "
-                "load it with the capacity that it has, and without n-step returns having been "
-                "drawn from it"
+                f"{table_state.remover!r} takes rows out of order, and this checkpoint was "
+                "overwritten in order: load it with the capacity that it has, and without n-step "
+                "returns having been drawn from it"
             )
 
     def _rows(
         self, table: Table, saved: dict[str, Any], was: StorageLayout, in_place: bool
     ) -> npt.NDArray[np.int64]:
-        """Put every row in its place; the places of the saved rows, -1 where there is none.
+        """Write each saved row to its place. Return the places, -1 for rows that are left out.
 
-        ``in_place``: rows may be being read, by those who hold ids of what was there. They get
-        their ids when all are written, and later versions than those that readers have seen: see
-        kernels, NOTE [row lock].
+        ``in_place``: processes that hold earlier ids may be reading the rows. Rows get their ids
+        when all are written, and later versions than readers have seen: see kernels, NOTE [row
+        lock].
         """
         layout, parts = table.storage.layout, row_parts(table.storage)
         names, flags = (
@@ -320,7 +321,7 @@ class _Loading:
     def _restore_samplers(
         self, table_state: TableState, arrays: Mapping[str, Array], same: bool
     ) -> None:
-        """Those that are as they were saved go on where they were; others are told of every item."""
+        """Restore the samplers with unchanged settings; tell the others of every item."""
         table = table_state.table
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             if role == "remover" and table.free is None:
@@ -342,7 +343,7 @@ class _Loading:
         self._end_worn(table, table_state)
 
     def _end_worn(self, table: Table, table_state: TableState) -> None:
-        """Items that were drawn as often as is allowed now."""
+        """End items that were drawn as often as the table now allows."""
         if table_state.max_times_sampled:
             table.remove(
                 np.flatnonzero(
@@ -354,7 +355,7 @@ class _Loading:
 def _without_ids(
     packed: npt.NDArray[np.uint8], before: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint8]:
-    """Packed rows with no id yet, and with a version above that of the rows in whose place they go
+    """Return packed rows without ids, and with versions above those of the rows that they replace
     (``before``: flags).
     """
     made = np.array(packed)

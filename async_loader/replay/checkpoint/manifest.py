@@ -1,4 +1,4 @@
-"""What one save consists of, as the text of its manifest.json. Opens no file."""
+"""The contents of one save, as the text of its manifest.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a data file.
+    """A block of a data file.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One save.
+    """The contents of one save.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Manifest:
     samplers : dict
         States by role, without their arrays.
     blocks : list of Block
-        Of the data file, in order. What comes later replaces what came before.
+        Of the data file, in order. A later block replaces earlier ones.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Manifest:
     blocks: list[Block]
 
     def text(self) -> str:
-        """What manifest.json holds."""
+        """Return the text of manifest.json."""
         body = self._body()
         return _HEAD % zlib.crc32(body.encode()) + body + _TAIL
 
@@ -87,12 +87,12 @@ class Manifest:
 
     @property
     def crc32(self) -> int:
-        """Checksum of the text."""
+        """Return the checksum of the text."""
         return zlib.crc32(self._body().encode())
 
     @classmethod
     def of(cls, raw: bytes, file: object) -> Manifest:
-        """From the bytes of manifest.json.
+        """Parse the bytes of manifest.json.
 
         Raises
         ------

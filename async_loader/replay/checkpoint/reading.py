@@ -1,4 +1,4 @@
-"""Reading a checkpoint, block by block, and checking each before it is believed. Writes no file."""
+"""Reads a checkpoint block by block, and checks each block first."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TRIES = 100
 
 
 def open_chain(path: Any, number: int | None) -> Checkpoint:
-    """The newest save in a folder, or save ``number``, with its files open: others may save and
-    drop meanwhile.
+    """Open the newest save in a folder, or save ``number``, with all its files: other processes may
+    save and drop meanwhile.
 
     # NOTE [loading while others save]
     A save is whole as soon as its folder has its name, and is dropped only when a newer one is
@@ -35,7 +35,7 @@ def open_chain(path: Any, number: int | None) -> Checkpoint:
     Raises
     ------
     ConfigError
-        If there is none.
+        If there is no checkpoint.
     CorruptCheckpoint
         Names the file, what is wrong with it, and the newest save that would load.
     Timeout
@@ -70,7 +70,7 @@ def open_chain(path: Any, number: int | None) -> Checkpoint:
 
 
 def with_remedy(error: CorruptCheckpoint, root: Path, number: int) -> CorruptCheckpoint:
-    """The error, and the newest older save that would load."""
+    """Add the newest older save that would load to the error."""
     for older in reversed([one for one in folder.saves(root) if one < number]):
         try:
             with Checkpoint(root, folder.chain_of(root, older)) as whole:
@@ -85,7 +85,7 @@ def with_remedy(error: CorruptCheckpoint, root: Path, number: int) -> CorruptChe
 
 @dataclass(slots=True)
 class RowBlock:
-    """Rows, or what the table alone knows about rows, as one save has them.
+    """Rows of one save, or what the table alone knows about rows.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class RowBlock:
 
 @dataclass(slots=True)
 class _Unpacker:
-    """Takes blocks of one kind apart; newest first, so that each row is delivered once."""
+    """Splits blocks of one kind into rows, newest first, so that each row is delivered once."""
 
     rows: int
     index: np.dtype[Any]
@@ -158,7 +158,7 @@ class Checkpoint:
             raise
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the files. May be called again."""
         self._open.close()
 
     def __enter__(self) -> Checkpoint:
@@ -168,13 +168,13 @@ class Checkpoint:
         self.close()
 
     def verify(self) -> None:
-        """Read everything. Raises CorruptCheckpoint."""
+        """Read all blocks. Raises CorruptCheckpoint."""
         for one in self.chain:
             for _ in self._blocks(one, ("rows", "state", "array")):
                 continue
 
     def arrays(self) -> dict[str, Array]:
-        """Those of the newest save."""
+        """Return the arrays of the newest save."""
         read: dict[str, Array] = {}
         for one in self.chain:
             before, read = read, {}
@@ -184,7 +184,7 @@ class Checkpoint:
         return read
 
     def rows(self, widths: Sequence[int], count: int, index: np.dtype[Any]) -> Iterator[RowBlock]:
-        """Every row that was saved, once: its bytes ``[rows, width]``, in parts of these widths."""
+        """Yield each saved row once: its bytes ``[rows, width]``, in parts of these widths."""
         unpacker = _Unpacker(count, index)
         for one in reversed(self.chain):
             for block, raw, file in self._blocks(one, ("rows",), backwards=True):
@@ -193,7 +193,7 @@ class Checkpoint:
     def state(
         self, dtypes: dict[str, np.dtype[Any]], count: int, index: np.dtype[Any]
     ) -> Iterator[tuple[Ids, dict[str, Array]]]:
-        """What the table alone knew about every row, once."""
+        """Yield what the table alone knew about each row, once."""
         unpacker = _Unpacker(count, index)
         for one in reversed(self.chain):
             for block, raw, file in self._blocks(one, ("state",), backwards=True):
@@ -210,7 +210,7 @@ class Checkpoint:
     def _blocks(
         self, one: Manifest, kinds: Sequence[str], *, backwards: bool = False
     ) -> Iterator[tuple[Block, memoryview, Path]]:
-        """Blocks of these kinds, each checked."""
+        """Yield checked blocks of these kinds."""
         file = self.root / folder.name_of(one.number) / folder.DATA
         ends = np.cumsum([block.nbytes for block in one.blocks]).tolist()
         listed = list(zip(one.blocks, ends, strict=True))
@@ -226,7 +226,6 @@ def _checked(opened: BinaryIO, block: Block, start: int, file: Path) -> memoryvi
     if len(raw) != block.nbytes or zlib.crc32(raw) != block.crc32:
         raise CorruptCheckpoint(
             f"{file}: bytes {start:,} to {start + block.nbytes:,} do not have the checksum that "
-            "the manifest states: "
-            "the file was changed after it was written, or the disk is failing"
+            "the manifest states: the file was changed after it was written, or the disk is failing"
         )
     return memoryview(raw)

@@ -1,4 +1,4 @@
-"""Where the rows of one table lie in a table of another capacity. Reads no file."""
+"""Where the rows of one table lie in a table of another capacity."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Ids = npt.NDArray[np.int64]
 
 
 def places(ids: Ids, cursor: int, old_rows: int, new_rows: int) -> Ids:
-    """The new rows of steps, -1 of those that do not fit or are not there any more.
+    """Return the new rows of steps, -1 for those that do not fit or are gone.
 
-    A table whose rows are overwritten in order holds ids from ``cursor - rows`` on. What says less
-    is a row that was set aside for a writer and never filled: its step is gone.
+    A table whose rows are overwritten in order holds ids from ``cursor - rows`` on. A lower id
+    belongs to a row that was set aside for a writer and never filled: its step is gone.
     """
     kept = (ids >= 0) & (ids >= cursor - min(old_rows, new_rows))
     return np.where(kept, ids % new_rows, -1)
@@ -25,7 +25,7 @@ def retire(table: Table, cursor: int) -> None:
     """End the items that show steps beyond the newest `capacity`, as the table would have while it
     was written.
 
-    Its rows are in place, `Table.restore` comes later.
+    Its rows are in place; `Table.restore` comes later.
     """
     heads, layout = table.storage.heads(), table.storage.layout
     rows, oldest_kept = layout.rows, cursor - layout.capacity

@@ -1,7 +1,4 @@
-"""What a table was made with, as JSON and back.
-
-Imports nothing that a checkpoint names, and unpickles nothing.
-"""
+"""A table's settings as JSON, and back. Imports and unpickles nothing that a checkpoint names."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ if TYPE_CHECKING:
 
 _CLASS = "$class"
 _RENAMED = {"Prioritized": {"new": "new_priority"}}
-"""Settings under the names that they had in older checkpoints."""
+"""Settings by the names that they had in older checkpoints."""
 
 
 def lasting_json(table_state: TableState) -> dict[str, Any]:
-    """The settings of a table that stay as they are."""
+    """Convert the fixed settings of a table to JSON."""
     return {
         "capacity": table_state.capacity,
         "max_bytes": None if table_state.ready else table_state.max_bytes,
@@ -37,7 +34,7 @@ def lasting_json(table_state: TableState) -> dict[str, Any]:
 
 
 def view_json(view: Transitions | None) -> Any:
-    """A view's settings."""
+    """Convert a view's settings to JSON."""
     return (
         None
         if view is None
@@ -46,7 +43,7 @@ def view_json(view: Transitions | None) -> Any:
 
 
 def view_of(saved: Any) -> Transitions | None:
-    """The inverse of `view_json`."""
+    """Make the view of `view_json`."""
     return (
         None
         if saved is None
@@ -55,7 +52,7 @@ def view_of(saved: Any) -> Transitions | None:
 
 
 def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:
-    """Where seeds come from, and how many have been made of it."""
+    """Convert the seed sequence to JSON, with the number of seeds made of it."""
     entropy: Any = seeds.entropy
     return {
         "entropy": [int(one) for one in entropy] if np.iterable(entropy) else int(entropy),
@@ -66,7 +63,7 @@ def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:
 
 
 def seeds_of(saved: dict[str, Any], children: int | None = None) -> np.random.SeedSequence:
-    """The inverse of `seeds_json`, with ``children`` made of it."""
+    """Make the seed sequence of `seeds_json`, with ``children`` seeds made of it."""
     made = saved["n_children_spawned"] if children is None else children
     return np.random.SeedSequence(
         saved["entropy"],
@@ -77,8 +74,8 @@ def seeds_of(saved: dict[str, Any], children: int | None = None) -> np.random.Se
 
 
 def sampler_json(sampler: Any) -> dict[str, Any]:
-    """The class of a sampler, and its settings; ``None`` in their place if they cannot be written
-    down.
+    """Convert the class of a sampler and its settings to JSON; ``None`` for settings that cannot
+    be.
     """
     try:
         made: dict[str, Any] = _encoded(sampler)
@@ -93,12 +90,12 @@ def sampler_json(sampler: Any) -> dict[str, Any]:
 
 
 def sampler_of(saved: dict[str, Any], role: str) -> Any:
-    """A sampler of the saved class and settings, new.
+    """Make a new sampler of the saved class and settings.
 
     Raises
     ------
     ConfigError
-        If the class is none of the package's: it has to be passed then.
+        If the class is not one of the package: then a sampler has to be passed.
     """
     if saved["settings"] is None:
         raise ConfigError(
@@ -109,7 +106,9 @@ def sampler_of(saved: dict[str, Any], role: str) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """JSON values as they are, and objects of the package as the settings that make an equal one."""
+    """Convert a value to JSON. Objects of the package become the settings
+    that make an equal one.
+    """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -140,7 +139,7 @@ def _decoded(value: Any) -> Any:
 
 
 def renamed(saved: dict[str, Any]) -> dict[str, Any]:
-    """The class and the settings of a sampler under the names that they have now."""
+    """Return the class and the settings of a sampler by their present names."""
     names, settings = _RENAMED.get(saved[_CLASS], {}), saved["settings"]
     now = (
         None if settings is None else {names.get(name, name): one for name, one in settings.items()}
@@ -149,20 +148,20 @@ def renamed(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def limiter_json(limiter: RateLimiter | None) -> Any:
-    """A limiter's three numbers."""
+    """Convert a limiter's three numbers to JSON."""
     if limiter is None:
         return None
     return [limiter.min_size_to_sample, limiter.samples_per_insert, limiter.error_buffer]
 
 
 def limiter_of(saved: Any) -> RateLimiter | None:
-    """The inverse of `limiter_json`."""
+    """Make the limiter of `limiter_json`."""
     if saved is None:
         return None
     least, ratio, buffer = saved
     if (least, ratio) == (1, 1.0) and isinstance(buffer, list) and buffer[0] == 0.0:
         return Queue(int(buffer[1]))
-    with warnings.catch_warnings():  # whoever made the saved one was warned
+    with warnings.catch_warnings():  # it was warned about when the saved one was made
         warnings.simplefilter("ignore", UserWarning)
         return RateLimiter(
             min_size_to_sample=least,

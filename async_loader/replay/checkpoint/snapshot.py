@@ -1,4 +1,4 @@
-"""Copies of a table's rows and of everything else, taken while others go on writing. Opens no file.
+"""Copies a table's rows and everything else while other threads write.
 
 # NOTE [pre-copy]
 As a running machine is moved (Clark et al., "Live migration of virtual machines", NSDI 2005): what
@@ -36,7 +36,7 @@ _STATE_BYTES = 32  # of what the table alone knows about a row, roughly
 
 @dataclass(frozen=True, slots=True)
 class BlockData:
-    """What becomes a block of the file. See manifest.Block.
+    """The data of one block of the file. See manifest.Block.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class BlockData:
 
 
 def row_parts(storage: Storage) -> list[Bytes]:
-    """The bytes of rows: the packed ones, then each column, ``[rows, bytes of one]``."""
+    """Return the bytes of rows: the packed ones, then each column, ``[rows, bytes of one]``."""
     layout = storage.layout
     block = storage.segment.bytes(0, layout.nbytes)
     places = [
@@ -66,11 +66,11 @@ STATE_TYPES: dict[str, np.dtype[Any]] = {
     "given": np.dtype(np.float64),
     "times": np.dtype(np.int64),
 }
-"""What `state_parts` may hold."""
+"""The types of the arrays of `state_parts`."""
 
 
 def state_parts(table: Table) -> dict[str, Array]:
-    """What the table alone knows, with one entry per row."""
+    """Return what the table alone knows, with one entry per row."""
     parts: dict[str, Array] = {"alive": table.items.alive}
     for name, array in (("given", table.given), ("times", table.times)):
         if len(array):
@@ -79,12 +79,12 @@ def state_parts(table: Table) -> dict[str, Array]:
 
 
 def as_bytes(array: Array) -> Bytes:
-    """One entry per row as ``[rows, bytes of one]``."""
+    """View an array with one entry per row as ``[rows, bytes of one]``."""
     return array.view(np.uint8).reshape(len(array), array.itemsize)
 
 
 def index_type(layout: StorageLayout) -> np.dtype[Any]:
-    """How row numbers are written down."""
+    """Return the dtype of saved row numbers."""
     return np.dtype(np.uint32 if layout.rows <= 1 << 32 else np.int64)
 
 
@@ -111,7 +111,7 @@ class RowCopier:
         self._room = np.empty(0, np.uint8)
 
     def make_room(self, nbytes: int) -> None:
-        """Take memory for pieces that are kept: under the lock that would take longer than copying."""
+        """Allocate memory for kept pieces: under the lock that would take longer than copying."""
         self._room = np.empty(nbytes, np.uint8)
         self._room.fill(1)
 
@@ -122,7 +122,7 @@ class RowCopier:
         return taken
 
     def pieces(self, rows: Ids | range, *, keep: bool = False) -> Iterator[BlockData]:
-        """Copies of these rows. Without ``keep`` each is good until the next is made."""
+        """Yield copies of these rows. Without ``keep`` each is valid until the next."""
         if self._buffer is None and not keep and len(rows):
             self._buffer = np.empty(self._each * self.width, np.uint8)
         for first in range(0, len(rows), self._each):
@@ -154,9 +154,9 @@ class RowCopier:
 
 
 def _marked(dirty: Bytes) -> tuple[Ids, Bytes]:
-    """Which are not 0, and these.
+    """Return the positions of non-zero bytes, and the bytes.
 
-    Looks at eight at a time, as it is called under the lock: 30 us for a million.
+    Eight at a time, since it is called under the lock: 30 us for a million.
     """
     whole = len(dirty) // 8 * 8
     words = np.flatnonzero(dirty[:whole].view(np.uint64))
@@ -168,7 +168,7 @@ def _marked(dirty: Bytes) -> tuple[Ids, Bytes]:
 
 
 class SnapshotCursor:
-    """The marks of one save: takes them off the table, and puts them back if the save fails.
+    """The marks of one save: removed from the table, and put back if the save fails.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ class SnapshotCursor:
         self._rows = RowCopier("rows", row_parts(storage), self._index)
 
     def whole(self) -> Iterator[BlockData]:
-        """All rows that were ever used."""
+        """Yield all rows that were ever used."""
         with self._table_state.lock:
             self._take()
             top = self._table.items.top
@@ -192,7 +192,7 @@ class SnapshotCursor:
         yield from state.pieces(range(top))
 
     def changed(self) -> Iterator[BlockData]:
-        """The rows that have changed since they were taken last."""
+        """Yield the rows that have changed since they were copied last."""
         with self._table_state.lock:
             rows, states = self._take()
             state = self._state()
@@ -206,24 +206,26 @@ class SnapshotCursor:
         yield from self._state().pieces(states, keep=keep)
 
     def left(self) -> int:
-        """Bytes that `rest` would copy, roughly, as others go on writing. Without the lock."""
-        marks = self._table.dirty.copy()  # numpy minds if what it counts changes
+        """Estimate the bytes that `rest` would copy, while other threads
+        write. Without the lock.
+        """
+        marks = self._table.dirty.copy()  # numpy fails if the array changes while it counts
         return int(
             self._rows.width * np.count_nonzero(marks & ROW_CHANGED)
             + _STATE_BYTES * np.count_nonzero(marks)
         )
 
     def make_room(self, nbytes: int) -> None:
-        """For what `rest` will keep."""
+        """Allocate memory for what `rest` keeps."""
         self._rows.make_room(nbytes)
 
     def put_back(self) -> None:
-        """The save has failed: what it took has changed since the one before it."""
+        """Mark what was copied as changed again, since the save has failed."""
         with self._table_state.lock:
             self._table.dirty |= self._taken
 
     def _take(self) -> tuple[Ids, Ids]:
-        """Rows that changed, and those of which what the table knows did."""
+        """Return the changed rows, and the rows of which the table's own knowledge changed."""
         changed, marks = _marked(self._table.dirty)
         self._table.dirty[changed] = 0
         self._taken[changed] |= marks
@@ -238,7 +240,7 @@ class SnapshotCursor:
 
 @dataclass(frozen=True, slots=True)
 class TableMetadata:
-    """Everything that is not in rows, at one moment.
+    """Everything outside of the rows, at one moment.
 
     Attributes
     ----------
@@ -260,7 +262,7 @@ class TableMetadata:
     def of(
         cls, table_state: TableState, table: Table | None, arrays: encoding.Copies
     ) -> TableMetadata:
-        """Copies of it. Under the lock."""
+        """Copy everything outside of the rows. Under the lock."""
         settings = {
             "limiter": limiter_json(table_state.limiter),
             "seeds": seeds_json(table_state.seeds),

@@ -1,5 +1,6 @@
-"""Saving a table: into a temporary folder, which is renamed when all of it is on the disk. Never
-waits under the table's lock.
+"""Saves a table into a temporary folder, which is renamed when all of it is on disk.
+
+Never waits under the table's lock.
 
 # NOTE [what a kill leaves]
 Until the rename there is a temporary folder more, which the next save removes; from the rename on
@@ -38,7 +39,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveReport:
-    """What a save did.
+    """The result of a save.
 
     Attributes
     ----------
@@ -64,7 +65,7 @@ class SaveReport:
 
 
 class DataFile:
-    """A file that is written from its beginning to its end.
+    """A file that is written sequentially.
 
     Parameters
     ----------
@@ -95,19 +96,19 @@ class DataFile:
                 data = data[written:]
 
     def finish(self) -> None:
-        """All of it is on the disk when this returns."""
+        """Make all of the file durable."""
         with _named(self._path):
             self._disk.sync(self._file.fd)
         self.close()
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the file. May be called again."""
         self._file.close()
 
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An OSError says which file it is about."""
+    """Add the file's path to an OSError."""
     try:
         yield
     except OSError as error:
@@ -118,7 +119,7 @@ def _named(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PreviousSave:
-    """The save that the marks of the table count from.
+    """The save since which the table's marks count.
 
     Attributes
     ----------
@@ -134,7 +135,7 @@ class PreviousSave:
 
 
 class Saver:
-    """Saves one table, one save at a time. Any thread.
+    """Saves a table, one save at a time. Any thread.
 
     Parameters
     ----------
@@ -153,10 +154,10 @@ class Saver:
         self._one, self._turn = threading.Lock(), threading.Condition()
 
     def alone(self, path: Any, timeout_s: float | None) -> threading.Lock:
-        """Wait for one's turn: ``with`` what is returned one save or load lasts, and `ended` is
-        called after it.
+        """Wait for other saves and loads of this table to end.
 
-        A lock, and no context manager in Python: Ctrl-C between two lines of one would leave it
+        Hold the returned lock by ``with`` during a save or load, and call `ended` after it. It is a
+        lock and not a context manager in Python: Ctrl-C between two lines of one would leave it
         taken.
 
         Raises
@@ -180,7 +181,7 @@ class Saver:
         return self._one
 
     def ended(self) -> None:
-        """Tell those that wait in `alone` to look again."""
+        """Wake the calls that wait in `alone`."""
         with self._turn:
             self._turn.notify_all()
 
@@ -216,7 +217,7 @@ class Saver:
             self.disk.sync_folder(missing.parent)
 
     def _chain(self, root: Path, there: list[int]) -> list[Manifest]:
-        """The saves that the next one can rest on; empty if it has to be a full one."""
+        """Return the saves that the next one can build on; empty if it has to be a full one."""
         last = self.last
         if last is None or last.root != root or not there or last.manifest.table is None:
             return []
@@ -232,7 +233,7 @@ class Saver:
         )
 
     def _clean(self, paths: Iterable[Path]) -> None:
-        """Remove what is of no use. What cannot be is left to the next save."""
+        """Remove unused folders. What cannot be removed is left to the next save."""
         for path in paths:
             with contextlib.suppress(OSError):
                 for file in path.iterdir():
@@ -307,7 +308,7 @@ class _Save:
         return report, PreviousSave(self._root, manifest, private.arrays)
 
     def _check(self) -> None:
-        """What can be told before anything is written."""
+        """Raise the errors that are known before any file is written."""
         self._lasting = lasting_json(self._table_state)
         if self._table_state.ready:
             with self._table_state.lock:
@@ -354,7 +355,7 @@ class _Save:
     def _cut(
         self, data: DataFile, taking: SnapshotCursor | None
     ) -> tuple[list[BlockData], TableMetadata]:
-        """The moment that the save shows: the rest of the rows, and everything else."""
+        """Copy the rest of the rows and everything else, at the moment that the save shows."""
         kept: list[BlockData] = []
         table = None if taking is None else self._table_state.table
         copies = encoding.Copies({} if self._last is None else self._last.arrays)
@@ -365,7 +366,7 @@ class _Save:
         with self._table_state.lock:
             since = time.monotonic()
             if table is not None:
-                # what an interrupted call has done is told to the samplers before these are saved
+                # Samplers are told of an interrupted call before they are saved.
                 table.finish()
             self._table_state.catch_up()
             if taking is not None:
@@ -373,8 +374,8 @@ class _Save:
                     if keep:
                         kept.append(piece)
                     else:
-                        # writers outrun the disk: they have to wait for it once, as memory for all
-                        # of it may not be there
+                        # Writers outrun the disk: they have to wait once, since all of it may not
+                        # fit the memory.
                         data.put(piece)
             private = TableMetadata.of(self._table_state, table, copies)
             self._pause_s = time.monotonic() - since

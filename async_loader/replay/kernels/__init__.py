@@ -1,17 +1,17 @@
-"""Compiled work on rows: writing, linking, reading, checking. Sees addresses and numbers only;
-checks no argument.
+"""Compiled work on rows: writing, linking, reading, checking.
 
-Import late: see compiled.py. What kernels share with Python by number (the words of a row's head,
-flags, the places of the geometry) is in row_format.py.
+Kernels get addresses and numbers, and check no argument.
+
+Import late: see compiled.py. Numbers that kernels share with Python (the words of a row's head,
+flags, the positions in the geometry) are in row_format.py.
 
 # NOTE [row lock]
-A row is guarded by its own id, as a sequence lock. A writer takes the id away, writes the row, and
-stores the new id; a reader looks at the id after it has read the row: as ids are never reused, an
-unchanged id means that nobody had begun to write. What is patched in place (`update`) raises the
-row's version to an odd number before and to an even one after. The stores and loads of ids are
-atomic, with the fences that a sequence lock needs (Boehm, "Can seqlocks get along with programming
-language memory models?", MSPC 2012, figure 6), so this also holds where the machine reorders
-accesses.
+A row is guarded by its own id, as a sequence lock. A writer clears the id, writes the row, and
+stores the new id; a reader checks the id after it has read the row: as ids are never reused, an
+unchanged id means that no write had begun. A patch in place (`update`) raises the row's version to
+an odd number before and to an even one after. The stores and loads of ids are atomic, with the
+fences that a sequence lock needs (Boehm, "Can seqlocks get along with programming language memory
+models?", MSPC 2012, figure 6), so this also holds where the machine reorders accesses.
 """
 
 from async_loader.replay.kernels.items import (
@@ -37,12 +37,12 @@ from async_loader.replay.kernels.reading import (
     returns,
     walk,
 )
-from async_loader.replay.kernels.row_grants import abandon, adopt, grant, news, room_ahead
+from async_loader.replay.kernels.row_grants import abandon, commit, grant, news, room_ahead
 from async_loader.replay.kernels.writing import end_stream, overwrite, write
 
 __all__ = [
     "abandon",
-    "adopt",
+    "commit",
     "copy_items",
     "copy_many_items",
     "drop_pending",

@@ -43,10 +43,11 @@ from async_loader.replay.kernels.writing import deactivate, end_item, note, reti
 
 @kernel(keeps_gil=True)
 def drop_pending(g: Any, steps: int, streams: int, changes: Any) -> None:
-    """Raise LOOKAHEAD to ``steps``: items at the open end of a stream that have fewer successors
-    wait for them.
+    """Raise LOOKAHEAD to ``steps``.
 
-    They will be items again: ``changes[3]`` says how many of those in DIED do not count as deleted.
+    Items at the open end of a stream that have fewer successors wait for them.
+
+    They become items again: ``changes[3]`` counts the rows of DIED that do not count as deleted.
     """
     g[LOOKAHEAD] = steps
     for stream in range(streams):
@@ -63,7 +64,7 @@ def drop_pending(g: Any, steps: int, streams: int, changes: Any) -> None:
 
 @kernel(inline=True)
 def _is_last(g: Any, name: int, streams: int) -> bool:
-    """Whether an open episode goes on after this step."""
+    """Return whether this step is the last of an open episode."""
     for stream in range(streams):  # noqa: SIM110  # kernels have no generators
         if peek64(g[LAST] + 8 * stream) == name:
             return True
@@ -72,8 +73,8 @@ def _is_last(g: Any, name: int, streams: int) -> bool:
 
 @kernel(inline=True)
 def _in_use(g: Any, name: int, streams: int) -> bool:
-    """Whether a row holds what is still to be drawn: a step that is or may become an item, or the
-    past of one.
+    """Return whether a row is still needed: by a step that is or may become an item, or as the past
+    of one.
     """
     if peek8(g[HELD] + name % g[ROWS]):
         return True
@@ -91,10 +92,11 @@ def _in_use(g: Any, name: int, streams: int) -> bool:
 
 @kernel(keeps_gil=True)
 def room(g: Any, streams: int) -> int:
-    """Rows that may be written in order before one that is in use would be overwritten. Amortised
-    O(1).
+    """Return how many rows may be written in order before one in use is overwritten.
 
-    What is not in use never is again, so the search goes on where it ended the last time.
+    Amortised O(1).
+
+    A row that is not in use stays so, and the search continues where it ended last time.
     """
     tail = max(g[TAIL], g[CURSOR] - g[CAPACITY])
     while tail < g[CURSOR] and not _in_use(g, tail, streams):
@@ -105,17 +107,16 @@ def room(g: Any, streams: int) -> int:
 
 @kernel(keeps_gil=True)
 def expire_old(g: Any, changes: Any) -> None:
-    """End what lies before the newest CAPACITY rows: a loaded table may have kept more of them."""
+    """End the items before the newest CAPACITY rows: a loaded table may have kept more."""
     for name in range(max(0, g[CURSOR] - g[ROWS]), g[CURSOR] - g[CAPACITY]):
         retire(g, name, changes)
 
 
 @kernel(keeps_gil=True)
 def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any, sampled: Any) -> None:
-    """Count a draw of ``rows``, in order; ``kept[i]`` becomes ``i`` where the item had a draw left,
-    and stays as it is elsewhere.
+    """Count a draw of ``rows``, in order; set ``kept[i]`` to ``i`` if the item had a draw left.
 
-    One call: a draw that is interrupted knows what was counted.
+    It is one call, so that an interrupted draw knows what was counted.
     """
     for i in range(len(rows)):
         if times[rows[i]] < most:
@@ -127,7 +128,7 @@ def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any, sampled: Any
 
 @kernel(keeps_gil=True)
 def remove(g: Any, rows: Any, changes: Any) -> None:
-    """The items of these rows are no more, and steps that are no items yet never will be."""
+    """End the items of these rows, and mark pending steps as never drawable."""
     for i in range(len(rows)):
         if rows[i] >= 0:
             name = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
@@ -137,15 +138,15 @@ def remove(g: Any, rows: Any, changes: Any) -> None:
 
 @kernel(keeps_gil=True)
 def forget(g: Any, rows: Any, changes: Any) -> None:
-    """The items of these rows are no more, and the rows stay as they are."""
+    """End the items of these rows, and leave the rows unchanged."""
     for i in range(len(rows)):
-        # a row is the name of its first step, and only the row matters
+        # a row is the id of its first step, and only the row matters
         deactivate(g, rows[i], changes)
 
 
 @kernel(inline=True)
 def note_priority(g: Any, row: int, priority: float) -> bool:
-    """Note the new priority of a step; whether that is an item."""
+    """Store the new priority of a step. Return whether the step is an item."""
     if g[GIVEN]:
         poke_float(g[GIVEN] + 8 * row, priority)
     note(g, row, STATE_CHANGED)
@@ -154,7 +155,7 @@ def note_priority(g: Any, row: int, priority: float) -> bool:
 
 @kernel(keeps_gil=True)
 def note_priorities(g: Any, rows: Any, priority: Any) -> int:
-    """Note new priorities of steps; how many of those are items."""
+    """Store new priorities of steps. Return how many of them are items."""
     alive = 0
     for i in range(len(rows)):
         alive += note_priority(g, rows[i], priority[i])
@@ -163,9 +164,9 @@ def note_priorities(g: Any, rows: Any, priority: Any) -> int:
 
 @kernel(keeps_gil=True)
 def turn_version(g: Any, rows: Any, odd: bool) -> None:
-    """Before rows are patched in place (``odd``), and after.
+    """Set the versions of rows before they are patched in place (``odd``), and after.
 
-    See NOTE [row lock]. Twice is as good as once.
+    May be repeated. See NOTE [row lock].
     """
     before_stores()
     for i in range(len(rows)):

@@ -1,4 +1,4 @@
-"""Loads, stores, fences and copies at an address. Knows no row."""
+"""Loads, stores, fences and copies at an address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORD = ir.IntType(64)
 
 @intrinsic
 def load(typingctx: Any, address: Any) -> Any:
-    """The aligned 8 bytes there, before anything that is loaded later."""
+    """Load 8 aligned bytes, before all later loads."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], _WORD.as_pointer()), "acquire", 8)
@@ -27,7 +27,7 @@ def load(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def store(typingctx: Any, address: Any, value: Any) -> Any:
-    """Store 8 aligned bytes there, after everything that was stored earlier."""
+    """Store 8 aligned bytes, after all earlier stores."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store_atomic(
@@ -40,7 +40,7 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def before_stores(typingctx: Any) -> Any:
-    """What was stored before stays before what is stored after."""
+    """Order all earlier stores before all later ones."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("release")
@@ -51,7 +51,7 @@ def before_stores(typingctx: Any) -> Any:
 
 @intrinsic
 def after_loads(typingctx: Any) -> Any:
-    """What was loaded before stays before what is loaded after."""
+    """Order all earlier loads before all later ones."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("acquire")
@@ -62,7 +62,7 @@ def after_loads(typingctx: Any) -> Any:
 
 @intrinsic
 def full_fence(typingctx: Any) -> Any:
-    """What was stored before is seen by others before anything is loaded after."""
+    """Make all earlier stores visible before any later load."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")
@@ -73,8 +73,8 @@ def full_fence(typingctx: Any) -> Any:
 
 @intrinsic
 def compare_and_swap(typingctx: Any, address: Any, old: Any, new: Any) -> Any:
-    """Store ``new`` in the aligned 8 bytes there if they are ``old``, as one step; whether they
-    were.
+    """Store ``new`` in 8 aligned bytes if they hold ``old``, atomically.
+    Return whether they did.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -107,7 +107,7 @@ def memzero(typingctx: Any, target: Any, count: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
-    """Begin to load the cache line there."""
+    """Begin to load the cache line at this address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number = ir.IntType(32)
@@ -125,8 +125,8 @@ STACK_WORDS: Final = 64
 
 @intrinsic
 def stack_words(typingctx: Any) -> Any:
-    """The address of `STACK_WORDS` words of 8 bytes, which are the calling kernel's until it
-    returns.
+    """Return the address of `STACK_WORDS` words of 8 bytes, valid until the
+    calling kernel returns.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -137,7 +137,7 @@ def stack_words(typingctx: Any) -> Any:
 
 
 def _access(bits: int) -> tuple[Any, Any]:
-    """A load and a store of that many bits at any address."""
+    """Make a load and a store of this many bits at any address."""
     item = ir.IntType(bits)
 
     @intrinsic
@@ -165,7 +165,7 @@ peek8, poke8 = _access(8)
 
 
 def _mover(count: int) -> Any:
-    """A copy of that many bytes from any address to any other."""
+    """Make a copy of this many bytes between any addresses."""
     item = ir.VectorType(ir.IntType(8), count)
 
     @intrinsic
@@ -186,8 +186,9 @@ _CALL_FROM = 256
 
 @kernel(inline=True)
 def copy(target: int, source: int, count: int) -> None:
-    """Small fields are copied in place: a call of memcpy costs as much as all the fields of a small
-    row.
+    """Copy bytes.
+
+    Small sizes are inlined: a call of memcpy costs as much as all fields of a small row.
     """
     if count > _CALL_FROM:
         _memcpy(target, source, count)

@@ -1,7 +1,7 @@
-"""A writer's rows, and what it and the owner tell each other about them in shared memory. Links and
-publishes nothing.
+"""Kernels of a writer in another process: they fill granted rows, and exchange words with the
+table's process.
 
-See async_loader/replay/remote, NOTE [lane].
+See async_loader/replay/multiprocess, NOTE [publish ring].
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from async_loader.replay.base.field_table import (
     ROW_STRIDE,
 )
 from async_loader.replay.base.ring_format import (
-    ADOPTED,
+    COMMITTED,
     CLOSED,
-    PERMITS,
+    CREDITS,
     PUBLISHED,
     RECORDS,
     SHUT,
@@ -43,43 +43,44 @@ from async_loader.replay.kernels.machine import (
 
 @kernel(keeps_gil=True)
 def claim(address: int, pid: int) -> int:
-    """Be the one process that uses the handle; 0, or the pid of who does."""
+    """Claim the handle for this process. Return 0, or the pid of the process that has it."""
     return 0 if compare_and_swap(address, 0, pid) else load(address)
 
 
 @kernel(keeps_gil=True)
-def take(lane: int, most: int, cursor: int, oldest: int) -> int:
-    """InsertCredits for 0 to ``most`` steps; SHUT; or STALE if the table's ids have gone beyond
-    ``oldest``.
+def take(ring: int, most: int, cursor: int, oldest: int) -> int:
+    """Take credits for up to ``most`` steps.
+
+    Return how many; SHUT; or STALE if the table's ids have passed ``oldest``.
     """
-    if load(lane + CLOSED) != 0:
+    if load(ring + CLOSED) != 0:
         return SHUT
     if load(cursor) > oldest:
         return STALE
     while True:
-        left = load(lane + PERMITS)
+        left = load(ring + CREDITS)
         taken = min(left, most)
         if taken <= 0:
             return 0
-        if compare_and_swap(lane + PERMITS, left, left - taken):
+        if compare_and_swap(ring + CREDITS, left, left - taken):
             return taken
 
 
 @kernel(keeps_gil=True)
-def give(lane: int, count: int) -> None:
-    """More permits."""
+def give(ring: int, count: int) -> None:
+    """Add credits."""
     while True:
-        left = load(lane + PERMITS)
-        if compare_and_swap(lane + PERMITS, left, left + count):
+        left = load(ring + CREDITS)
+        if compare_and_swap(ring + CREDITS, left, left + count):
             return
 
 
 @kernel(keeps_gil=True)
-def take_back(lane: int) -> int:
-    """All permits that have not been taken; how many."""
+def take_back(ring: int) -> int:
+    """Take back all unused credits. Return how many."""
     while True:
-        left = load(lane + PERMITS)
-        if compare_and_swap(lane + PERMITS, left, 0):
+        left = load(ring + CREDITS)
+        if compare_and_swap(ring + CREDITS, left, 0):
             return left
 
 
@@ -94,8 +95,8 @@ def _fill(g: Any, fields: Any, i: int, row: int) -> None:
 
 
 @kernel(inline=True)
-def _record(lane: int, place: int, stream: int, flags: int, given: float) -> None:
-    address = lane + RECORDS + 8 * (place % SIZE)
+def _record(ring: int, place: int, stream: int, flags: int, given: float) -> None:
+    address = ring + RECORDS + 8 * (place % SIZE)
     poke64(address, stream)
     poke64(address + 8 * SIZE, flags)
     poke_float(address + 16 * SIZE, given)
@@ -113,59 +114,62 @@ def fill(
     flags: Any,
     given: Any,
     ids: Any,
-    lane: int,
+    ring: int,
     place: int,
 ) -> int:
-    """Write steps ``start`` to ``stop``, and the final observations of those that have AWAITS, into
-    the rows of ``names``.
+    """Write steps ``start`` to ``stop``, and the final observations of those with AWAITS, into the
+    rows of ``names``.
 
-    The sources are as `write` takes them; what is to be known about each row goes into the lane
-    from record ``place`` on. Returns the place after the last record. Nothing is published.
+    The sources are as for `write`. The record of each row goes into the ring from record ``place``
+    on. Returns the place after the last record. Publishes nothing.
     """
     k = 0
     for i in range(start, stop):
         ids[i] = names[k]
         _fill(g, fields, i, names[k] % g[ROWS])
-        _record(lane, place + k, streams[i], flags[i], given[i] if len(given) else np.nan)
+        _record(ring, place + k, streams[i], flags[i], given[i] if len(given) else np.nan)
         k += 1
         if flags[i] & AWAITS:
             _fill(g, final, i, names[k] % g[ROWS])
-            _record(lane, place + k, streams[i], FINAL, np.nan)
+            _record(ring, place + k, streams[i], FINAL, np.nan)
             k += 1
     return place + k
 
 
 @kernel(keeps_gil=True)
-def note(lane: int, place: int, stream: int, flags: int) -> None:
-    """A record without a row of its own fields."""
-    _record(lane, place, stream, flags, np.nan)
+def note(ring: int, place: int, stream: int, flags: int) -> None:
+    """Write a record without a row."""
+    _record(ring, place, stream, flags, np.nan)
 
 
 @kernel(keeps_gil=True)
-def publish(lane: int, count: int) -> bool:
-    """One store: everything up to record ``count`` is complete. Whether to ring."""
-    store(lane + PUBLISHED, count)
-    full_fence()  # or the owner, about to wait, and this writer could both look too early
-    if load(lane + WANTED) == 0:
+def publish(ring: int, count: int) -> bool:
+    """Publish all records before ``count``, by one store.
+
+    Return whether to wake the table's process.
+    """
+    store(ring + PUBLISHED, count)
+    full_fence()  # else the reader, about to wait, and this writer could both look too early
+    if load(ring + WANTED) == 0:
         return False
-    store(lane + WANTED, 0)
+    store(ring + WANTED, 0)
     return True
 
 
 @kernel(keeps_gil=True)
-def ask_to_ring(lanes: Any) -> None:
-    """From now on the next record rings; look once more before waiting for that."""
-    for i in range(len(lanes)):
-        store(lanes[i] + WANTED, 1)
+def ask_to_ring(rings: Any) -> None:
+    """Have the next record of each ring wake this process. Look once more before waiting."""
+    for i in range(len(rings)):
+        store(rings[i] + WANTED, 1)
     full_fence()
 
 
 @kernel(keeps_gil=True)
-def close_ring(lane: int, state: int) -> None:
-    store(lane + CLOSED, state)
+def close_ring(ring: int, state: int) -> None:
+    store(ring + CLOSED, state)
 
 
 @kernel(keeps_gil=True)
-def freed(lane: int) -> int:
-    """Records that the owner has adopted."""
-    return load(lane + ADOPTED)
+def freed(ring: int) -> int:
+    """Return how many records the table's process has committed."""
+    return load(ring + COMMITTED)

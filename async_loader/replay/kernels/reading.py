@@ -1,6 +1,4 @@
-"""Reading items: which rows they need, copying those, and checking that nothing was written
-meanwhile.
-"""
+"""Kernels that read items: they find the rows, copy them, and check that no writer came between."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def _fetch(address: int, stride: int) -> None:
     """Begin to load a packed row.
 
     With 12 of them under way all the time 256 random rows of 200 MB take 11 us, and 4096 take 150;
-    with all of a block of 64 asked for at once 20 and 310.
+    with all of a block of 64 requested at once 20 and 310.
     """
     for line in range(0, stride, 64):
         prefetch(address + line)
@@ -55,7 +53,10 @@ def _fetch(address: int, stride: int) -> None:
 
 @kernel(inline=True)
 def _visit(g: Any, name: int, place: int, names: Any, stamps: Any) -> bool:
-    """Note down a row that is being read; whether it is there, and not being patched."""
+    """Record the version of a row that is being read.
+
+    Return whether it is there and not being patched.
+    """
     address = at(g, name)
     names[place] = name
     stamps[place] = load(address + FLAGS)
@@ -64,7 +65,9 @@ def _visit(g: Any, name: int, place: int, names: Any, stamps: Any) -> bool:
 
 @kernel(inline=True)
 def _walk_back(g: Any, depth: int, names: Any, stamps: Any) -> bool:
-    """The steps before the one at ``depth - 1``, as far as the episode goes; -1 where it does not."""
+    """Find the steps before the one at ``depth - 1``, as far as the episode goes; -1 before its
+    start.
+    """
     for place in range(depth - 1, 0, -1):
         before = names[place]
         if before >= 0:
@@ -77,12 +80,13 @@ def _walk_back(g: Any, depth: int, names: Any, stamps: Any) -> bool:
 
 @kernel(inline=True)
 def _walk_on(g: Any, depth: int, n: int, successor: bool, names: Any, stamps: Any) -> int:
-    """Up to ``n`` steps from the one at ``depth - 1``; how many there were, or 0 if they are not
-    all there.
+    """Find up to ``n`` steps from the one at ``depth - 1`` on.
+
+    Return how many, or 0 if some are missing.
 
     With ``successor`` the observation after the last of them is visited too. An episode that
-    terminated without a final observation has none: its last one stands in, and the discount of 0
-    keeps it from mattering.
+    terminated without a final observation has none: its last step replaces it, and the discount of
+    0 removes its effect.
     """
     taken = 0
     place = depth - 1
@@ -109,9 +113,9 @@ def _walk_on(g: Any, depth: int, n: int, successor: bool, names: Any, stamps: An
 def walk(
     g: Any, ids: Any, n: int, successor: bool, depth: int, names: Any, stamps: Any, taken: Any
 ) -> None:
-    """Which rows every item needs: ``names [items, depth + n]``, -1 before the episode's start.
+    """Find the rows of each item: ``names [items, depth + n]``, -1 before the episode's start.
 
-    ``taken [items]``: the steps that its return sums up, 0 for an item that is gone.
+    ``taken [items]``: the number of steps in its return, 0 for an item that is gone.
     """
     base, stride, rows = g[BASE], g[STRIDE], g[ROWS]
     for i in range(-_AHEAD, len(ids)):
@@ -141,8 +145,8 @@ def returns(
     total: Any,
     discount: Any,
 ) -> None:
-    """The discounted sum of rewards of every item, and the factor of what comes after: gamma**k, 0
-    if it terminated.
+    """Compute the discounted sum of rewards of each item, and the factor of its last value:
+    gamma**k, 0 if it terminated.
 
     ``reward [rows, values]``, ``total [items, values]``, ``discount [items]``. Sutton and Barto,
     2nd ed., equation 7.1.
@@ -200,7 +204,7 @@ def _frames(g: Any, fields: Any, f: int, i: int, names: Any, end: int) -> None:
 
 @kernel(inline=True)
 def _same(g: Any, names: Any, stamps: Any, depth: int, last: int) -> bool:
-    """Whether no row that was visited has been written to since. See NOTE [row lock]."""
+    """Return whether no visited row was written since. See NOTE [row lock]."""
     for place in range(last + 1):
         name = names[place]
         if name >= 0:
@@ -244,12 +248,12 @@ def _copy_items(
 def copy_items(
     g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool
 ) -> int:
-    """Copy the items that were walked; set ``taken`` to 0 for, and return the number of, those gone
-    in the meantime.
+    """Copy the items that `walk` found.
 
-    ``fields [fields, 8]``: address in row 0, bytes from row to row, bytes of a frame, target, bytes
-    from item to item, frames, anchor (0: the step, 1: the one after the last, 2: the last), whether
-    padding is zeros.
+    Set ``taken`` to 0 for items that went meanwhile, and return how many did.
+
+    ``fields [fields, 8]``: see field_table.py. Anchors are 0: the step, 1: the row after the last,
+    2: the last.
     """
     return _copy_items(g, fields, names, stamps, taken, depth, successor)
 
@@ -258,7 +262,7 @@ def copy_items(
 def copy_many_items(
     g: Any, fields: Any, names: Any, stamps: Any, taken: Any, depth: int, successor: bool
 ) -> int:
-    """As `copy_items`, for what takes long: lets go of the GIL."""
+    """As `copy_items`, for long copies: releases the GIL."""
     return _copy_items(g, fields, names, stamps, taken, depth, successor)
 
 
@@ -292,24 +296,24 @@ def _read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
 
 @kernel(keeps_gil=True)
 def read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
-    """`walk` and `copy_items` in one, for items that are one row each."""
+    """`walk` and `copy_items` in one kernel, for items of one row each."""
     return _read(g, ids, fields, taken)
 
 
 @kernel()
 def read_many(g: Any, ids: Any, fields: Any, taken: Any) -> int:
-    """As `read`, for what takes long: lets go of the GIL."""
+    """As `read`, for long copies: releases the GIL."""
     return _read(g, ids, fields, taken)
 
 
 @kernel(keeps_gil=True)
 def read_any(g: Any, numbers: Any, fields: Any, ids: Any, rows: Any) -> int:
-    """Draw items of one row each, all equally likely, and read them, in one go under the table's
-    lock.
+    """Draw items of one row each with equal probability, and read them, in one kernel under the
+    table's lock.
 
-    The targets in ``fields`` are counted from ``ids``.
-    As `samplers.chance.any_items` and `read` together: nobody writes meanwhile, so there is nothing
-    to look at again. Returns how many of ``numbers`` were used, 0 if they did not suffice.
+    Addresses in ``fields`` count from ``ids``. Does what `random_rows.any_items` and `read` do; no
+    writer comes between, so that no row is checked again. Returns how many of ``numbers`` were
+    used, 0 if they were too few.
     """
     top, alive, used = g[TOP], g[ALIVE], 0
     # a loop of its own: a processor is many such looks ahead, and few copies
@@ -354,7 +358,7 @@ def read_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
 
 @kernel(keeps_gil=True)
 def names_of(g: Any, rows: Any, out: Any) -> None:
-    """The ids of the steps in rows, -1 where there is none, or one that was deleted."""
+    """Fill in the ids of the steps in rows, -1 for an empty row and a deleted step."""
     for i in range(len(rows)):
         address = g[BASE] + rows[i] * g[STRIDE]
         out[i] = -1 if load(address + FLAGS) & (FINAL | DELETED) else load(address + ID) - 1
@@ -362,7 +366,10 @@ def names_of(g: Any, rows: Any, out: Any) -> None:
 
 @kernel(inline=True)
 def row_of(g: Any, name: int) -> int:
-    """The row of an id, -1 if it is gone. Deleted steps and final observations count as gone."""
+    """Return the row of an id, -1 if it is gone.
+
+    Deleted steps and final observations count as gone.
+    """
     if name < 0:
         return -1
     row = name % g[ROWS]
@@ -372,9 +379,7 @@ def row_of(g: Any, name: int) -> int:
 
 @kernel(keeps_gil=True)
 def find_steps(g: Any, ids: Any, rows: Any) -> int:
-    """As `find`, of steps that are kept, also where they are items no more: returns and stacks
-    still show them.
-    """
+    """As `find`, also for deleted steps, which returns and stacks still show."""
     there = 0
     for i in range(len(ids)):
         name = ids[i]
@@ -390,7 +395,7 @@ def find_steps(g: Any, ids: Any, rows: Any) -> int:
 
 @kernel(keeps_gil=True)
 def find(g: Any, ids: Any, rows: Any) -> int:
-    """The rows of ids, as `row_of`; how many are there."""
+    """Fill in the rows of ids, as `row_of`. Return how many are there."""
     there = 0
     for i in range(len(ids)):
         rows[i] = row_of(g, ids[i])

@@ -1,4 +1,4 @@
-"""Where a row lies, and whether a step is in it. Changes nothing."""
+"""The address of a row, and whether a step is in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def holds(address: int, name: int) -> bool:
 
 @kernel(inline=True)
 def at(g: Any, name: int) -> Any:
-    """The address of the row that an id lies in."""
+    """Return the address of the row of an id."""
     return g[BASE] + (name % g[ROWS]) * g[STRIDE]
 
 

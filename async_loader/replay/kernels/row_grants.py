@@ -1,4 +1,4 @@
-"""Rows that other processes fill: granted, adopted when they are full, or abandoned.
+"""Kernels on rows that other processes fill: granted, committed when they are full, or abandoned.
 
 Under the table's lock.
 """
@@ -25,8 +25,9 @@ from async_loader.replay.kernels.writing import end_here, next_id, retire, settl
 
 @kernel(keeps_gil=True)
 def grant(g: Any, count: int, changes: Any) -> int:
-    """Take up to ``count`` rows that lie one behind the other out of the order; the first id,
-    ``changes[2]`` of them.
+    """Take up to ``count`` consecutive rows out of the order.
+
+    Return the first id; ``changes[2]`` is how many.
     """
     first = next_id(g, changes)
     taken = 1
@@ -44,45 +45,49 @@ def grant(g: Any, count: int, changes: Any) -> int:
 
 
 @kernel(keeps_gil=True)
-def adopt(g: Any, ledgers: Any, streams: int, changes: Any) -> int:
-    """Take in what writers have published, one behind the other and each in its order; how many
-    records, see `grant_log`.
+def commit(g: Any, grant_logs: Any, streams: int, changes: Any) -> int:
+    """Commit the records that writers have published.
 
-    It is negative, and smaller by one, if a writer was found to be WRONG. ``streams``: how many the
-    table has. No row is in DIED first and then in BORN, however many records there are: no id is
-    given here, and what ends never begins again.
+    Return how many, as `grant_log` counts them; it is negative, and smaller by one, if a writer is
+    WRONG.
+
+    Records of one writer are committed in its order. ``streams``: how many streams the table has.
+    No row is in DIED first and then in BORN, however many records there are: no id is assigned
+    here, and an ended item never begins again.
     """
     count, wrong = 0, False
-    for i in range(len(ledgers)):
-        if peek64(ledgers[i] + grant_log.WRONG) == 0:
-            count += _commit_ring(g, ledgers[i], streams, changes)
-            wrong |= peek64(ledgers[i] + grant_log.WRONG) != 0
+    for i in range(len(grant_logs)):
+        if peek64(grant_logs[i] + grant_log.WRONG) == 0:
+            count += _commit_ring(g, grant_logs[i], streams, changes)
+            wrong |= peek64(grant_logs[i] + grant_log.WRONG) != 0
     return -1 - count if wrong else count
 
 
 @kernel(inline=True)
 def _commit_ring(g: Any, book: int, streams: int, changes: Any) -> int:
-    lane, start = peek64(book + grant_log.LANE), peek64(book + grant_log.ADOPTED)
-    stop = load(lane + ring_format.PUBLISHED)
+    ring, start = peek64(book + grant_log.RING), peek64(book + grant_log.COMMITTED)
+    stop = load(ring + ring_format.PUBLISHED)
     if stop == start:
         return 0
     place = start
     if start < stop <= start + ring_format.SIZE:
         while place < stop and _commit_record(
-            g, book, lane + ring_format.RECORDS + 8 * (place % ring_format.SIZE), streams, changes
+            g, book, ring + ring_format.RECORDS + 8 * (place % ring_format.SIZE), streams, changes
         ):
             place += 1
     if place < stop or stop < start:
         poke64(book + grant_log.WRONG, 1)
-    poke64(book + grant_log.ADOPTED, place)
-    store(lane + ring_format.ADOPTED, place)
+    poke64(book + grant_log.COMMITTED, place)
+    store(ring + ring_format.COMMITTED, place)
     return place - start
 
 
 @kernel(inline=True)
 def _commit_record(g: Any, book: int, record: int, streams: int, changes: Any) -> bool:
-    """Whether it is one that can be: a writer may write anything into its lane, and into nothing
-    else of the owner's.
+    """Commit one record.
+
+    Return whether it is valid: a writer may write anything into its ring, and nowhere else in the
+    memory of the table's process.
     """
     stream, flags = peek64(record), peek64(record + 8 * ring_format.SIZE)
     if flags & ring_format.SKIPPED:
@@ -108,7 +113,7 @@ def _commit_record(g: Any, book: int, record: int, streams: int, changes: Any) -
 
 @kernel(inline=True)
 def _next_row(g: Any, book: int) -> int:
-    """The id of the next row in the order in which they were granted, which is not held any more."""
+    """Return the id of the next granted row in order, which is not held any more."""
     oldest = peek64(book + grant_log.OLDEST)
     extent = peek64(book + grant_log.EXTENTS) + 16 * (oldest % peek64(book + grant_log.PLACES))
     name, left = peek64(extent), peek64(extent + 8)
@@ -131,20 +136,20 @@ def _give_up(g: Any, book: int, count: int) -> None:
 
 @kernel(keeps_gil=True)
 def abandon(g: Any, book: int) -> None:
-    """Rows that were granted and will not be filled: nothing is there until the order comes round
-    again.
+    """Give up rows that were granted and will not be filled: they stay empty until the order
+    reaches them again.
     """
     _give_up(g, book, peek64(book + grant_log.HELD))
 
 
 @kernel(keeps_gil=True)
-def news(ledgers: Any) -> bool:
-    """Whether records were published and not adopted."""
-    for i in range(len(ledgers)):
-        book = ledgers[i]
-        lane = peek64(book + grant_log.LANE)
+def news(grant_logs: Any) -> bool:
+    """Return whether published records are waiting to be committed."""
+    for i in range(len(grant_logs)):
+        book = grant_logs[i]
+        ring = peek64(book + grant_log.RING)
         if (
-            load(lane + ring_format.PUBLISHED) != peek64(book + grant_log.ADOPTED)
+            load(ring + ring_format.PUBLISHED) != peek64(book + grant_log.COMMITTED)
             and peek64(book + grant_log.WRONG) == 0
         ):
             return True
@@ -153,10 +158,10 @@ def news(ledgers: Any) -> bool:
 
 @kernel(keeps_gil=True)
 def room_ahead(g: Any, most: int, changes: Any) -> int:
-    """How many of the next ``most`` rows are free. If less than two are, these are passed by.
+    """Return how many of the next ``most`` rows are free. If fewer than two are, skip these rows.
 
-    What passes over many held rows at once may see an item die and another one be born in the same
-    row; see `write`.
+    Skipping many held rows at once may end an item and begin another one in the same row; see
+    `write`.
     """
     free = 0
     for k in range(most):

@@ -1,4 +1,4 @@
-"""Writing rows, linking them, and making items of them. All of it under the table's lock."""
+"""Kernels that write rows, link them, and make items of them. Under the table's lock."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ from async_loader.replay.kernels.row_address import at, there
 
 
 @kernel(inline=True)
-def _say(g: Any, row: int, field: int) -> None:
-    """Set a field that says how an episode ends to yes."""
+def _set_end_field(g: Any, row: int, field: int) -> None:
+    """Set a field that tells how an episode ended to true."""
     for k in range(g[field + 2]):
         poke8(g[field] + row * g[field + 1] + k, (g[field + 3] >> (8 * k)) & 255)
 
 
 @kernel(inline=True)
 def _flag(g: Any, name: int, flags: int) -> None:
-    """Something is learnt about a step that is published. See NOTE [row lock]."""
+    """Add flags to a published step. See NOTE [row lock]."""
     if not there(g, name):
         return
     row = name % g[ROWS]
@@ -88,10 +88,10 @@ def _flag(g: Any, name: int, flags: int) -> None:
     store(address, before + VERSION_ONE)
     before_stores()
     if flags & TERMINATED:
-        _say(g, row, TERMINATED_FIELD)
-        _say(g, row, DONE_FIELD)
+        _set_end_field(g, row, TERMINATED_FIELD)
+        _set_end_field(g, row, DONE_FIELD)
     if flags & TRUNCATED:
-        _say(g, row, TRUNCATED_FIELD)
+        _set_end_field(g, row, TRUNCATED_FIELD)
     store(address, (before + 2 * VERSION_ONE) | flags)
     poke8(g[DIRTY] + row, peek8(g[DIRTY] + row) | ROW_CHANGED)
 
@@ -103,7 +103,7 @@ def note(g: Any, row: int, change: int) -> None:
 
 @kernel(inline=True)
 def deactivate(g: Any, name: int, changes: Any) -> None:
-    """The item of that id, if there is one, is no more."""
+    """End the item of that id, if there is one."""
     row = name % g[ROWS]
     if peek8(g[ALIVE] + row):
         poke8(g[ALIVE] + row, 0)
@@ -114,8 +114,8 @@ def deactivate(g: Any, name: int, changes: Any) -> None:
 
 
 @kernel(inline=True)
-def _waits(g: Any, name: int) -> bool:
-    """Whether a step is no item yet and may become one."""
+def _is_pending(g: Any, name: int) -> bool:
+    """Return whether a step may still become an item."""
     if not there(g, name) or peek8(g[ALIVE] + name % g[ROWS]):
         return False
     return load(at(g, name) + FLAGS) & (FINAL | DELETED) == 0
@@ -123,8 +123,8 @@ def _waits(g: Any, name: int) -> bool:
 
 @kernel(inline=True)
 def end_item(g: Any, name: int, changes: Any) -> None:
-    """As `deactivate`, and there will not be one again."""
-    if _waits(g, name):
+    """As `deactivate`; and the step never becomes an item again."""
+    if _is_pending(g, name):
         g[WAITING] -= 1
     _flag(g, name, DELETED)
     deactivate(g, name, changes)
@@ -132,7 +132,7 @@ def end_item(g: Any, name: int, changes: Any) -> None:
 
 @kernel(inline=True)
 def _activate(g: Any, name: int, changes: Any) -> None:
-    """Make a step an item, unless something that it needs is gone or going."""
+    """Make a step an item, unless a row that it needs is gone or is about to go."""
     row = name % g[ROWS]
     if not there(g, name) or load(at(g, name) + FLAGS) & (FINAL | DELETED) or peek8(g[ALIVE] + row):
         return
@@ -146,7 +146,7 @@ def _activate(g: Any, name: int, changes: Any) -> None:
             break
         oldest = before
     if oldest < 0 or (g[ORDERED] and oldest < g[CURSOR] - g[CAPACITY]):
-        _flag(g, name, DELETED)  # its past is gone for good
+        _flag(g, name, DELETED)  # its past is overwritten
         g[WAITING] -= 1
         return
     poke8(g[ALIVE] + row, 1)
@@ -159,7 +159,7 @@ def _activate(g: Any, name: int, changes: Any) -> None:
 
 @kernel(inline=True)
 def retire(g: Any, name: int, changes: Any) -> None:
-    """A step leaves the newest `capacity`: the items that show it end with it."""
+    """Retire a step that leaves the newest `capacity`: the items that show it end."""
     if not there(g, name):
         return
     end_item(g, name, changes)
@@ -172,9 +172,9 @@ def retire(g: Any, name: int, changes: Any) -> None:
 
 @kernel(inline=True)
 def next_id(g: Any, changes: Any) -> int:
-    """The id of the next row in order, whose row is marked as being written.
+    """Return the id of the next row in order, and mark the row as being written.
 
-    Rows that writers hold are passed over.
+    Rows that writers hold are skipped.
     """
     while True:
         name = g[CURSOR]
@@ -191,7 +191,7 @@ def next_id(g: Any, changes: Any) -> int:
 
 @kernel(inline=True)
 def _mature(g: Any, last: int, changes: Any) -> None:
-    """An episode has ended with ``last``: its last steps wait for no successor any more."""
+    """Make items of the steps that waited for successors: their episode has ended with ``last``."""
     names = stack_words()
     # oldest first, in pieces: a kernel cannot allocate
     for start in range(0, g[LOOKAHEAD], STACK_WORDS):
@@ -211,18 +211,18 @@ def _mature(g: Any, last: int, changes: Any) -> None:
 
 @kernel(inline=True)
 def _give_up(g: Any, last: int, changes: Any) -> None:
-    """An episode ends at ``last`` and nobody says what came after it.
+    """End an episode at ``last`` without an observation after it.
 
-    If it terminated, or steps do not show what came after them, nothing needs to. Otherwise the
-    step before it becomes the last one, with the observation of ``last`` as what came after; the
-    reward of ``last`` has nothing to be bootstrapped from and is lost.
+    If it terminated, or steps do not show what follows them, that changes nothing. Otherwise the
+    step before it becomes the last one, with the observation of ``last`` as its successor. The
+    reward of ``last`` is lost, since no value can be bootstrapped for it.
     """
     if not there(g, last):
         return
     if g[FOLLOWED] == 0 or load(at(g, last) + FLAGS) & TERMINATED:
         _mature(g, last, changes)
         return
-    if _waits(g, last):
+    if _is_pending(g, last):
         g[WAITING] -= 1
     deactivate(g, last, changes)
     before = load(at(g, last) + PREV)
@@ -242,7 +242,7 @@ def settle(g: Any, name: int, stream: int, flags: int, changes: Any) -> None:
         _give_up(g, last, changes)  # its final observation was announced and did not come
         last = -1
     if g[ORDERED] and name < g[CURSOR] - g[CAPACITY]:
-        # a granted row that came too late: it is no item, and nothing ends it later
+        # a granted row that was filled too late: it is not an item, and will not be ended later
         flags |= DELETED
     if flags & (FINAL | DELETED) == 0:
         g[WAITING] += 1
@@ -286,14 +286,13 @@ def write(
     ids: Any,
     changes: Any,
 ) -> None:
-    """Write steps ``start`` to ``stop``, and the final observations of those that have AWAITS, into
-    rows in order.
+    """Write steps ``start`` to ``stop``, and the final observations of those with AWAITS, into rows
+    in order.
 
-    ``fields [fields, 5]``: address in row 0, bytes from row to row, bytes, source, bytes from step
-    to step; ``final`` the same for the fields of a final observation. ``given [steps]``:
-    priorities, NaN for none, or empty. ``changes``: how many rows were noted in BORN and in DIED.
-    No row is in DIED first and then in BORN, as long as fewer rows are written than there are spare
-    ones.
+    ``fields [fields, 5]``: see field_table.py; ``final``: the same for final observations. ``given
+    [steps]``: priorities, NaN for none, or empty. ``changes``: how many rows were noted in BORN and
+    in DIED. No row is in DIED first and then in BORN, as long as fewer rows are written than there
+    are spare ones.
     """
     for i in range(start, stop):
         ids[i] = _write_one(
@@ -337,7 +336,7 @@ def overwrite(
     ids: Any,
     changes: Any,
 ) -> None:
-    """Write step ``i`` into a free row, under the next id of that row, which goes into ``ids[i]``."""
+    """Write step ``i`` into a free row, under the row's next id, which goes into ``ids[i]``."""
     old = load(g[BASE] + row * g[STRIDE] + ID) - 1
     name = row if old < 0 else old + g[ROWS]
     store(g[BASE] + row * g[STRIDE] + ID, 0)
@@ -350,7 +349,7 @@ def overwrite(
 
 @kernel(inline=True)
 def end_here(g: Any, stream: int, flags: int, changes: Any) -> None:
-    """The stream's episode ends after its last step, and nobody says what came after."""
+    """End the stream's episode after its last step, without an observation after it."""
     mark = g[LAST] + 8 * stream
     last = peek64(mark)
     if last >= 0:
@@ -361,8 +360,8 @@ def end_here(g: Any, stream: int, flags: int, changes: Any) -> None:
 
 @kernel(keeps_gil=True)
 def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> None:
-    """The stream's episode ends after its last step: with a final observation (``final`` not empty)
-    or without.
+    """End the stream's episode after its last step, with a final observation unless ``final`` is
+    empty.
     """
     mark = g[LAST] + 8 * stream
     if len(final) == 0:

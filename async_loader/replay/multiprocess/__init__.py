@@ -1,28 +1,27 @@
-"""Writers in other processes: the owner grants rows, they fill them, one aligned store publishes.
-Imports no torch.
+"""Writers in other processes: they fill rows that the table's process grants, without a lock.
 
 ::
 
-    writer's process                                                     owner's process
-    Writer ──fields──▶ rows it was granted (the table's shared memory) ◀── Table (ids, links, items)
-      │ └──records──▶ LANE (shared memory of these two): published ──────▶ Table.adopt ──▶ items, samplers, waiters
-      └─ Supply ◀──── socket: rows, permits, answers ───────────────────── Service (a thread), InsertCredits
+    writer's process                             table's process
+    ProcessWriter ──fields──▶ granted rows (the table's shared memory)
+      │ └──records──▶ PublishRing (shared memory of both) ──▶ Table.commit ──▶ items, samplers
+      └─ RowGrants ◀── socket: rows, credits, answers ── WriterService (a thread), InsertCredits
 
-# NOTE [lane]
-A lane is written by one writer and read by the owner. The writer fills a row's fields, then its
-record (stream, flags, priority), and then stores how many records are complete: an aligned store
-with release order, read with acquire. Up to there the row's head, which only the owner writes, says
-that the row holds nothing. So a writer that is killed between any two instructions has either
-published a row or has not; what it had not is given back to the order when the owner learns of the
-death through a pidfd. No lock is shared, and nothing is ever reassigned because time has passed: a
-writer that was stopped goes on with the rows that are still its own, and the ring goes around them
-meanwhile.
+# NOTE [publish ring]
+A ring has one writer and one reader, the table's process. The writer fills a row's fields, then its
+record (stream, flags, priority), and then stores the number of complete records: an aligned store
+with release order, read with acquire. Until the table's process commits the record, the row's head,
+which only that process writes, says that the row is empty. So a writer that is killed between any
+two instructions has either published a row or has not. Rows that it has not published are given
+back to the order when the table's process learns of the death through a pidfd. No lock is shared,
+and a row is never reassigned after a timeout: a writer that was stopped continues with the rows
+that it holds, and the order skips them meanwhile.
 
 # NOTE [old rows]
-Ids are given when rows are granted, and a step leaves the table `capacity` ids later. A writer that
-is slow beside fast ones would fill rows that are old at birth. Before each step it looks how far
-the ids have come, and when its next row has used up half of its life it gives the extent back and
-asks for another one.
+Ids are assigned when rows are granted, and a step leaves the table `capacity` ids later. The rows
+of a slow writer beside fast ones would be old when they are filled. So a writer compares its next
+id with the table's before each step, and when half of the row's lifetime has passed it gives the
+extent back and asks for another.
 """
 
 from async_loader.replay.multiprocess.writer_handle import WriterHandle

@@ -1,12 +1,13 @@
-"""How many steps writers may still write, so that all that may come stays within the limiter. Under
-the table's lock.
+"""How many steps writers of other processes may still add within the limiter.
 
-# NOTE [permits]
-A step needs a row and a permit. Rows are only memory, and are granted ahead. InsertCredits are
-insertions that may come, and count as such: for the limiter it is as if they had come. A writer
-takes them one by one out of a word of its lane, and what it has not taken the owner may take back
-in one atomic step. So a writer that is slow, idle or stopped keeps nobody from inserting, apart
-from the few steps that it is writing.
+Under the table's lock.
+
+# NOTE [credits]
+A step needs a row and a credit. Rows are only memory, and are granted ahead. A credit is an
+insertion that may come, and the limiter counts it as inserted. A writer takes its credits one by
+one out of a word of its ring, and the table's process can take back the unused ones in one atomic
+step. So a writer that is slow, idle or stopped blocks other insertions by no more than the few
+steps that it is writing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.multiprocess.writer_peer import WriterPeer
 from async_loader.replay.rate_limiter import UNLIMITED
 
-_AHEAD = 64  # permits beyond those that were asked for, so that a writer need not ask for each step
+_AHEAD = 64  # credits beyond a request, so that a writer need not ask for each step
 
 
 class InsertCredits:
-    """InsertCredits of all writers of a table.
+    """The credits of all writers of a table.
 
     Parameters
     ----------
@@ -30,35 +31,35 @@ class InsertCredits:
         Shared with the service, which adds and removes.
     """
 
-    def __init__(self, links: Collection[WriterPeer]) -> None:
-        self._links = links
+    def __init__(self, peers: Collection[WriterPeer]) -> None:
+        self._peers = peers
         self._limited = False
 
     def follow(self, limits: LimiterState | None) -> None:
-        """The limiter was changed, or a writer has come."""
+        """Take back all credits after a change of the limiter, or for a new writer."""
         self._limited = limits is not None and limits.insertable() != UNLIMITED
-        for link in self._links:
-            self._reclaim(link)
+        for peer in self._peers:
+            self._reclaim(peer)
             if not self._limited:
-                self._give(link, ring_format.UNLIMITED)
+                self._give(peer, ring_format.UNLIMITED)
 
     def promised(self) -> int:
-        """Steps that may come without anybody being asked."""
+        """Return how many steps may still be added on credits."""
         return (
-            sum(link.issued - link.grant_log.stepped for link in self._links)
+            sum(peer.issued - peer.grant_log.stepped for peer in self._peers)
             if self._limited
             else 0
         )
 
     def may_insert(self, limits: LimiterState, count: int) -> bool:
-        """Whether others than the writers may insert so many at once."""
+        """Return whether a thread of the table's process may insert ``count`` steps at once."""
         if limits.may_insert_together(count, self.promised()):
             return True
         self._reclaim_all()
         return limits.may_insert_together(count, self.promised())
 
-    def issue(self, link: WriterPeer, steps: int, limits: LimiterState | None) -> bool:
-        """Give a writer permits for ``steps`` steps or fewer; whether it has any now."""
+    def issue(self, peer: WriterPeer, steps: int, limits: LimiterState | None) -> bool:
+        """Give a writer credits for up to ``steps`` steps. Return whether it has any now."""
         if not self._limited or limits is None or not steps:
             return True
         free = limits.insertable() - self.promised()
@@ -68,16 +69,16 @@ class InsertCredits:
         if free <= 0:
             return False
         count = min(steps, free)
-        self._give(link, count + min(_AHEAD, (free - count) // (4 * len(self._links))))
+        self._give(peer, count + min(_AHEAD, (free - count) // (4 * len(self._peers))))
         return True
 
-    def _give(self, link: WriterPeer, count: int) -> None:
-        link.issued += count
-        link.lane.give(count)
+    def _give(self, peer: WriterPeer, count: int) -> None:
+        peer.issued += count
+        peer.ring.give(count)
 
     def _reclaim_all(self) -> None:
-        for link in self._links:
-            self._reclaim(link)
+        for peer in self._peers:
+            self._reclaim(peer)
 
-    def _reclaim(self, link: WriterPeer) -> None:
-        link.issued -= link.lane.take_back()
+    def _reclaim(self, peer: WriterPeer) -> None:
+        peer.issued -= peer.ring.take_back()

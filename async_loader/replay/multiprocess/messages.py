@@ -1,8 +1,7 @@
-"""What a writer and the table's owner say to each other, as records of a SOCK_SEQPACKET socket.
-Waits for nothing.
+"""Messages between a writer and the table's process: records of a SOCK_SEQPACKET socket.
 
-Whatever comes often is three numbers. Names of streams are pickled: both ends belong to one user
-and one program.
+Frequent messages are three numbers. Names of streams are pickled: both ends belong to one user and
+one program.
 """
 
 from __future__ import annotations
@@ -19,23 +18,25 @@ from typing import Any, NamedTuple
 _HEAD = struct.Struct("<qqq")
 _RECORD = 64 << 10
 NAMES_BYTES = 32 << 10
-"""Of pickled names in one record."""
+"""Most bytes of pickled names in one record."""
 
 
 class MessageType(IntEnum):
-    """Kinds. The first lot is the writer's, the second the owner's."""
+    """Kinds of messages. The first group is sent by the writer, the second
+    by the table's process.
+    """
 
     HELLO = 1  # pid; with a pidfd of the writer's process
     MORE = 2  # another extent, before the last one is used up
-    NEED = 3  # rows that are needed now, rows that are welcome, steps; see Link.need
+    NEED = 3  # rows that are needed now, rows that are welcome, steps; see WriterPeer.need
     NAMES = 4  # token; pickled names of streams
-    RING = 5  # somebody had asked for it
+    RING = 5  # the table's process had asked for it
     FLUSH = 6  # token
-    BYE = 7  # nothing more will come
-    DROP = 8  # numbers of streams, int64, that are not used any more
+    BYE = 7  # the writer closes
+    DROP = 8  # int64 numbers of streams that are unused
     GRANT = 11  # first id, rows
-    GO = 12  # look again: permits have been given
-    WHY = 13  # text: why what is needed does not come
+    GO = 12  # look again: credits were given
+    WHY = 13  # text: why rows or credits do not come
     NUMBERS = 14  # token; numbers of streams, int64
     FLUSHED = 15  # token
     REFUSED = 16  # token; text
@@ -55,15 +56,18 @@ def pack(kind: MessageType, a: int = 0, b: int = 0, body: bytes = b"") -> bytes:
 
 
 def send(sock: socket.socket, data: bytes, fds: tuple[int, ...] = ()) -> None:
-    """Raises OSError: BlockingIOError if the other side does not read, ConnectionError if it is
-    gone.
+    """Send a record without blocking.
+
+    Raises OSError: BlockingIOError if the other side does not read, ConnectionError if it is gone.
     """
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
 def receive(sock: socket.socket) -> Message | None:
-    """The next record, ``None`` at the end. Raises BlockingIOError if there is none now."""
+    """Return the next record, ``None`` at the end. Raises BlockingIOError
+    if no record has arrived.
+    """
     data, ancillary, _, _ = sock.recvmsg(
         _RECORD, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
     )

@@ -1,4 +1,4 @@
-"""The memory that one writer and the table's owner share. Waits for nothing; see NOTE [lane]."""
+"""The memory that one writer and the table's process share. See NOTE [publish ring]."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class PublishRing:
-    """One end of it; the other is in another process.
+    """One end of the ring; the other is in another process.
 
     Parameters
     ----------
@@ -43,24 +43,24 @@ class PublishRing:
     # -- the writer --------------------------------------------------------------------------------
 
     def claim(self, pid: int) -> int:
-        """0 if this process is the first; otherwise the pid of the one that was."""
+        """Claim the handle. Return 0, or the pid of the process that has claimed it before."""
         return int(self._kernels.claim(self.address + ring_format.CLAIMED, pid))
 
     def room(self, written: int) -> int:
-        """Records that can be written before the owner has to adopt some."""
+        """Return how many records can be written before the table's process has to commit some."""
         return ring_format.SIZE - written + int(self._kernels.freed(self.address))
 
     def state(self) -> int:
-        """Whether the owner has closed it, and how."""
+        """Return whether the table's process has closed the ring, and how."""
         return int(self._block[ring_format.CLOSED])
 
-    # -- the owner ---------------------------------------------------------------------------------
+    # -- the table's process -----------------------------------------------------------------------
 
-    def give(self, permits: int) -> None:
-        self._kernels.give(self.address, permits)
+    def give(self, credits: int) -> None:
+        self._kernels.give(self.address, credits)
 
     def take_back(self) -> int:
-        """InsertCredits that the writer has not taken, and now cannot."""
+        """Take back the credits that the writer has not used. Return how many."""
         return int(self._kernels.take_back(self.address))
 
     def shut(self, state: int) -> None:

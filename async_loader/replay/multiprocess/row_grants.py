@@ -1,7 +1,6 @@
-"""A writer's end of the socket: rows and permits as the owner hands them out, and answers. Writes
-no row.
+"""A writer's end of the socket: it receives rows and credits, and asks for more.
 
-Every wait is one wait over the socket, the death of the owner's process, and a deadline.
+Each wait is one wait over the socket, the end of the table's process, and a deadline.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _DROPS = 4096  # in one record
 
 
 class RowGrants:
-    """What a writer has been given and not used yet.
+    """The rows and credits that a writer has been given and not used.
 
     Parameters
     ----------
     sock : socket.socket
     owner_fd : int
-        A pidfd of the owner's process.
-    lane : Lane
+        A pidfd of the table's process.
+    ring : PublishRing
     clock : Segment
         The table's geometry; where its ids are.
     owner : int
@@ -51,7 +50,7 @@ class RowGrants:
     left : int
         Rows that are there to be filled.
     written : int
-        Records in the lane, so far.
+        Records in the ring, so far.
     steps : int
         Steps among them.
     """
@@ -60,7 +59,7 @@ class RowGrants:
         self,
         sock: socket.socket,
         owner_fd: int,
-        lane: PublishRing,
+        ring: PublishRing,
         clock: Segment,
         owner: int,
         lag: int,
@@ -68,30 +67,30 @@ class RowGrants:
         from async_loader.replay.kernels import publish_ring  # late: see compiled.py
 
         self._kernels = publish_ring
-        self._sock, self._owner_fd, self._lane, self._owner = sock, owner_fd, lane, owner
+        self._sock, self._owner_fd, self._ring, self._owner = sock, owner_fd, ring, owner
         self._clock = clock.bytes()
         self._cursor = int(self._clock.ctypes.data) + 8 * CURSOR
         self._lag = lag
         self._extents: deque[tuple[int, int]] = deque()
         self.left = self.written = self.steps = 0
         self._room = ring_format.SIZE
-        self._permits = 0
+        self._credits = 0
         self._asked = self._needs = False
         self._token = 0
         self._answer: Message | None = None
-        self._why = "the owner has not answered yet"
+        self._why = "the table's process has not answered yet"
 
-    # -- rows and permits --------------------------------------------------------------------------
+    # -- rows and credits --------------------------------------------------------------------------
 
     def ready(self, rows: Ids, steps: int, deadline: Deadline) -> int:
-        """InsertCredits for up to ``steps`` steps, and rows for as many. Waits until that is one at
-        least.
+        """Wait until at least one step has a row and a credit; return for how many steps there are
+        both.
 
         Parameters
         ----------
         rows : int64 array
             Rows that the first step takes, the first two, and so on. With no ``steps``, a row
-            without a permit.
+            without a credit.
 
         Raises
         ------
@@ -108,13 +107,13 @@ class RowGrants:
                     if steps < 2
                     else int(np.searchsorted(rows, min(self.left, self._room - 2), "right"))
                 )
-                if not steps or self._permits:
-                    return min(fit, self._permits)
+                if not steps or self._credits:
+                    return min(fit, self._credits)
                 got = self._kernels.take(
-                    self._lane.address, fit, self._cursor, self._extents[0][0] + self._lag
+                    self._ring.address, fit, self._cursor, self._extents[0][0] + self._lag
                 )
                 if got > 0:
-                    self._permits = got
+                    self._credits = got
                     return got
             if got == ring_format.SHUT:
                 raise self._shut()
@@ -124,20 +123,20 @@ class RowGrants:
                 warned = self._wait(int(rows[-1]), steps, deadline, warned)
 
     def ready_at_once(self, rows: int) -> bool:
-        """As `ready` for one step, where there is nothing to wait for."""
+        """As `ready` for one step, if it need not wait. Return whether the step can be written."""
         if self.left < rows or self._room < rows + 2:
             return False
-        if self._permits <= 0:
-            self._permits = max(
+        if self._credits <= 0:
+            self._credits = max(
                 0,
                 self._kernels.take(
-                    self._lane.address, 1, self._cursor, self._extents[0][0] + self._lag
+                    self._ring.address, 1, self._cursor, self._extents[0][0] + self._lag
                 ),
             )
-        return self._permits > 0
+        return self._credits > 0
 
     def names(self, count: int) -> Ids:
-        """The ids of the next ``count`` rows, which are there."""
+        """Return the ids of the next ``count`` granted rows."""
         first, left = self._extents[0]
         if count <= left:
             return np.arange(first, first + count)
@@ -148,11 +147,11 @@ class RowGrants:
         return np.concatenate(parts)[:count]
 
     def publish(self, written: int, rows: int, steps: int) -> None:
-        """Everything up to record ``written`` is complete; so many rows and permits are used up.
+        """Publish all records before ``written``, which use up ``rows`` rows and ``steps`` credits.
 
-        Ctrl-C may come after any call, also that of the kernel: they are used up before it, in one
-        go without a call, so that no row is ever filled again. What was not published then is with
-        the next record.
+        Ctrl-C may come after any call, also that of the kernel. So rows and credits are counted
+        before it, without a call between, and no row is filled twice. What was not published then
+        is published with the next record.
         """
         extents = self._extents
         first, left = extents[0] if rows else (0, 0)
@@ -163,24 +162,24 @@ class RowGrants:
         self._extents = extents
         self._room -= written - self.written
         self.written = written
-        self._permits -= steps
+        self._credits -= steps
         self.left -= rows
         self.steps += steps
-        rings = self._kernels.publish(self._lane.address, written)
+        rings = self._kernels.publish(self._ring.address, written)
         if len(self._extents) <= 1 and not self._asked:
             self._asked = self._try(MessageType.MORE)
         if rings:
             self._try(MessageType.RING)
 
     def publish_again(self) -> None:
-        """Publish what is complete, also where Ctrl-C came between `publish`'s count and its
+        """Publish complete records, also if Ctrl-C came between the counts of `publish` and its
         kernel.
         """
-        if self._kernels.publish(self._lane.address, self.written):
+        if self._kernels.publish(self._ring.address, self.written):
             self._try(MessageType.RING)
 
     def _behind(self, rows: int) -> deque[tuple[int, int]]:
-        """The extents without their first so many rows."""
+        """Return the extents without their first ``rows`` rows."""
         extents = self._extents.copy()
         while rows:
             first, left = extents.popleft()
@@ -190,7 +189,7 @@ class RowGrants:
         return extents
 
     def end_episode(self, stream: int, flags: int, deadline: Deadline) -> None:
-        """A record without a row: see `words.ENDED`."""
+        """Write a record without a row: see `ring_format.ENDED`."""
         self._make_room(1, deadline)
         self._note(stream, ring_format.ENDED | flags, 0)
 
@@ -200,15 +199,13 @@ class RowGrants:
         self._note(left, ring_format.SKIPPED, left)
 
     def _note(self, what: int, flags: int, rows: int) -> None:
-        self._kernels.note(self._lane.address, self.written, what, flags)
+        self._kernels.note(self._ring.address, self.written, what, flags)
         self.publish(self.written + 1, rows, 0)
 
     def _make_room(self, rows: int, deadline: Deadline) -> None:
-        """Records are only ever short of room when many episodes end at once: then the owner is
-        told to look.
-        """
+        """Wait for room in the ring. It is short only when many episodes end at once."""
         while self._room < rows + 2:  # one more stays free for giving an extent back
-            self._room = self._lane.room(self.written)
+            self._room = self._ring.room(self.written)
             if self._room < rows + 2:
                 self.ask(MessageType.FLUSH, MessageType.FLUSHED, b"", deadline)
 
@@ -218,10 +215,10 @@ class RowGrants:
         self._send(MessageType.HELLO, pid, fds=(death_fd,))
 
     def numbers(self, streams: Sequence[Any], deadline: Deadline) -> list[int]:
-        """The table's numbers of streams."""
+        """Ask for the table's numbers of streams."""
         try:
             body = pickle.dumps(list(streams), protocol=5)
-        except Exception as error:  # pickling runs the code of whatever names a stream
+        except Exception as error:  # pickling runs the code of a stream's name
             raise CannotSend(f"the name of a stream does not pickle: {error}") from error
         if len(body) > messages.NAMES_BYTES:
             half = len(streams) // 2
@@ -233,14 +230,16 @@ class RowGrants:
             return self.numbers(streams[:half], deadline) + self.numbers(streams[half:], deadline)
         answer = self.ask(MessageType.NAMES, MessageType.NUMBERS, body, deadline)
         if answer.kind == MessageType.REFUSED:
-            raise ConfigError(f"the owner cannot use the name of a stream: {answer.body.decode()}")
+            raise ConfigError(
+                f"the table's process cannot use the name of a stream: {answer.body.decode()}"
+            )
         numbers: list[int] = np.frombuffer(answer.body, np.int64).tolist()
         return numbers
 
     def drop(self, numbers: Sequence[int]) -> None:
-        """Say that these numbers of streams are not used any more.
+        """Tell that these numbers of streams are unused.
 
-        If it cannot be said, the owner keeps them: no harm.
+        If the message cannot be sent, the table keeps them, which is harmless.
         """
         self.publish_again()
         for first in range(0, len(numbers), _DROPS):
@@ -253,7 +252,7 @@ class RowGrants:
     def ask(
         self, kind: MessageType, wanted: MessageType, body: bytes, deadline: Deadline
     ) -> Message:
-        """One question and its answer, or REFUSED."""
+        """Send a question and wait for its answer, or for REFUSED."""
         self._token += 1
         self._send(kind, self._token, body=body)
         self._answer = None
@@ -271,7 +270,7 @@ class RowGrants:
                 )
 
     def _wait(self, rows: int, steps: int, deadline: Deadline, warned: bool) -> bool:
-        """Until the owner has said something; whether a warning was given."""
+        """Wait for a message of the table's process. Return whether a warning was given."""
         if not self._needs:
             self._needs = self._asked = True
             self._send(MessageType.NEED, rows, steps)
@@ -288,8 +287,8 @@ class RowGrants:
         return warned
 
     def _give_up(self, rows: int, steps: int) -> None:
-        """The time is over: ask why once more, for numbers that are true now; raise Timeout unless
-        what was needed has come.
+        """Ask for the reason once more after the deadline, and raise Timeout unless rows and
+        credits have come.
         """
         self._send(MessageType.NEED, rows, steps)
         answer = Deadline(_ANSWER_S)
@@ -304,7 +303,9 @@ class RowGrants:
     # -- the socket --------------------------------------------------------------------------------
 
     def _try(self, kind: MessageType) -> bool:
-        """Send what need not arrive: if the owner is gone, or does not read, the next wait says so."""
+        """Send a message that may be lost: if the table's process is gone or does not read, the
+        next wait finds out.
+        """
         try:
             messages.send(self._sock, messages.pack(kind))
         except OSError:
@@ -323,14 +324,14 @@ class RowGrants:
             messages.send(self._sock, messages.pack(kind, a, b, body), fds)
         except BlockingIOError:
             raise Broken(
-                f"the table's process {self._owner} has not read {kind.name} and what came before "
-                "it"
+                f"the table's process {self._owner} has not read {kind.name} and the messages "
+                "before it"
             ) from None
         except ConnectionError:
             raise self._gone() from None
 
     def _listen(self, left_s: float | None) -> bool:
-        """Take in what the owner says; ``False`` if that is nothing within the time."""
+        """Handle messages of the table's process. Return ``False`` if none arrives in time."""
         heard = self._hear()
         if heard:
             return True
@@ -371,7 +372,7 @@ class RowGrants:
             self._answer = message
 
     def _shut(self) -> AsyncLoaderError:
-        if self._lane.state() == ring_format.HAS_FAILED:
+        if self._ring.state() == ring_format.HAS_FAILED:
             return Broken(
                 f"the thread that serves writers has failed in the table's process {self._owner}: "
                 "see its log"
@@ -382,7 +383,7 @@ class RowGrants:
         )
 
     def _gone(self) -> AsyncLoaderError:
-        if self._lane.state() == ring_format.OPEN:
+        if self._ring.state() == ring_format.OPEN:
             readable([self._owner_fd], _DYING_S)
             return Broken(
                 f"process {self._owner}, which had the replay buffer, has died: nothing can be "

@@ -1,4 +1,4 @@
-"""The threads that serve writers of other processes: how they start, and what a fork or an exit does.
+"""The threads that serve writers of other processes, and their hooks of fork and exit.
 
 Import late: the module registers hooks of fork and exit.
 """
@@ -32,8 +32,8 @@ def handle_of(table_state: TableState) -> WriterHandle:
         )
     if table_state.table.free is not None:
         raise Unsupported(
-            f"{table_state.remover!r} takes rows out of order, and writers in other processes fill them "
-            "in order: use the Fifo remover"
+            f"{table_state.remover!r} takes rows out of order, and writers in other processes fill "
+            "them in order: use the Fifo remover"
         )
     with table_state.lock:
         table_state.own()
@@ -53,8 +53,8 @@ _paused: list[threading.Lock] = []
 
 
 def _before_fork() -> None:
-    """Not while a thread of ours serves: it may compile or import, and the child would have those
-    locks, taken, for good.
+    """Hold the locks of all services: the thread of one may compile or import, and the child would
+    inherit those locks in the locked state.
     """
     for service in list(_services):
         if service.lock.acquire(timeout=_FORK_TIMEOUT_S):
@@ -84,8 +84,8 @@ def _run(table_state: weakref.ref[TableState], service: WriterService) -> None:
         while not service.end.is_set():
             ready = service.wait(pause)
             pause = _serve(table_state, service, ready)
-    except BaseException as error:  # the top of a thread: kept for who asks, and writers are told
-        # a record must not keep the table
+    except BaseException as error:  # the top of a thread: kept for later calls, and told to writers
+        # A log record must not keep the table alive.
         log.error("the thread that serves writers has failed:\n%s", traceback.format_exc())
         service.failed = error.with_traceback(None)
     finally:

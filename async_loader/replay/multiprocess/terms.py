@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a writer knows of the table, beside where its rows are.
+    """What a writer knows of the table, apart from the memory of its rows.
 
     Attributes
     ----------

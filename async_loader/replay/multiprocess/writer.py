@@ -1,7 +1,4 @@
-"""ProcessWriter: adds steps to a table that another process owns.
-
-Decides no id, links nothing. See NOTE [lane].
-"""
+"""Adds steps to a table that another process owns. See NOTE [publish ring]."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ _ONE, _TWO = np.array([1]), np.array([2])
 
 
 def _at(point: str) -> None:
-    """Between reserving, writing and publishing a row. Tests end the process here."""
+    """A point between reserving, writing and publishing a row. Tests end the process here."""
 
 
 @explain_wrong_attributes
@@ -56,7 +53,7 @@ class ProcessWriter(StepWriter):
         self,
         sock: socket.socket,
         owner_fd: int,
-        lane: PublishRing,
+        ring: PublishRing,
         clock: Segment,
         storage: Storage,
         terms: Terms,
@@ -65,11 +62,11 @@ class ProcessWriter(StepWriter):
 
         super().__init__(("writer", terms.owner, terms.number))
         layout = storage.layout
-        self._kernels, self._storage, self._terms, self._lane = publish_ring, storage, terms, lane
+        self._kernels, self._storage, self._terms, self._ring = publish_ring, storage, terms, ring
         self._pid = os.getpid()
         self._step_packer = StepPacker(layout, storage.base)
         self._ends = Ends(layout.schema)
-        self._row_grants = RowGrants(sock, owner_fd, lane, clock, terms.owner, layout.capacity // 2)
+        self._row_grants = RowGrants(sock, owner_fd, ring, clock, terms.owner, layout.capacity // 2)
         self._numbers: dict[Hashable, int] = {}
         self._open: set[int] = set()  # streams whose episode may go on
         self._many = MANY_STREAMS
@@ -198,8 +195,8 @@ class ProcessWriter(StepWriter):
         given: Floats,
         ids: Ids,
     ) -> None:
-        """Fill ``rows`` rows that are there, and publish them."""
-        row_grants, lane = self._row_grants, self._lane.address
+        """Fill ``rows`` granted rows, and publish them."""
+        row_grants, ring = self._row_grants, self._ring.address
         names = row_grants.names(rows)
         _at("reserved")
         geometry = self._storage.geometry
@@ -214,17 +211,18 @@ class ProcessWriter(StepWriter):
             flags,
             given,
             ids,
-            lane,
+            ring,
             row_grants.written,
         )
         _at("written")
         steps = 0 if flags[start] & FINAL else stop - start
         numbers, said = streams[start:stop].tolist(), flags[start:stop].tolist()
-        # before, as Ctrl-C may come between: what is open and not here could not be ended
+        # Before publishing: if Ctrl-C came between, an open stream that is missing here could not
+        # be ended.
         self._open.update(numbers)
         row_grants.publish(written, rows, steps)
         _at("published")
-        # the last row of each stream counts
+        # The last row of each stream counts.
         for number, last in dict(zip(numbers, said, strict=True)).items():
             if last & ENDS:
                 self._open.discard(number)
@@ -262,12 +260,11 @@ class ProcessWriter(StepWriter):
         return number
 
     def _forget_ended(self, keep: Container[Hashable]) -> None:
-        """Before more streams are named: forget those whose episodes have ended, where they are
-        more than a few.
+        """Forget streams whose episodes have ended, if they are many, before more are named.
 
-        The owner is told first. Ctrl-C between the two leaves numbers here that the owner may give
-        to others: so they are taken out of `_numbers` before it hears of them, and at worst it
-        keeps some for longer than needed.
+        Numbers are taken out of `_numbers` before the table's process is told, which may then give
+        them to other streams. If Ctrl-C comes between, the table keeps some numbers longer than
+        needed.
         """
         if len(self._numbers) < self._many:
             return
@@ -286,8 +283,8 @@ class ProcessWriter(StepWriter):
     # -- the end -----------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when all that was added is in the table: linked, told to samplers, visible to
-        readers of its memory.
+        """Return when all steps that were added are in the table: linked, told to samplers, visible
+        to readers.
         """
         if self._closed:
             raise self._closed_error()
@@ -296,12 +293,12 @@ class ProcessWriter(StepWriter):
         self._row_grants.ask(MessageType.FLUSH, MessageType.FLUSHED, b"", Deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the writer's open episodes, as `end_episode` without more does, and give back its
-        rows. May be called again.
+        """End the writer's open episodes, as `end_episode` without arguments does, and give back
+        its rows. May be called again.
 
-        Waits for ``timeout_s``, by default 5 s, until the owner has taken in everything, and raises
-        nothing if it is gone or has not answered: it takes it in all the same. In a forked child it
-        only closes the child's copies.
+        Waits for ``timeout_s``, by default 5 s, until the table's process has committed all steps.
+        Raises nothing if that process is gone or has not answered: it commits them all the same. In
+        a forked child it only closes the child's copies.
         """
         limit = _CLOSE_S if timeout_s is None else seconds("timeout_s", timeout_s)
         if self._closed:
@@ -325,15 +322,16 @@ class ProcessWriter(StepWriter):
         )
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # When modules are being taken apart the process ends, and the owner takes in all that is
-        # complete.
+        # While modules are being torn down the process ends, and the table commits complete rows.
         if not finalizing() and not getattr(self, "_closed", True):
             self.close()
 
 
 @contextlib.contextmanager
 def _in_seconds(timeout_s: float | None, done: int = 0, count: int = 0) -> Iterator[None]:
-    """Say in a Timeout how long was waited, and in every error how many steps of many are in."""
+    """Add to a Timeout how long the call waited, and to each error how many
+    of many steps are in.
+    """
     try:
         yield
     except (Timeout, Closed, Broken) as error:

@@ -1,4 +1,4 @@
-"""What travels to a process that writes. Writes nothing itself."""
+"""The handle that is sent to a process that writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WriterHandle:
         terms: Terms,
     ) -> None:
         self._fds = [sock_fd, owner_fd]
-        self._lane, self._clock, self._storage = lane, clock, storage
+        self._ring, self._clock, self._storage = lane, clock, storage
         self._terms = terms
 
     def open(self, stream: Hashable | None = None) -> ProcessWriter:
@@ -60,7 +60,7 @@ class WriterHandle:
             raise ConfigError(
                 "this handle was opened or closed already: get a writer_handle() for each writer"
             )
-        lane = PublishRing(self._lane)
+        lane = PublishRing(self._ring)
         other = lane.claim(os.getpid())
         if other:
             raise ConfigError(
@@ -80,16 +80,17 @@ class WriterHandle:
         return writer
 
     def __repr__(self) -> str:
-        return f"<WriterHandle number={self._terms.number} of process {self._terms.owner} {'unopened' if self._fds else 'used'}>"
+        state, terms = "unopened" if self._fds else "used", self._terms
+        return f"<WriterHandle number={terms.number} of process {terms.owner} {state}>"
 
     def close(self) -> None:
-        """Give it up unopened."""
+        """Give up the handle unopened."""
         fds, self._fds = self._fds, []
         for fd in fds:
             close_fd(fd)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # then modules are being taken apart, and descriptors close with the process
+        # then modules are being torn down, and descriptors close with the process
         if not finalizing():
             self.close()
 
@@ -100,7 +101,7 @@ class WriterHandle:
             )
         return _arrived, (
             *map(reduction.DupFd, self._fds),
-            self._lane,
+            self._ring,
             self._clock,
             self._storage,
             self._terms,

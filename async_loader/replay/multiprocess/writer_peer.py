@@ -1,7 +1,4 @@
-"""One writer as the table's owner sees it: its lane, the rows that it holds, what it needs.
-
-Under the table's lock.
-"""
+"""One writer of another process, as the table's process sees it. Under the table's lock."""
 
 from __future__ import annotations
 
@@ -21,19 +18,20 @@ from async_loader.replay.multiprocess.publish_ring import Ids, PublishRing
 from async_loader.replay.table.table import Table
 
 _FAST_S, _SLOW_S = 0.005, 0.05
-"""An extent that lasts less than the one is doubled, one that lasts more than the other is halved.
+"""An extent that lasts less than the first is doubled, one that lasts more than the second is
+halved.
 """
 _FIRST_SIZE = 4
 
 
 class WriterPeer:
-    """The owner's end.
+    """The ring of one writer, the rows that it holds, and what it waits for.
 
     Parameters
     ----------
     number : int
     sock : socket.socket
-    lane : Lane
+    ring : PublishRing
     table : Table
 
     Attributes
@@ -43,20 +41,19 @@ class WriterPeer:
     death_fd : int
         Readable when the writer's process has ended; -1 until the handle is opened.
     grant_log : GrantLog
-        Its rows, and what was adopted of it.
+        The rows of this writer, and how many were committed.
     issued : int
-        InsertCredits that were given and not taken back. As many of them as there are steps that
-        were adopted are used up, the rest may still come.
+        Credits that were given and not taken back. Committed steps have used some, the rest may
+        still be used.
     need : (int, int) | None
-        Rows that the writer wants to have, and steps that it wants permits for, when it waits for
-        them.
+        Rows that a waiting writer wants, and steps for which it wants credits.
     """
 
-    def __init__(self, number: int, sock: socket.socket, lane: PublishRing, table: Table) -> None:
-        self.number, self.sock, self.lane = number, sock, lane
+    def __init__(self, number: int, sock: socket.socket, ring: PublishRing, table: Table) -> None:
+        self.number, self.sock, self.ring = number, sock, ring
         self.pid, self.death_fd = 0, -1
         self.deaf = False
-        self.grant_log = GrantLog(lane.address)
+        self.grant_log = GrantLog(ring.address)
         self.issued = 0
         self.need: tuple[int, int] | None = None
         self.why = ""
@@ -71,8 +68,9 @@ class WriterPeer:
     # -- rows --------------------------------------------------------------------------------------
 
     def grant(self, at_least: int, most: int) -> None:
-        """Another extent, of ``at_least`` rows unless more are due, ``most`` at most; less where
-        the memory wraps around.
+        """Grant another extent of ``at_least`` rows, of more if it is due, and of ``most`` at most.
+
+        It is shorter where the memory wraps around.
         """
         now = time.monotonic()
         lasted, self._granted_at = now - self._granted_at, now
@@ -86,7 +84,7 @@ class WriterPeer:
         self.tell(MessageType.GRANT, first, count)
 
     def numbers(self, names: list[object]) -> Ids:
-        """The table's numbers of streams, which this writer will write to."""
+        """Return the table's numbers of streams that this writer will write to."""
         numbers = self._table.numbers(names)
         new = set(numbers.tolist()) - self.streams
         self._table.begin_anew(new)
@@ -95,7 +93,7 @@ class WriterPeer:
         return numbers
 
     def drop(self, numbers: list[int]) -> None:
-        """This writer does not use these numbers any more, and has ended their episodes."""
+        """Release the numbers of streams that this writer does not use any more."""
         ended = {one for one in numbers if one in self.streams and not self._table.is_open(one)}
         self.streams -= ended
         self._table.release(ended)
@@ -103,15 +101,15 @@ class WriterPeer:
     # -- messages ----------------------------------------------------------------------------------
 
     def tell(self, kind: MessageType, a: int = 0, b: int = 0, body: bytes = b"") -> None:
-        """One record, if the writer is there.
+        """Send one record, if the writer is there.
 
-        It reads what it asked for, so there is always room.
+        It reads what it asked for, so that there is always room.
         """
         with contextlib.suppress(OSError):
             messages.send(self.sock, messages.pack(kind, a, b, body))
 
     def explain(self, why: str) -> None:
-        """Say why what it needs does not come, once for each time that it asks."""
+        """Tell the writer once for each request why it has to wait."""
         if not self.why:
             self.tell(MessageType.WHY, body=why.encode()[:4096])
         self.why = why
@@ -119,24 +117,24 @@ class WriterPeer:
     # -- the end -----------------------------------------------------------------------------------
 
     def reap_writer(self, state: int = ring_format.IS_CLOSED) -> None:
-        """Take in what is complete, give up what is not, end its episodes, and let go of
+        """Commit complete records, give up other rows, end the writer's episodes, and close
         everything.
         """
-        self._table.adopt(np.array([self.grant_log.address]))
+        self._table.commit(np.array([self.grant_log.address]))
         self._table.abandon(self.grant_log.address)
         for stream in self.streams:
             self._table.end_stream(stream, TRUNCATED, NO_FIELDS)
         self._table.release(self.streams)
         self.streams = set()
-        self.lane.shut(state)
-        self.lane.take_back()
+        self.ring.shut(state)
+        self.ring.take_back()
         self.tell(MessageType.CLOSED)
         self.close()
 
     def close(self) -> None:
-        """Close the descriptors; leave the table alone."""
+        """Close the descriptors. Does not change the table."""
         self.sock.close()
         if self.death_fd >= 0:
             messages.close_fd(self.death_fd)
             self.death_fd = -1
-        self.lane.close()
+        self.ring.close()

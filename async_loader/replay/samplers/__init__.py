@@ -1,6 +1,6 @@
-"""What chooses among a table's items: for batches, and to make room.
+"""Samplers choose among a table's items: for batches, and to make room.
 
-One noun a file, behind one Protocol (sampler.py).
+One class a file, behind one Protocol (sampler.py).
 """
 
 from async_loader.replay.samplers.heaps import MaxHeap, MinHeap

@@ -1,5 +1,5 @@
-"""What samplers have in common: they belong to one table, and say nothing against priorities that
-they do not use.
+"""The base of the package's samplers: each belongs to one table, and ignores priorities unless it
+uses them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from async_loader.replay.samplers.sampler import Items, Priorities, Rows
 
 
 class Binding:
-    """Base of the package's samplers. A sampler of yours need not derive from it."""
+    """Base of the package's samplers. Your own sampler need not derive from it."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -30,7 +30,7 @@ class Binding:
         self._taken = True
 
     def _bound(self, items: Items, seed: np.random.SeedSequence) -> None:
-        """Take what memory is needed."""
+        """Allocate the memory of this sampler."""
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`."""

@@ -1,4 +1,4 @@
-"""Rows by key, the first in constant time. O(log rows) an item."""
+"""Rows by key, with the first in constant time. O(log rows) an item."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from async_loader.replay.samplers.sampler import Rows
 
 
 class Heap:
-    """Rows with keys, smallest first; of equal keys the one that was set longer ago.
+    """Rows with keys, smallest first; of equal keys the one that was set earlier.
 
     Parameters
     ----------
@@ -32,11 +32,11 @@ class Heap:
 
     @property
     def order(self) -> Rows:
-        """The rows as they lie in the heap: nearly sorted, and sorted after `sort`."""
+        """The rows in the order of the heap: nearly sorted, and sorted after `sort`."""
         return self._heap[: self._size]
 
     def put(self, rows: Rows, keys: npt.NDArray[np.float64]) -> None:
-        """New keys for rows, which may be there or not."""
+        """Set the keys of rows, new or known."""
         self._size = int(self._k.put(*self._arrays, self._size, self._age, rows, keys))
         self._age += len(rows)
 
@@ -44,7 +44,7 @@ class Heap:
         self._size = int(self._k.take_out(*self._arrays, self._size, rows))
 
     def smallest(self, count: int) -> Rows:
-        """The first ``count`` rows in order, or all."""
+        """Return the first ``count`` rows in order, or all."""
         out = np.empty(min(count, self._size), np.int64)
         if len(out):
             frontier = np.empty(2 * len(out) + 2, np.int64)

@@ -52,9 +52,9 @@ def _down(heap: Any, places: Any, keys: Any, ages: Any, place: int, size: int) -
 def put(
     heap: Any, places: Any, keys: Any, ages: Any, size: int, age: int, rows: Any, values: Any
 ) -> int:
-    """Set keys of rows, which are in the heap or not; its new size.
+    """Set keys of rows, in the heap or not.
 
-    ``age`` is that of the first, and counts up.
+    Return its new size. ``age`` is that of the first, and counts up.
     """
     for i in range(len(rows)):
         row = rows[i]
@@ -69,7 +69,7 @@ def put(
 
 @kernel(keeps_gil=True)
 def take_out(heap: Any, places: Any, keys: Any, ages: Any, size: int, rows: Any) -> int:
-    """Take rows out, wherever they are; the new size."""
+    """Remove rows, wherever they are. Return the new size."""
     for i in range(len(rows)):
         place = places[rows[i]]
         if place < 0:
@@ -88,11 +88,12 @@ def take_out(heap: Any, places: Any, keys: Any, ages: Any, size: int, rows: Any)
 def smallest(
     heap: Any, keys: Any, ages: Any, size: int, out: Any, frontier: Any, spots: Any
 ) -> None:
-    """The first rows in order, as many as ``out`` holds; the heap stays as it is. O(k log k),
-    whatever its size.
+    """Find the first rows in order, as many as ``out`` holds.
 
-    ``frontier [len(out) + 1]`` is a heap of rows whose parents are out; ``spots`` says where in
-    ``heap`` each row is.
+    O(k log k), whatever the size of the heap, which stays as it is.
+
+    ``frontier [len(out) + 1]`` is a heap of rows whose parents are in ``out``; ``spots``: the place
+    of each row in ``heap``.
     """
     frontier[0] = heap[0]
     waiting = 1

@@ -1,4 +1,4 @@
-"""MinHeap and MaxHeap: the items of the lowest, of the highest priority."""
+"""MinHeap and MaxHeap: the items of lowest and of highest priority."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Rows
 
 
 class _ByPriority(Binding):
-    """Items in the order of their priorities, each once in a draw; of equal ones first what was
-    updated longer ago.
+    """Items in the order of their priorities, each once in a draw; of equal ones first the one that
+    was updated earlier.
 
-    An item without a priority gets the largest ever given, 1.0 before the first. Cost: 2 us and
+    An item without a priority gets the largest one ever given, 1.0 before the first. Cost: 2 us and
     O(log items) an item.
     """
 

@@ -1,6 +1,6 @@
 """Insertion order of rows, as a doubly linked list in arrays.
 
-O(1) at every place; kernels that keep the GIL.
+O(1) at any place; kernels that keep the GIL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FREE = -2  # not in the list
 
 @kernel(keeps_gil=True)
 def append(before: Any, after: Any, ends: Any, rows: Any) -> None:
-    """Put rows at the young end, in their order, but for those that are there.
+    """Append rows at the young end, in their order, except for known ones.
 
     ``ends``: the oldest and the youngest row.
     """
@@ -34,7 +34,7 @@ def append(before: Any, after: Any, ends: Any, rows: Any) -> None:
 
 @kernel(keeps_gil=True)
 def unlink(before: Any, after: Any, ends: Any, rows: Any) -> None:
-    """Take rows out, wherever they are."""
+    """Remove rows, wherever they are."""
     for row in rows:
         if before[row] == FREE:
             continue
@@ -51,7 +51,7 @@ def unlink(before: Any, after: Any, ends: Any, rows: Any) -> None:
 
 @kernel(keeps_gil=True)
 def walk(links: Any, start: int, out: Any) -> int:
-    """Follow ``links`` from ``start`` into ``out``; how many there were."""
+    """Follow ``links`` from ``start`` into ``out``. Return how many rows there were."""
     row = start
     for i in range(len(out)):
         if row == END:
@@ -62,5 +62,5 @@ def walk(links: Any, start: int, out: Any) -> int:
 
 
 def fresh(rows: int) -> tuple[Any, Any, Any]:
-    """``before``, ``after``, ``ends`` of an empty list."""
+    """Return ``before``, ``after`` and ``ends`` of an empty list."""
     return np.full(rows, FREE, np.int64), np.full(rows, END, np.int64), np.full(2, END, np.int64)

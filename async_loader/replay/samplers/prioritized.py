@@ -1,4 +1,4 @@
-"""Prioritized: items in proportion to their priorities."""
+"""Prioritized: items with probabilities in proportion to their priorities."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Prioritized(Binding):
         at all.
     new_priority : "max_ever" | "max_now" | "given"
         What an item gets that comes without a priority: the largest priority ever given; the
-        largest mass of those there are; or an error. 1.0 while there is none.
+        largest mass in the table; or an error. 1.0 while the table is empty.
 
     Raises
     ------
@@ -127,8 +127,8 @@ class Prioritized(Binding):
         self._set(rows, mass)
 
     def _new_mass(self) -> npt.NDArray[np.float64]:
-        """That of one item without a priority, which is what is added most often; only a new
-        largest priority changes it.
+        """The mass of one item without a priority, the most frequent kind; only a new largest
+        priority changes it.
         """
         largest, mass = self._known
         if mass is None or largest != self._ever.largest:
@@ -188,27 +188,37 @@ class Prioritized(Binding):
         return self.draw(count)
 
     def draw_into(self, reading: Reading) -> bool:
-        """See NOTE [shortcuts]. Where there is any mass."""
+        """See NOTE [shortcuts]. Returns False if no item has mass."""
         sums = self._masses
         if not sums.root > 0 or reading.weight is None:
             return False
         base, beta = self._weighing()
         count = len(reading.ids)
         self._at_once.draw(
-            sums.nodes, sums.width, self._numbers.take(count), self.stratified, base, beta, self._room(count),
-            reading.geometry, reading.rows, reading.fields, reading.ids, reading.weight,
-        )  # fmt: skip
+            sums.nodes,
+            sums.width,
+            self._numbers.take(count),
+            self.stratified,
+            base,
+            beta,
+            self._room(count),
+            reading.geometry,
+            reading.rows,
+            reading.fields,
+            reading.ids,
+            reading.weight,
+        )
         return True
 
     def _room(self, count: int) -> npt.NDArray[np.float64]:
-        """Scratch of so many places: most calls want as many as the one before."""
+        """Return scratch arrays of ``count`` places: most calls want as many as the one before."""
         if len(self._scratch) != count:
             self._scratch = np.empty(count)
         return self._scratch
 
     def _weighing(self) -> tuple[float, float]:
-        """What the next draw's weights are made with (see `tree_kernels.weigh`): the mass whose
-        weight is 1, and beta.
+        """Return what `tree_kernels.weigh` needs for the next draw: the mass whose weight is 1, and
+        beta.
         """
         beta = self._schedule.at(self._draws)
         self._draws += 1
@@ -219,9 +229,9 @@ class Prioritized(Binding):
         return 0.0, beta  # the least of the batch
 
     def _any(self, count: int) -> Rows:
-        """Every item with the same probability.
+        """Draw items with equal probability.
 
-        O(rows) only where fewer than a quarter of them hold an item.
+        O(rows) only if fewer than a quarter of the rows hold an item.
         """
         items, rows, filled = self._items, np.empty(count, np.int64), 0
         sparse = items.count * _SPARSE < items.top

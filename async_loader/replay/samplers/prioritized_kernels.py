@@ -1,8 +1,9 @@
-"""Drawing and reading, finding and updating by priorities in one call each. Kernels that keep the
-GIL, under the table's lock.
+"""Kernels that draw and read, or find and update by priorities, in one call.
 
-Put together from what the samplers' tree and the table's rows do one by one, in an order in which
-the one computes while the other waits for memory.
+They keep the GIL, under the table's lock.
+
+They combine the steps of the samplers' tree and of the table's rows, in an order in which one
+computes while the other waits for memory.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def draw(
     ids: Any,
     weight: Any,
 ) -> None:
-    """`choose`, `weigh` and `read_rows`."""
+    """`choose`, `weigh` and `read_rows` in one kernel."""
     start = 0
     while start < len(ids):
         start = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
@@ -44,7 +45,7 @@ def draw(
 
 @kernel(inline=True)
 def _find(g: Any, ids: Any, rows: Any) -> None:
-    """As `find`, and what `note_priority` needs of the rows is on its way."""
+    """As `find`, and prefetch what `note_priority` needs of the rows."""
     for i in range(len(ids)):
         rows[i] = row_of(g, ids[i])
         if rows[i] >= 0:
@@ -55,7 +56,7 @@ def _find(g: Any, ids: Any, rows: Any) -> None:
 
 @kernel(inline=True)
 def _note(g: Any, priority: Any, rows: Any, mass: Any) -> tuple[int, int, float]:
-    """See `update`. Rows and masses of items move to the front."""
+    """See `update`. Moves the rows and masses of items to the front."""
     there, items, largest = 0, 0, -np.inf
     for i in range(len(rows)):
         row = rows[i]
@@ -81,7 +82,7 @@ def update(
     mass: Any,
     nodes: Any,
 ) -> tuple[int, int, float]:
-    """`find` and note new priorities, `raise_to` masses, and `add_up` those of items.
+    """`find` and store new priorities, `raise_to` masses, and `add_up` those of items.
 
     Returns how many steps are there; how many of those are items, whose rows and masses come first
     in ``rows`` and ``mass``; and the largest of their priorities. ``nodes`` is scratch.

@@ -1,4 +1,6 @@
-"""Priorities as users give them: which are allowed, and what an item gets that came without one."""
+"""Rules for the priorities that users give: which are allowed, and what an
+item without one gets.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,28 @@ _ALLOWED = f"priorities are numbers from 0 to {LARGEST:g}"
 
 
 class MaxEver:
-    """An item without a priority gets the largest that was ever given, 1.0 before the first: it is
-    soon drawn, and then known.
+    """Gives an item without a priority the largest one ever given, 1.0 before the first: it is soon
+    drawn and then gets its own.
     """
 
     def __init__(self) -> None:
         self.largest: float | None = None
 
     def see(self, priority: Priorities) -> None:
-        """These were given; NaN is none."""
+        """Note given priorities; NaN: not given."""
         if len(priority):
             # fmax passes over NaN
             self.see_one(priority.item() if len(priority) == 1 else float(np.fmax.reduce(priority)))
 
     def see_one(self, priority: float) -> None:
-        """This one was given, and is the largest of those that were."""
+        """Note the largest of some given priorities."""
         if priority == priority and (self.largest is None or priority > self.largest):
             self.largest = priority
 
     def fill(self, priority: Priorities) -> Priorities:
-        """``priority``, and the largest of all, these included, in place of NaN."""
+        """Return the priorities, with the largest one ever given, these
+        included, in place of NaN.
+        """
         self.see(priority)
         new = 1.0 if self.largest is None else self.largest
         # adding one at a time is the usual case, and each call into numpy takes a microsecond
@@ -58,13 +62,13 @@ def _kernels() -> Any:
 
 
 def first_missing(priority: Priorities) -> int:
-    """The first priority that is NaN, -1 if none is."""
+    """Return the position of the first NaN, -1 without one."""
     return int(_kernels().first_missing(priority))
 
 
 def check(priority: Priorities, *, given: bool = False) -> None:
-    """Raise ConfigError for a priority that is negative or too large or, with ``given``, is not
-    there.
+    """Raise ConfigError for a priority that is negative or too large or,
+    with ``given``, missing.
     """
     first = _kernels().first_refused(priority, LARGEST, not given)
     if first >= 0:
@@ -77,8 +81,8 @@ def check(priority: Priorities, *, given: bool = False) -> None:
 
 
 def check_given(priority: Priorities) -> None:
-    """Raise ConfigError for a NaN among priorities that a caller gave: there it does not say that
-    there is none.
+    """Raise ConfigError for a NaN in priorities that a caller gave, where it does not stand for
+    "not given".
     """
     first = first_missing(priority)
     if first >= 0:
@@ -86,7 +90,7 @@ def check_given(priority: Priorities) -> None:
 
 
 def column_of(priority: Any, count: int) -> Priorities:
-    """Convert the priorities of ``count`` steps. Raises ConfigError unless each has one."""
+    """Convert the priorities of ``count`` steps. Raises ConfigError unless each step has one."""
     given = floats_of(priority, "priority")
     if given.shape != (count,):
         raise ConfigError(f"priority has shape {given.shape} for {count} rows: one number for each")
@@ -100,8 +104,8 @@ def unused(sampler: object, remover: object) -> str:
 
 
 def check_sent(priority: Priorities) -> None:
-    """As `check` and `check_given`, in the same words, where there is no table and no kernel is
-    loaded.
+    """As `check` and `check_given`, with the same messages, in a process without tables and
+    kernels.
     """
     good = (priority >= 0) & (priority <= LARGEST)
     if not good.all():

@@ -1,4 +1,4 @@
-"""Random numbers, drawn ahead. Never the global generators."""
+"""Random numbers, generated ahead. The global generators are never used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ _AHEAD = 16_384
 
 
 class RandomNumbers:
-    """Uniform numbers in [0, 1), many made at a time.
+    """Uniform numbers in [0, 1), generated many at a time.
 
-    The generator lets go of the GIL, and beside a learner that wants it, getting it back takes up
-    to 5 ms. Thread rule: that of the sampler that has it. Cost: 1 us, and 60 us every 16,384
-    numbers.
+    The generator releases the GIL, and beside a learner that wants it, getting it back takes up to
+    5 ms. Thread rule: that of its sampler. Cost: 1 us, and 60 us every 16,384 numbers.
 
     Parameters
     ----------
@@ -31,7 +30,7 @@ class RandomNumbers:
         self._next = 0
 
     def ahead(self, count: int) -> npt.NDArray[np.float64]:
-        """The next numbers, ``count`` or more of them. Not to be written to; see `drop`."""
+        """Return the next numbers, ``count`` or more. Read-only; see `drop`."""
         if self._next + count > len(self._ahead):
             if self._rng is None:
                 self._rng = np.random.default_rng(self._seed)
@@ -42,11 +41,11 @@ class RandomNumbers:
         return self._ahead[self._next :]
 
     def drop(self, count: int) -> None:
-        """So many of the numbers that are `ahead` were used."""
+        """Mark ``count`` of the numbers that are `ahead` as used."""
         self._next += count
 
     def take(self, count: int) -> npt.NDArray[np.float64]:
-        """The next ``count`` numbers. Not to be written to."""
+        """Return the next ``count`` numbers. Read-only."""
         start = self._next
         if start + count > len(self._ahead):
             self.ahead(count)
@@ -55,7 +54,7 @@ class RandomNumbers:
         return self._ahead[start : start + count]
 
     def state(self) -> dict[str, Any]:
-        """Where it stands: the generator's state, and the numbers that are drawn and not taken."""
+        """Return the generator's state, and the numbers that are generated and not used."""
         if self._rng is None:
             self._rng = np.random.default_rng(self._seed)
         return {
@@ -64,7 +63,7 @@ class RandomNumbers:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a `state`."""
         self._rng = np.random.default_rng(self._seed)
         self._rng.bit_generator.state = state["generator"]
         self._ahead, self._next = np.array(state["ahead"], np.float64), 0

@@ -1,4 +1,4 @@
-"""Drawing rows by chance. Kernels that keep the GIL."""
+"""Draws random rows that hold an item. Kernels that keep the GIL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from async_loader.replay.base.compiled import kernel
 def any_items(
     numbers: Any, alive: Any, listed: Any, candidates: int, rows: Any, filled: int
 ) -> tuple[int, int]:
-    """Fill ``rows`` from ``filled`` on with rows that hold an item, each equally likely.
+    """Fill ``rows`` from ``filled`` on with rows that hold an item, each with equal probability.
 
-    Candidates are the rows below ``candidates``, or the first so many that are listed. Scaling 53
-    random bits is off uniform by less than candidates / 2**53, and the largest number below 1
-    rounds to below ``candidates``.
+    Candidates are the rows below ``candidates``, or that many listed rows. Scaling 53 random bits
+    is off uniform by less than candidates / 2**53, and the largest number below 1 rounds to below
+    ``candidates``.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""RankPrioritized: items by the rank of their priorities."""
+"""RankPrioritized: items with probabilities by the rank of their priorities."""
 
 from __future__ import annotations
 
@@ -132,5 +132,8 @@ class RankPrioritized(Binding):
         self._ever.restore(state["largest"])
 
     def __repr__(self) -> str:
-        settings = f"alpha={self.alpha!r}, beta={self.beta!r}, normalize={self.normalize!r}, resort_every={self.resort_every}"
+        settings = (
+            f"alpha={self.alpha!r}, beta={self.beta!r}, normalize={self.normalize!r}, "
+            f"resort_every={self.resort_every}"
+        )
         return f"RankPrioritized({settings})"

@@ -1,8 +1,7 @@
-"""What a table asks of whatever chooses among its items. Chooses nothing itself.
+"""The Protocol of samplers and removers.
 
-An item is one drawable step. It is known by the row that it lies in, ``0 <= row < rows``; a row
-holds one item at most. The same protocol serves samplers (which items make a batch) and removers
-(which item makes room for a new one).
+An item is one drawable step. It is known by its row, ``0 <= row < rows``; a row holds one item at
+most. Samplers choose the items of a batch, removers the item that makes room for a new one.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ Priorities = npt.NDArray[np.float64]
 
 @dataclass(slots=True)
 class Items:
-    """Which rows hold an item. The table keeps it up to date before it tells samplers; samplers
-    only look.
+    """Which rows hold an item. The table updates it before it tells samplers, which only read it.
 
     Attributes
     ----------
@@ -48,7 +46,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What a sampler chose.
+    """The items that a sampler has chosen.
 
     Attributes
     ----------
@@ -68,7 +66,7 @@ class Draw:
 def one_scale(
     pieces: Sequence[tuple[npt.NDArray[np.float32], Callable[[], float] | None]],
 ) -> tuple[npt.NDArray[np.float32], Callable[[], float] | None]:
-    """The weights of pieces of one batch, divided by one number: the largest that a piece was
+    """Divide the weights of the parts of one batch by one number: the largest that a part was
     divided by.
     """
     if len(pieces) == 1:
@@ -83,7 +81,7 @@ def one_scale(
 
 
 class Reading(NamedTuple):
-    """A batch to be drawn and read in one go.
+    """A batch to be drawn and read by one kernel.
 
     Attributes
     ----------
@@ -130,9 +128,7 @@ class Sampler(Protocol):
     """
 
     prioritized: bool
-    """Whether `insert` and `update` take priorities; where not, they are given none and ``update``
-    is not called.
-    """
+    """Whether `insert` and `update` take priorities. If not, ``update`` is not called."""
 
     weighted: bool
     """Whether draws carry weights."""
@@ -140,52 +136,53 @@ class Sampler(Protocol):
     repeats: bool
     """Whether one draw may hold an item more than once.
 
-    Where not, a draw of more than there is returns fewer.
+    If not, a draw of more items than there are returns fewer.
     """
 
     def bind(self, items: Items, seed: np.random.SeedSequence) -> None:
-        """Called once, before anything else; what needs memory per row takes it now."""
+        """Attach the sampler to a table, and allocate memory per row.
+
+        Called once, before all other methods.
+        """
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        """New items, in the order of their arrival. NaN: the caller gave no priority.
+        """Add new items, in the order of their insertion. NaN: no priority was given.
 
-        After an interrupted call (Ctrl-C) this may name items that it has named before.
+        After an interrupted call (Ctrl-C) it may contain known items.
         """
 
     def remove(self, rows: Rows) -> None:
-        """Items that are no more.
-
-        After an interrupted call this may name some that were removed.
-        """
+        """Remove items. After an interrupted call it may contain items that were removed before."""
 
     def update(self, rows: Rows, priority: Priorities) -> None:
-        """New priorities of items that are there; of a row that is named more than once the last
-        counts.
-        """
+        """Change the priorities of items. Of a row that occurs twice the last value counts."""
 
     def draw(self, count: int) -> Draw:
-        """``count`` items; there is at least one.
+        """Choose ``count`` items; there is at least one.
 
-        Fewer only where ``repeats`` is false and there are no more.
+        Return fewer only if ``repeats`` is false and there are no more.
         """
 
     def check(self, priority: Priorities) -> None:
         """Raise ConfigError for a priority that is not allowed, naming it.
 
-        Called outside the lock, before anything changes.
+        Called outside the lock, before any change.
         """
 
     def state(self) -> dict[str, Any]:
-        """Everything that decides the next draws, as a flat dict of arrays and JSON values."""
+        """Return everything that decides the next draws, as a flat dict of
+        arrays and JSON values.
+        """
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`, after `bind` with equal settings; no item has been inserted, none
-        needs to be.
+        """Continue from a `state`, after `bind` with equal settings.
+
+        No item has been inserted, and none needs to be.
         """
 
 
 def check_sampler(name: str, value: object) -> Sampler:
-    """``value`` as a sampler.
+    """Return ``value`` if it is a sampler.
 
     Raises ConfigError, with ``name``, for a class of samplers and for anything else.
     """
@@ -206,9 +203,10 @@ def _has(kind: type, name: str, of: str) -> bool:
 
 
 def shortcut(sampler: Sampler, name: str, of: str) -> Callable[..., Any] | None:
-    """The method ``name`` that does more than the method ``of``, if there is one. See NOTE
-    [shortcuts].
+    """Return the method ``name`` that does more than the method ``of``, if there is one.
 
-    A class that overrides ``of`` alone has none: its base's would go round it.
+    See NOTE [shortcuts].
+
+    A class that overrides ``of`` alone has no such method: its base's would bypass the override.
     """
     return getattr(sampler, name) if _has(type(sampler), name, of) else None

@@ -12,7 +12,7 @@ from async_loader.names import explain_wrong_names
 
 @dataclass(frozen=True, slots=True, init=False)
 class Linear:
-    """From ``start`` to ``end`` within ``draws`` draws, a batch being one, and then ``end``.
+    """From ``start`` to ``end`` over ``draws`` draws of a batch each, and then ``end``.
 
     Parameters
     ----------
@@ -36,12 +36,12 @@ class Linear:
         object.__setattr__(self, "draws", draws)
 
     def at(self, draw: int) -> float:
-        """The value of draw number ``draw``, counted from 0."""
+        """Return the value of draw number ``draw``, counted from 0."""
         return self.start + (self.end - self.start) * min(1.0, draw / self.draws)
 
 
 def number(name: str, value: Any, least: float = 0.0, most: float = math.inf) -> float:
-    """``value`` as a finite float within bounds. Raises ConfigError."""
+    """Return ``value`` as a finite float within bounds. Raises ConfigError."""
     good = (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -55,7 +55,10 @@ def number(name: str, value: Any, least: float = 0.0, most: float = math.inf) ->
 
 
 def schedule(name: str, value: Any, most: float = math.inf) -> Linear:
-    """A schedule, or a number as one that stays, from 0 to ``most``. Raises ConfigError."""
+    """Return a schedule with values from 0 to ``most``; a number becomes a constant one.
+
+    Raises ConfigError.
+    """
     if not isinstance(value, Linear):
         constant = number(name, value, most=most)
         return Linear(constant, constant, 1)

@@ -1,7 +1,4 @@
-"""A table's sampler with random numbers of another seed, for one source.
-
-Keeps no items of its own.
-"""
+"""The table's sampler with random numbers of another seed, for one source."""
 
 from __future__ import annotations
 
@@ -14,14 +11,13 @@ from async_loader.replay.samplers.sampler import Draw, Reading, Sampler, shortcu
 
 
 class Seeded:
-    """Draws as the table's sampler does, among the same items by the same priorities, with numbers
-    of its own.
+    """Draws as the table's sampler does, from the same items by the same priorities, with random
+    numbers of its own.
 
-    What it draws depends on the seed, on the items and on what was drawn with it before, and not on
-    what others draw from the table. A sampler without random numbers (`Fifo`, heaps), or with some
-    that the package does not know, draws as ever.
-
-    Thread rule and cost: those of the sampler. It is never told of items: the sampler is.
+    What it draws depends on the seed, on the items and on its earlier draws, not on other draws
+    from the table. A sampler without random numbers (`Fifo`, heaps), or with numbers that the
+    package does not know, draws as usual. Thread rule and cost: those of the sampler, which alone
+    is told of items.
 
     Parameters
     ----------

@@ -11,9 +11,8 @@ Values = npt.NDArray[np.float64]
 
 
 class _Tree:
-    """A tree for kernels to work on: ``nodes``, of which the upper ``width`` are leaves.
-
-    See tree_kernels.py.
+    """A tree for kernels: ``nodes``, of which the upper ``width`` are
+    leaves. See tree_kernels.py.
     """
 
     def __init__(self, rows: int, empty: float) -> None:
@@ -25,14 +24,14 @@ class _Tree:
         self._scratch = np.empty(256, np.int64)
 
     def room(self, count: int) -> npt.NDArray[np.int64]:
-        """Scratch of so many places, or more."""
+        """Return scratch arrays of ``count`` places or more."""
         if count > len(self._scratch):
             self._scratch = np.empty(count, np.int64)
         return self._scratch
 
     @property
     def leaves(self) -> Values:
-        """One value per row."""
+        """The values, one for each row."""
         return self.nodes[self.width :]
 
     @property
@@ -47,11 +46,14 @@ class SumTree(_Tree):
         super().__init__(rows, 0.0)
 
     def set(self, rows: Rows, values: Values) -> None:
-        """Of a row that is named twice the last value counts. 256 of a million: about 12 us."""
+        """Set values.
+
+        Of a row that occurs twice the last one counts. 256 of a million: about 12 us.
+        """
         self._k.add_up(self.nodes, self.width, rows, values, self.room(len(rows)))
 
     def find(self, masses: Values) -> tuple[Rows, Values]:
-        """Rows in which masses from 0 to the total fall, and their values.
+        """Find the rows in which masses from 0 to the total fall, and their values.
 
         256 of a million: about 15 us.
         """
@@ -60,9 +62,9 @@ class SumTree(_Tree):
         return rows, values
 
     def draw(self, numbers: Values, *, stratified: bool) -> tuple[Rows, Values]:
-        """As many rows as numbers in [0, 1), in proportion to their values, and those.
+        """Draw a row for each number in [0, 1), in proportion to their values.
 
-        256 of a million: about 15 us.
+        Return rows and values. 256 of a million: about 15 us.
         """
         rows, values = np.empty(len(numbers), np.int64), np.empty(len(numbers))
         self._k.choose(self.nodes, self.width, numbers, stratified, rows, values)
@@ -70,7 +72,7 @@ class SumTree(_Tree):
 
 
 class MinTree(_Tree):
-    """The smallest of values; infinity where there is none."""
+    """The smallest of values; infinity without any."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows, np.inf)

@@ -28,9 +28,9 @@ def _set_leaves(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> N
 
 @kernel(inline=True)
 def _parents(nodes: Any, count: int) -> int:
-    """The parents of nodes, in their place; how many.
+    """Replace nodes by their parents.
 
-    Of neighbours with one parent, which a stratified draw has, one stays.
+    Return how many. Of neighbours with one parent, which a stratified draw has, one stays.
     """
     kept, last = 0, 0
     for i in range(count):
@@ -42,9 +42,9 @@ def _parents(nodes: Any, count: int) -> int:
 
 @kernel(keeps_gil=True)
 def add_up(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
-    """Set leaves, the last value of a row that is named twice, and the sums above them.
+    """Set leaves and the sums above them.
 
-    ``nodes`` is scratch.
+    Of a row that occurs twice the last value counts. ``nodes`` is scratch.
     """
     _set_leaves(tree, leaves, rows, values, nodes)
     width, count = leaves, len(rows)
@@ -73,14 +73,14 @@ def bound(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any) -> None:
 
 @kernel(inline=True)
 def _descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None:
-    """The leaves in which ``masses`` of the total fall, and their values, which may take the place
-    of the masses.
+    """Find the leaves in which ``masses`` of the total fall, and their values, which may replace
+    the masses.
 
     A leaf of 0 is never reached: rounding may carry a mass past the last leaf of a subtree, but not
-    into one without mass. Left or right is arithmetic, since branches would be guessed wrong half
-    the time, and indices are unsigned, since signed ones are looked at for being negative: together
-    17 us in place of 45 for 256 of a million. What the level after the next will look at is asked
-    for early: 13 us in place of 26 where the lower levels have left the cache.
+    into one without mass. Left or right is arithmetic, since branches would be mispredicted half
+    the time, and indices are unsigned, since signed ones are tested for being negative: together 17
+    us in place of 45 for 256 of a million. What the level after the next needs is prefetched: 13 us
+    in place of 26 if the lower levels have left the cache.
     """
     for i in range(len(rows)):
         rows[i] = 1
@@ -110,7 +110,10 @@ def descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None
 def choose_part(
     tree: Any, leaves: int, numbers: Any, stratified: bool, rows: Any, mass: Any, start: int
 ) -> int:
-    """Rows and masses of `choose` from ``start`` on, some dozens; where the next part starts."""
+    """Find some dozens of the rows and masses of `choose` from ``start`` on.
+
+    Return the start of the next part.
+    """
     total, count = tree[1], len(rows)
     stop = min(start + _PART, count)
     for i in range(start, stop):
@@ -121,8 +124,9 @@ def choose_part(
 
 @kernel(keeps_gil=True)
 def choose(tree: Any, leaves: int, numbers: Any, stratified: bool, rows: Any, mass: Any) -> None:
-    """Draw rows in proportion to their leaves, one from each of equal parts or independently; and
-    what those leaves hold.
+    """Draw rows in proportion to their leaves, one from each of equal parts or independently.
+
+    Return the leaves' values too.
     """
     start = 0
     while start < len(rows):
@@ -131,7 +135,7 @@ def choose(tree: Any, leaves: int, numbers: Any, stratified: bool, rows: Any, ma
 
 @kernel(keeps_gil=True)
 def weigh(mass: Any, base: float, beta: float, weight: Any) -> None:
-    """``(base / mass) ** beta``; a base of 0 is the least mass."""
+    """Compute ``(base / mass) ** beta``; a base of 0 is the least mass."""
     if base <= 0.0:
         base = mass[0]
         for i in range(1, len(mass)):
@@ -142,7 +146,7 @@ def weigh(mass: Any, base: float, beta: float, weight: Any) -> None:
 
 @kernel(keeps_gil=True)
 def raise_to(priority: Any, eps: float, alpha: float, mass: Any) -> None:
-    """``(priority + eps) ** alpha``, 0 for 0 whatever the exponent."""
+    """Compute ``(priority + eps) ** alpha``, 0 for 0 whatever the exponent."""
     for i in range(len(priority)):
         shifted = priority[i] + eps
         mass[i] = shifted**alpha if alpha > 0.0 else 1.0 * (shifted > 0.0)
@@ -150,7 +154,7 @@ def raise_to(priority: Any, eps: float, alpha: float, mass: Any) -> None:
 
 @kernel(keeps_gil=True)
 def first_missing(priority: Any) -> int:
-    """The first priority that is NaN, -1 if none is."""
+    """Return the position of the first NaN, -1 without one."""
     for i in range(len(priority)):
         if priority[i] != priority[i]:
             return i
@@ -159,8 +163,8 @@ def first_missing(priority: Any) -> int:
 
 @kernel(keeps_gil=True)
 def first_refused(priority: Any, largest: float, may_lack: bool) -> int:
-    """The first priority that is not a number from 0 to ``largest`` (nor, with ``may_lack``, NaN);
-    -1 if all are.
+    """Return the position of the first priority that is not a number from 0 to ``largest`` (nor,
+    with ``may_lack``, NaN); -1 if all are.
     """
     for i in range(len(priority)):
         p = priority[i]

@@ -13,7 +13,7 @@ from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
 
-# below one item in so many rows, drawing rows and looking takes longer than a list of rows
+# below one item in this many rows, drawing rows and checking them takes longer than a list of rows
 _SPARSE = 4
 # only from here on is the list let go of: a count that moves about one bound would have it made at
 # every draw
@@ -25,8 +25,8 @@ class Uniform(Binding):
     """Every item with the same probability, independently.
 
     Cost: about 3 us for 256; O(1) an item, amortised. Rows are drawn until they hold an item, which
-    most do. Where fewer than a quarter do, they are drawn from a list of rows that did, which is
-    pruned when half of it does not.
+    most do. If fewer than a quarter do, they are drawn from a list of rows that did, which is
+    pruned when half of it no longer does.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Uniform(Binding):
     def draw_into(self, reading: Reading) -> bool:
         """See NOTE [shortcuts].
 
-        Where every row in use is a candidate, and most are items, and the numbers suffice.
+        Returns False if rows are listed, few rows hold items, or the numbers are too few.
         """
         items = self._items
         if not self.repeats or items.count * _SPARSE < items.top or not items.count:
@@ -95,7 +95,7 @@ class Uniform(Binding):
         return filled
 
     def _listed(self) -> _RowList | None:
-        """The list, in so far as there is to be one."""
+        """Return the list of rows, if one is needed."""
         items = self._items
         if self._list is None:
             if items.count * _SPARSE >= items.top:
@@ -106,7 +106,7 @@ class Uniform(Binding):
         return self._list
 
     def _different(self, count: int) -> Rows:
-        """The first ``count`` different ones of an endless uniform sequence."""
+        """Return the first ``count`` different rows of an endless uniform sequence."""
         items = self._items
         if count * 2 > items.count:  # most of them: waiting for the last by chance would take long
             listed = self._listed()
@@ -151,13 +151,13 @@ class _RowList:
         self._within[rows] = 1
 
     def items(self, alive: npt.NDArray[np.uint8]) -> Rows:
-        """Those of the rows that hold an item."""
+        """Return the listed rows that hold an item."""
         rows = self.rows[: self.count]
         held: Rows = rows[alive[rows] != 0]
         return held
 
     def prune(self, alive: npt.NDArray[np.uint8]) -> None:
-        """Forget the others. O(listed), not O(rows)."""
+        """Drop the rows without an item. O(listed), not O(rows)."""
         kept = self.items(alive)
         self._within[self.rows[: self.count]] = 0
         self._within[kept] = 1

@@ -20,7 +20,7 @@ Large = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class BatchArrays:
-    """How to make the arrays of one batch size. Small fields share a block.
+    """The arrays of batches of one size. Small fields share a block.
 
     Parameters
     ----------
@@ -63,14 +63,18 @@ class BatchArrays:
         self.rows = np.empty(count, np.int64)
 
     def fresh(self) -> tuple[Array, ...]:
-        """New arrays in a block, as fields of one record: half the cost of making each by itself."""
+        """Return new arrays in a block, as fields of one record: half the
+        cost of separate arrays.
+        """
         arrays: tuple[Array, ...] = self._pick(np.empty((), self._block))
         return arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """Arrays to read batches into, one after the other. Made by `ReplayReader.target`.
+    """Arrays of the caller that batches are read into, one after the other.
+
+    Made by `ReplayReader.target`.
 
     Attributes
     ----------
@@ -91,19 +95,19 @@ class Target:
     parts: tuple[Target, ...] = ()
 
     def fresh(self) -> list[Array]:
-        """The same ones each time."""
+        """Return the target's arrays."""
         return self.arrays
 
 
 def split_index(index: Ids) -> tuple[Ids, npt.NDArray[np.float64] | None]:
-    """Ids, and the weights beside them if there are any. See `join_index`."""
+    """Split the index of a plan into ids, and weights or ``None``. The inverse of `join_index`."""
     if index.ndim == 1:
         return index, None
     return index[:, 0], np.ascontiguousarray(index[:, 1]).view(np.float64)
 
 
 def join_index(ids: Ids, weight: Weights | None) -> Ids:
-    """Ids with weights beside them, as one array that a plan can carry: ``[rows, 2]``."""
+    """Join ids and weights to one array that a plan can carry, ``[rows, 2]``."""
     if weight is None:
         return ids
     return np.stack((ids, weight.astype(np.float64).view(np.int64)), axis=1)

@@ -1,4 +1,4 @@
-"""Steps by their ids: read, changed, taken out. Adds none."""
+"""Steps by their ids: read, changed, taken out."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from async_loader.source import Applied
 from async_loader.table import Batch
 
 _SETTLED = ("terminated", "truncated", "done")
-"""Fields that are not updated: what follows from them has happened."""
+"""Fields that are not updated: the ends of episodes have taken effect already."""
 
 
 class ById:
-    """Reads and late changes: of the steps that they are meant for, or of none. Threads: any.
+    """Reads and changes steps by id. An id that is gone is never another step. Any thread.
 
     Parameters
     ----------
@@ -93,9 +93,8 @@ class ById:
 def columns_of(
     step_packer: StepPacker, fields: Mapping[str, Any], rows: int
 ) -> dict[int, npt.NDArray[Any]]:
-    """New values ``[rows, ...]`` of fields, by their places in the schema.
-
-    Raises SchemaError, as `ReplayBuffer.update`.
+    """Check new values ``[rows, ...]``, and return them by the position of their fields in the
+    schema. Raises SchemaError, as `ReplayBuffer.update`.
     """
     columns: dict[int, npt.NDArray[Any]] = {}
     known = {field.name: i for i, field in enumerate(step_packer.schema.fields)}
@@ -114,8 +113,8 @@ def columns_of(
 
 
 def _in_rows(value: Any, rows: int, field: Field) -> Any:
-    """``value`` as ``[rows, *field.shape]`` where only its shape differs, as that of what a network
-    returns, ``[rows, 1]``.
+    """Reshape a value to ``[rows, *field.shape]`` if only its shape differs, as ``[rows, 1]`` from
+    a network.
     """
     array = tensors.as_array(value)
     wanted = (rows, *field.shape)

@@ -190,7 +190,8 @@ class DrawChecks:
         room, limits = table.room(), table_state.limits
         if table.granted:  # writers in other processes fill rows, or give them back
             return
-        blocked = table_state.waiters.anyone("insert") and (limits is None or limits.may_insert(1))
+        waits = table_state.waiters.waits_to("insert")
+        blocked = waits and (limits is None or limits.may_insert(1))
         if not blocked and (room or held + table.waiting >= count):
             return
         if room and table.tail_stream() >= 0:  # that episode may go on, and rows are let go

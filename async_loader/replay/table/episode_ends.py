@@ -54,7 +54,7 @@ class Ends:
         self.done = "done" in names
 
     def into(self, step: dict[str, Any], terminated: Any, truncated: Any) -> int:
-        """Add to ``step`` the fields that it stores and lacks. Return the flags beside its fields."""
+        """Add the missing fields to ``step``. Return the flags beside its fields."""
         flags = 0
         for name, flag, said in (
             ("terminated", TERMINATED, terminated),

@@ -1,5 +1,6 @@
-"""Whether a value fits a field, and the value as a row takes it. Writes nothing, so a misfit leaves
-nothing half-written.
+"""Checks that a value fits a field, and converts it to what a row takes.
+
+Writes nothing, so that a value that does not fit leaves nothing half-written.
 
 # NOTE [what fits]
 A value fits when the row can hold it unchanged, apart from rounding a float to the field's
@@ -34,7 +35,7 @@ Array = npt.NDArray[Any]
 
 
 class FieldValidator:
-    """One field's checks, with its limits worked out. See NOTE [what fits].
+    """The checks of one field, with its limits computed once. See NOTE [what fits].
 
     Parameters
     ----------
@@ -54,7 +55,7 @@ class FieldValidator:
             self._largest = float(np.finfo(field.dtype).max)
 
     def value(self, value: Any) -> Any:
-        """One step's value, or what a row takes in its place.
+        """Return one step's value, or an equal one of the field's dtype.
 
         Raises
         ------
@@ -72,15 +73,14 @@ class FieldValidator:
             self._refuse_tensor(value)
             raise SchemaError(
                 f"field {self.field.name!r} is {_said(value)}, not a number, a numpy array or a "
-                "tensor: "
-                f"give every step {_expected(self.field)} (np.asarray for lists)"
+                f"tensor: give every step {_expected(self.field)} (np.asarray for lists)"
             )
         if array.shape != self.field.shape:
             raise self._wrong_shape(array.shape, self.field.shape)
         return self._converted(array)
 
     def column(self, value: Any) -> Array:
-        """As `value`, for many steps at once: an array or tensor ``[rows, *field.shape]``."""
+        """As `value`, for many steps: an array or tensor ``[rows, *field.shape]``."""
         array = tensors.as_array(value)
         if array is None:
             self._refuse_tensor(value)
@@ -94,16 +94,15 @@ class FieldValidator:
         return self._converted(array)
 
     def _refuse_tensor(self, value: Any) -> None:
-        """Raise SchemaError for a tensor that no array can be made of."""
+        """Raise SchemaError for a tensor that cannot become an array."""
         if tensors.is_tensor(value):
             raise SchemaError(
                 f"field {self.field.name!r} is {tensors.said(value)}, which numpy cannot hold: "
-                f"give {_expected(self.field)}, "
-                f"as {tensors.made_dense(value)} makes it"
+                f"give {_expected(self.field)}, as {tensors.made_dense(value)} makes it"
             )
 
     def _number_fits(self, value: Any) -> bool:
-        """The common cases, without an array; ``False`` is no verdict."""
+        """Check a number without making an array. ``False``: not decided."""
         if isinstance(value, bool | np.bool_):
             return True
         if self._scalar == "f" and isinstance(value, float):  # numpy's float64 is one
@@ -111,7 +110,7 @@ class FieldValidator:
         return self._scalar in "iuf" and type(value) is int and self._low <= value <= self._high
 
     def _converted(self, array: Array) -> Array:
-        """``array``, or a copy, in a dtype that can be assigned to the field's without changing a
+        """Return the array, or a copy in a dtype that assigns to the field's without changing a
         value.
         """
         source, target = array.dtype, self.field.dtype
@@ -123,9 +122,8 @@ class FieldValidator:
             return self._rounded(array)
         raise SchemaError(
             f"field {self.field.name!r} is {source}, the schema (given, or taken from the first "
-            f"step) says {target}, "
-            f"which does not hold every {source}: convert the value, or give a schema with another "
-            "dtype"
+            f"step) says {target}, which does not hold every {source}: convert the value, or give "
+            "a schema with another dtype"
         )
 
     def _within(self, array: Array) -> Array:
@@ -153,8 +151,7 @@ class FieldValidator:
         said = "(" + ", ".join(map(str, expected)) + ("," if len(expected) == 1 else "") + ")"
         return SchemaError(
             f"field {self.field.name!r} has shape {shape}, the schema (given, or taken from the "
-            "first step) says "
-            f"{said}: nothing is broadcast, pass an array of that shape"
+            f"first step) says {said}: nothing is broadcast, pass an array of that shape"
         )
 
 

@@ -1,4 +1,4 @@
-"""Rows that hold no item, for tables whose remover chooses what makes room. Knows no item."""
+"""Rows that hold no item, for tables whose remover chooses what makes room."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 
 class FreeRows:
-    """Rows in the order in which they became free: whoever drew an item has as many removals to
-    read it as there are spare rows.
+    """Free rows, in the order in which they became free.
+
+    A drawn item stays readable for as many removals as there are spare rows.
 
     Parameters
     ----------
@@ -28,20 +29,22 @@ class FreeRows:
         self._spare = rows - capacity
         self._listed = bytearray(rows)
         self.taken = -1
-        """The row that was taken last, while it is not known to hold an item; see `settle`."""
+        """The row that was taken last, while it is unknown whether it holds
+        an item; see `settle`.
+        """
 
     def ready(self) -> bool:
-        """Whether one can be taken without an item making room."""
+        """Return whether a row can be taken without ending an item."""
         return self._rows - self._unused + len(self._free) > self._spare
 
     def left(self) -> int:
-        """How many can be taken without an item making room."""
+        """Return how many rows can be taken without ending an item."""
         return max(0, self._rows - self._unused + len(self._free) - self._spare)
 
     def take(self) -> int:
-        """The next row.
+        """Take the next row.
 
-        No statement here calls anything, so Ctrl-C comes before all of it or after.
+        No statement here calls anything, so that Ctrl-C comes before or after all of it.
         """
         row = self._unused
         if row < self._rows:
@@ -54,8 +57,9 @@ class FreeRows:
         return row
 
     def settle(self, written: bool) -> None:
-        """Say whether the row that was taken last was written: it is free again if Ctrl-C came
-        before that.
+        """Tell whether the row that was taken last was written.
+
+        If Ctrl-C came before that, it is free again.
         """
         row = self.taken
         if row >= 0 and not written and not self._listed[row]:
@@ -64,7 +68,7 @@ class FreeRows:
         self.taken = -1
 
     def put(self, rows: npt.NDArray[np.int64]) -> None:
-        """These are free. After an interrupted call (Ctrl-C) it may hear of some twice."""
+        """Add free rows. After an interrupted call (Ctrl-C) a row may be added twice."""
         for row in rows.tolist():
             if not self._listed[row]:
                 # without a call: Ctrl-C does not come between this and the next
@@ -72,11 +76,11 @@ class FreeRows:
                 self._listed[row] = 1
 
     def state(self) -> dict[str, Any]:
-        """The free rows: those from ``unused`` on, then ``free``, in order."""
+        """Return the free rows: those from ``unused`` on, then ``free``, in order."""
         return {"unused": self._unused, "free": np.fromiter(self._free, np.int64, len(self._free))}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a `state`."""
         self._unused, self._free = int(state["unused"]), deque(np.asarray(state["free"]).tolist())
         self._listed = bytearray(self._rows)
         for row in self._free:

@@ -1,6 +1,5 @@
-"""How steps get into a table: checked outside its lock, written under it, waited for between.
-
-Draws nothing.
+"""Inserts steps: they are checked outside the table's lock, and written under it when the limiter
+allows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NO_ID = np.full(1, -1, np.int64)
 
 
 class Inserter:
-    """Adds to a table. Any thread.
+    """Inserts steps and changes priorities. Any thread.
 
     Parameters
     ----------
@@ -53,14 +52,14 @@ class Inserter:
         final: Any,
         new: Ids | None = None,
     ) -> int:
-        """One step; its id.
+        """Insert one step and return its id.
 
         Parameters
         ----------
         said : int
-            Flags that say how the episode stands, beside what the step's own fields do.
+            Flags that tell how the episode stands, beside the step's own fields.
         new : int64 array [1], optional
-            Where the id goes, in the moment in which the step is in; -1 before.
+            Where the id is stored when the step is in; -1 before.
         """
         table_state = self._table_state
         if timeout_s is not None:
@@ -91,7 +90,10 @@ class Inserter:
     def _one(
         self, step_packer: StepPacker, step: Mapping[str, Any], said: int, priority: Any, final: Any
     ) -> tuple[list[Any], list[Any] | None, int, Floats]:
-        """One step, checked: its values, those of its final observation, its flags, its priority."""
+        """Check one step.
+
+        Return its values, those of its final observation, its flags, its priority.
+        """
         values = step_packer.values(step)
         ends = None if final is None else step_packer.final_values(final)
         flags = step_packer.flags(values, ends is not None, said)
@@ -111,15 +113,14 @@ class Inserter:
         ids: Callable[[int], Ids] | None = None,
         whole: bool = False,
     ) -> Ids:
-        """Many steps; their ids.
+        """Insert many steps and return their ids.
 
         Parameters
         ----------
         said : int64 array [rows], optional
             As in `add`, for each.
         ids : callable, optional
-            Gives the array for so many ids, all -1; each goes there in the moment in which its step
-            is in.
+            Returns an array for this many ids, all -1; each id is stored there when its step is in.
         whole : bool
             Under a limiter, wait until all may be inserted, rather than insert one by one.
         """
@@ -157,8 +158,9 @@ class Inserter:
         return new
 
     def _begin(self, schema: Schema, check: Callable[[StepPacker], Any]) -> None:
-        """Allocate a table for a first step, unless ``check`` refuses that: then the next may be
-        another.
+        """Allocate the table for its first step.
+
+        If ``check`` refuses that step, the next may be another.
         """
         storable(schema)
         check(StepPacker(StorageLayout.of(schema, 1), 0))
@@ -202,8 +204,8 @@ class Inserter:
     def _write(
         self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int, names: Any
     ) -> None:
-        """Call ``write`` under the lock, as soon as the limiter lets ``count`` items in, and tell
-        the calls that wait.
+        """Call ``write`` under the lock as soon as the limiter allows ``count`` items, and wake
+        waiting calls.
         """
         table_state = self._table_state
         if table_state.limiter is not None:
@@ -212,10 +214,10 @@ class Inserter:
         with table_state.lock:
             try:
                 write()
-                if table_state.waiters.anybody:
+                if table_state.waiters.any_waits:
                     table_state.waiters.ring()
             except BaseException:
-                # Ctrl-C: what waits may wait for what was written, and was not told
+                # after Ctrl-C: calls may wait for what was written
                 table_state.waiters.ring()
                 raise
 
@@ -228,7 +230,7 @@ class Inserter:
     ) -> None:
         """End the episodes of these streams after their last steps.
 
-        Waits where a queue has no row for ``final_obs``.
+        Waits while a queue has no row for ``final_obs``.
         """
         table_state = self._table_state
         seconds_or_none("timeout_s", timeout_s)
@@ -261,14 +263,14 @@ class Inserter:
         table_state.waiters.until(attempt, "insert", why_not, timeout_s)
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
-        """New priorities by id."""
+        """Change priorities by id."""
         table_state = self._table_state
         if ids.shape != priority.shape:
             raise ConfigError(f"{len(ids)} ids and {len(priority)} priorities: one for each")
         if not table_state.prioritized:
             raise Unsupported(
-                f"this table samples by {table_state.sampler!r}, and has no priorities to update: leave "
-                "update_priorities out"
+                f"this table samples by {table_state.sampler!r}, and has no priorities to update: "
+                "leave update_priorities out"
             )
         priority_rules.check_given(priority)
         self.checked(priority)
@@ -286,8 +288,8 @@ class Inserter:
         rows: int,
         names: Hashable | list[Hashable],
     ) -> None:
-        """Call ``write`` under the lock as soon as the limiter lets ``count`` items in at once, and
-        there are ``rows`` rows.
+        """Call ``write`` under the lock as soon as the limiter allows ``count`` items and ``rows``
+        rows are free.
         """
         table_state = self._table_state
 
@@ -319,8 +321,7 @@ class Inserter:
         if count > 1 and table.keeps and rows > table.window:
             raise ConfigError(
                 f"{count} steps go into the table together or not at all, in {rows} rows, and it "
-                f"has {table.window}: "
-                "raise the capacity"
+                f"has {table.window}: raise the capacity"
             )
         if limits is not None and count > 1 and not limits.can_ever_insert(count):
             raise ConfigError(
@@ -339,12 +340,15 @@ class Inserter:
         return self.checked(priority_rules.column_of(priority, count))
 
     def _check_used(self) -> None:
-        """Raise Unsupported where nothing goes by priorities."""
+        """Raise Unsupported for a table without priorities."""
         if (why := self._table_state.no_priorities) is not None:
             raise Unsupported(why)
 
     def checked(self, priority: Floats) -> Floats:
-        """``priority``, if everyone here who goes by priorities allows it."""
+        """Return the priorities if each sampler and remover that uses them allows them.
+
+        Raises ConfigError.
+        """
         table_state = self._table_state
         self._check_used()
         known = (

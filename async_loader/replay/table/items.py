@@ -24,8 +24,7 @@ _FIRST_STREAMS = 64
 
 
 class TableItems:
-    """What one process alone decides: which ids there are, how steps are linked, which of them are
-    items.
+    """The lowest layer of a table: its items, and the samplers that are told of each.
 
     Parameters
     ----------
@@ -37,13 +36,12 @@ class TableItems:
     seed : SeedSequence
         For the remover.
     max_times_sampled : int
-        Draws after which an item is no more; 0: any number.
+        Draws after which an item ends; 0: any number.
     keeps : bool
         The limiter promises that every item is drawn: see room.py, NOTE [queue tables].
     successor_of : Table, optional
         Whose rows and samplers this table takes over, with the streams that writers elsewhere know
         by number. It holds nothing then, and neither does this one.
-
     """
 
     def __init__(
@@ -74,14 +72,14 @@ class TableItems:
         self._stale: set[int] = set()  # open since before the table was loaded
         self._born = np.empty(2 * layout.rows, np.int64)
         self._died = np.empty(2 * layout.rows, np.int64)
-        # see `kernels`; items born, items died, an answer, died but not deleted
+        # See kernels: new items, ended items, an answer, ended items that are not deleted.
         self._changes = np.zeros(4, np.int64)
         self._unsettled = self._changes.data
         self._rest: tuple[Any, ...] | None = None
         self._patching: Ids | None = None
         self._none = np.full(256, np.nan)
         self.inserted = self.counted = self.deleted = 0
-        # draws that are counted for each item, as kernels count them
+        # Draws of tables in which each item counts its draws; kernels count them.
         self._used = np.zeros(1, np.int64)
         self.undelivered: list[tuple[Draw, Ids]] = []
         self._parted = False
@@ -91,7 +89,7 @@ class TableItems:
         g[r.DEPTH], g[r.LOOKAHEAD] = depth_and_lookahead(layout.schema)
         g[r.FOLLOWED] = g[r.LOOKAHEAD]
         self.schema_lookahead = int(g[r.LOOKAHEAD])
-        # the past, the newest step, and what comes after an end
+        # The past, the newest step, and the observation after an end.
         beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])
         self.keeps = keeps
         self.window = layout.capacity
@@ -116,9 +114,9 @@ class TableItems:
         self.free = None if type(remover) is Fifo else FreeRows(layout.rows, layout.capacity)
         g[r.ORDERED] = self.free is None
         self._told: list[Sampler] = []
-        # to be detached: finalizers add to it, and cannot wait for the lock
+        # To be detached: a finalizer adds to it, which cannot wait for the lock.
         self.leaving: deque[Sampler] = deque()
-        self.prioritized: list[Sampler] = []  # those that go by priorities
+        self.prioritized: list[Sampler] = []  # those that use priorities
         self._update_by_id: Callable[..., Any] | None = None
         if self.free is not None:
             if successor_of is None:
@@ -130,7 +128,9 @@ class TableItems:
             self._succeed(successor_of)
 
     def _succeed(self, before: TableItems) -> None:
-        """Samplers of sources stay, and so do the numbers of streams that writers elsewhere know."""
+        """Take over the samplers of sources, and the numbers of streams that
+        other processes know.
+        """
         self.leaving = before.leaving
         for sampler in before.samplers:
             if not any(one is sampler for one in self._told):
@@ -156,30 +156,30 @@ class TableItems:
 
     def _sort_told(self) -> None:
         self.prioritized = [one for one in self._told if one.prioritized]
-        alone = len(self.prioritized) == 1  # of several, all are to know
+        alone = len(self.prioritized) == 1  # several have to be told one by one
         self._update_by_id = (
             shortcut(self.prioritized[0], "update_by_id", "update") if alone else None
         )
 
     def attach(self, sampler: Sampler) -> None:
-        """One more sampler (bound by the caller), told of the items that there are."""
+        """Add a sampler, which is bound, and tell it of all items."""
         self.let_go()
         self._tell(sampler)
         self.tell_all(sampler)
 
     def detach(self, sampler: Sampler) -> None:
-        """The opposite of `attach`. May be called again."""
+        """Remove a sampler. May be called again."""
         self._told = [one for one in self._told if one is not sampler]
         self._sort_told()
 
     def let_go(self) -> None:
-        """Detach the samplers of sources that are gone."""
+        """Detach the samplers of sources that were dropped."""
         while self.leaving:
             self.detach(self.leaving[0])
             self.leaving.popleft()
 
     def tell_all(self, sampler: Sampler) -> None:
-        """Tell a sampler, which knows nothing yet, of the items that there are."""
+        """Tell a new sampler of all items."""
         there = np.flatnonzero(self.items.alive)
         there = there[np.argsort(self.ids[there], kind="stable")]
         sampler.insert(there, self._given(there))
@@ -191,7 +191,7 @@ class TableItems:
 
     @property
     def samplers(self) -> list[Sampler]:
-        """All that are told, without the remover."""
+        """The samplers that are told of items, without the remover."""
         return [one for one in self._told if one is not self.remover]
 
     def __len__(self) -> int:
@@ -210,10 +210,10 @@ class TableItems:
         )
 
     def settle(self) -> None:
-        """Tell everyone of the items that kernels made and ended.
+        """Tell the samplers of the items that kernels have made and ended.
 
-        Ctrl-C may come between a kernel and this, or in the middle: the changes stay until all were
-        told, and samplers do not mind hearing of one twice.
+        Ctrl-C may come before this call or within it: the changes stay until all samplers were
+        told, and a sampler may be told twice.
         """
         born, died, _, waiting = self._changes.tolist()
         self.items.count, self.items.top = self.g[r.COUNT : r.TOP + 1].tolist()
@@ -234,24 +234,24 @@ class TableItems:
         self.deleted += died - waiting
 
     def find(self, ids: Ids) -> Ids:
-        """Rows of ids, -1 for those that are gone."""
+        """Return the rows of ids, -1 for those that are gone."""
         rows = np.empty(len(ids), np.int64)
         self._k.find(self.g, ids, rows)
         return rows
 
     def names(self, rows: Ids) -> Ids:
-        """Ids of rows."""
+        """Return the ids of rows."""
         names: Ids = self.ids[rows]
         return names
 
     def remove(self, rows: Ids) -> None:
-        """The items of these rows are no more."""
+        """End the items of these rows."""
         (self._k.forget if self._parted else self._k.remove)(self.g, rows, self._changes)
         self.settle()
 
     def part(self) -> None:
-        """In the child of a fork: from here on nothing changes what the parent sees, neither its
-        counts nor its rows.
+        """Detach from the parent, in a forked child: no change here reaches
+        its counts or its rows.
         """
         self.g = self.storage.geometry = self.g.copy()
         self._parted = True

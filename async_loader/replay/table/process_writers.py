@@ -13,7 +13,7 @@ class ProcessWriters(Protocol):
     Every method but `close` is called under the table's lock.
     """
 
-    def adopt(self) -> bool:
+    def commit(self) -> bool:
         """Commit the rows that writers have published. Return whether there were any."""
 
     def may_insert(self, limits: LimiterState, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""What reads a table's rows, in any process. Takes no lock and delivers no torn row."""
+"""Reads a table's rows, in any process, without a lock. A torn row is never delivered."""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ Ids = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.floating[Any]]
 Array = npt.NDArray[Any]
 
-# Up to here copying takes less than some hundred microseconds, and keeps the GIL. See
+# Up to here copying takes some hundred microseconds at most, and keeps the GIL. See
 # compiled.kernel.
 _SHORT_BYTES = 1 << 20
 _RECORD_BYTES = 64 << 20  # of one field; numpy's records end at 2 GiB
 _ROUNDS = 64
 _LOADING_S = 30.0
-"""How long a reader waits for a table that is being loaded, which holds nothing meanwhile."""
+"""How long a reader waits while a save is loaded into the table."""
 _LOOK_S = 1e-3
 
 
 class ReplayReader:
-    """Fills batches with items by id. Pickles while a process is being spawned, and may be
-    inherited by a fork.
+    """Fills batches with items by id.
 
-    An item that was overwritten since it was planned, or while it was read, is replaced by another
-    of the same part of the batch, drawn with the seed of that part, so that each still appears as
-    often as the sampler wanted; if none is left, by any step that is there. ``index`` holds the ids
-    that were delivered. See kernels.py, NOTE [row lock].
+    Pickles while a process is being spawned, and may be inherited by a fork.
+
+    An item that was overwritten since it was planned is replaced by another of the same part of the
+    batch, drawn with the seed of that part, so that each item appears as often as the sampler
+    wanted. If no other is left, any step of the table replaces it. ``index`` holds the ids that
+    were delivered. See kernels, NOTE [row lock].
 
     Thread rule: one thread at a time. Cost: about 15 us for 256 rows of 200 bytes out of a million,
     180 us for 4096.
@@ -83,8 +84,8 @@ class ReplayReader:
 
     @property
     def schema(self) -> Schema:
-        """Of a batch's row, with ``index`` (int64), and ``weight`` (float32) where there are
-        weights, at the end.
+        """The schema of a batch's row: ``index`` (int64), and ``weight`` (float32) if there are
+        weights, come last.
         """
         return self.read_plan.schema
 
@@ -106,22 +107,20 @@ class ReplayReader:
             self.replace(ids, gone, into, np.random.default_rng(seed))
 
     def warm(self) -> ReplayReader:
-        """Compile what it needs, or load it, here: not in every worker process that is forked or
-        spawned with it.
-        """
+        """Compile or load its kernels here, so that worker processes that get a copy need not."""
         self.fill(np.empty(0, np.int64), self.fresh(0))
         return self
 
     def fetch(self, index: Ids, seed: Seed) -> Sequence[Any]:
-        """The items of ``index`` as a list of samples."""
+        """Return the items of ``index`` as a list of samples."""
         into = self.fresh(len(index))
         self.read(index, into, seed)
         return [self.schema.rebuild(array[i] for array in into.fields) for i in range(len(index))]
 
     def fresh(self, count: int) -> Window:
-        """New uninitialised arrays ``[count, *shape]``, one per field.
+        """Return new uninitialised arrays ``[count, *shape]``, one for each field.
 
-        Small fields share a record, large ones have a block.
+        Small fields share a record, each large one has a block.
         """
         plan = self._plans.get(count) or self._plan(count)
         shared = iter(plan.fresh())
@@ -155,7 +154,7 @@ class ReplayReader:
         return made
 
     def take(self, ids: Ids, weight: Weights | None = None) -> tuple[Window, Ids]:
-        """As `fill`, into fresh arrays, of which the index is ``ids`` itself."""
+        """As `fill`, into new arrays. The index is ``ids`` itself."""
         plan = self._plans.get(len(ids)) or self._plan(len(ids))
         if plan.any_large:
             into = self.fresh(len(ids))
@@ -168,8 +167,8 @@ class ReplayReader:
         return into, self._read(ids, fields, into, weight)
 
     def target(self, arrays: Sequence[Array]) -> Target:
-        """The caller's arrays ``[count, *shape]``, one per field, C order, as something to be read
-        into again and again.
+        """Wrap the caller's arrays ``[count, *shape]``, one for each field, in C order, as a target
+        for batches.
         """
         whole, count, most = self._target(arrays), len(arrays[self._index]), max(1, self._short)
         if count <= most or not self.at_once(most):
@@ -190,11 +189,12 @@ class ReplayReader:
     def drawn(
         self, count: int, draw_into: Callable[[Reading], bool], into: Target | None = None
     ) -> Sequence[Array] | None:
-        """Draw and read items in one go, into fresh arrays or a target. Under the table's lock; for
-        small single rows.
+        """Draw and read items in one kernel, into new arrays or a target.
 
-        Cost: about 18 us for 256 uniform ones of 200 bytes out of a million, of which reading is
-        11. ``None`` if the sampler could not. See samplers, NOTE [shortcuts].
+        Under the table's lock, for small single rows.
+
+        Returns ``None`` if the sampler cannot. See samplers, NOTE [shortcuts]. Cost: about 18 us
+        for 256 uniform ones of 200 bytes out of a million, of which reading takes 11.
         """
         plan = into or self._plans.get(count) or self._plan(count)
         arrays, at = plan.fresh(), self._index
@@ -216,13 +216,16 @@ class ReplayReader:
         return small
 
     def at_once(self, count: int) -> bool:
-        """Whether `drawn` and `these` can: for short batches of small single rows."""
+        """Return whether `drawn` and `these` apply: to short batches of small single rows."""
         if not self.read_plan.single or count > self._short:
             return False
         return not (self._plans.get(count) or self._plan(count)).any_large
 
     def fill(self, ids: Ids, into: Window, weight: Weights | None = None) -> Ids:
-        """Read what is there; the positions of what is not, whose rows hold anything."""
+        """Read the items that are there.
+
+        Return the positions of the others, whose rows hold any bytes.
+        """
         fields = self._template
         arrays = into.fields[: len(self.read_plan.outputs)]
         fields[:, ARRAY_ADDRESS] = [address_of(array) for array in arrays]
@@ -274,7 +277,7 @@ class ReplayReader:
             into.fields[read_plan.reward][...] = summed.reshape(into.fields[read_plan.reward].shape)
 
     def replace(self, ids: Ids, gone: Ids, into: Window, rng: np.random.Generator) -> None:
-        """Put other items where some are gone, into ``ids`` and ``into``. See the class."""
+        """Replace the items at ``gone`` by others, in ``ids`` and ``into``. See the class."""
         there = np.setdiff1d(np.arange(len(ids)), gone)
         if not len(there):
             there, gone = self._any(ids, into, rng)
@@ -284,7 +287,9 @@ class ReplayReader:
             array[gone] = array[others]
 
     def _any(self, ids: Ids, into: Window, rng: np.random.Generator) -> tuple[Ids, Ids]:
-        """Draw steps out of shared memory, until some are read; which are, and which are not."""
+        """Draw any steps until some can be read. Return the positions of
+        those, and of the others.
+        """
         found = np.empty_like(ids)
         for _ in range(_ROUNDS):
             self._kernels.names_of(
@@ -304,17 +309,19 @@ class ReplayReader:
                 return np.setdiff1d(np.arange(len(ids)), gone), gone
         raise Broken(
             f"{len(ids)} steps were overwritten before they could be read, and so were {_ROUNDS} "
-            "times as many others: "
-            f"the table's {self._storage.layout.capacity} steps are too few for this rate, raise "
-            "its capacity"
+            f"times as many others: the table's {self._storage.layout.capacity} steps are too few "
+            "for this rate, raise its capacity"
         )
 
     def _held(self) -> Ids:
-        """The steps that are there, also of a table that holds few.
+        """Return the ids of all steps, also of a table with few.
 
-        Waits while it is being loaded.
+        Waits while a save is loaded into it.
         """
         rows, deadline = self._storage.layout.rows, Deadline(_LOADING_S)
+        # The mark of a load is a byte that all processes share. It has no descriptor to wait for: a
+        # reader may be in any process, and gets nothing but memory. So it looks, in the rare case
+        # that a whole batch was lost.
         while self._storage.loading and not deadline.expired:
             time.sleep(_LOOK_S)
         names = np.empty(rows, np.int64)
@@ -323,7 +330,10 @@ class ReplayReader:
         return held
 
     def _fields(self) -> Ids:
-        """What `kernels.copy_items` wants to know of every output, but for the targets."""
+        """Return the table of fields for reading, without the arrays' addresses.
+
+        See field_table.py.
+        """
         template = np.zeros((len(self.read_plan.outputs), READING), np.int64)
         stored = self._storage.layout
         for f, one in enumerate(self.read_plan.outputs):

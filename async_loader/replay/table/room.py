@@ -1,12 +1,4 @@
-"""How many rows of a table may be written.
-
-# NOTE [queue tables]
-Rows are written in order, and the limiter counts items. Rows that are none (final observations,
-steps that wait for their successors, the past of stacks) take room beside them. So where no
-item may be lost, a row is overwritten only when nothing in it is still to be drawn, which
-`room` tells, and writers wait for that. Spare rows are taken for what one open episode needs
-beside its items, so that a queue of ``capacity`` items fits.
-"""
+"""How many rows of a table may be written."""
 
 from __future__ import annotations
 
@@ -22,7 +14,9 @@ class TableRoom(TableStreams):
     """The layer of a table that counts its room. Under the table's lock."""
 
     def room(self) -> int:
-        """Rows that may be written before one would be overwritten whose item is still to be drawn."""
+        """Return how many rows may be written before one is overwritten whose item is still to be
+        drawn.
+        """
         if self.free is not None:
             return self.free.left()
         room = int(self._k.room(self.g, len(self.last)))
@@ -32,13 +26,7 @@ class TableRoom(TableStreams):
         return room
 
     def room_for(self, streams: Container[int]) -> int:
-        """As `room`, for writing to these streams.
-
-        An open episode pins its newest steps, and goes on only if there are rows for its next ones.
-        So each leaves that many rows to every other, and only the one that keeps the oldest row in
-        use may take all that are left: then that row is let go in the end, whatever the order in
-        which episodes go on.
-        """
+        """As `room`, for writing to these streams."""
         room, per = self.room(), self.reserve
         if not per or room >= 2 + per * len(self.streams):
             return room
@@ -51,15 +39,15 @@ class TableRoom(TableStreams):
 
     @property
     def reserve(self) -> int:
-        """Rows that an open episode needs for its oldest pinned step to be let go; 0 where none is
-        pinned.
+        """Rows that an open episode needs until its oldest pinned step is released; 0 if it pins
+        none.
         """
         ahead, depth = int(self.g[r.LOOKAHEAD]), int(self.g[r.DEPTH])
         pins = self.free is None and (ahead or depth > 1)
         return max(1, ahead) + int(self.g[r.FOLLOWED]) if pins else 0
 
     def tail_stream(self) -> int:
-        """The stream whose open episode keeps the oldest row in use; -1 if something else does."""
+        """Return the stream whose open episode pins the oldest row in use; -1 if none does."""
         tail = int(self.g[r.TAIL])
         row = tail % self.storage.layout.rows
         if self.items.alive[row] or self.held[row]:
@@ -69,17 +57,17 @@ class TableRoom(TableStreams):
 
     @property
     def waiting(self) -> int:
-        """Steps that are no items yet and may become some: those that wait for their successors."""
+        """Steps that wait for their successors before they become items."""
         return int(self.g[r.WAITING])
 
     def surely(self, lookahead: int) -> int:
-        """Items that a full table holds at every moment, with one open episode and items
-        ``lookahead`` steps behind it.
+        """Return how many items a full table holds at every moment, with one open episode and
+        ``lookahead`` successors for each item.
         """
         return max(0, self.window - lookahead - int(self.g[r.DEPTH]) + 1)
 
     def why_full(self) -> str:
-        """What the oldest row in use waits for."""
+        """Say what the oldest row in use waits for."""
         if self.free is not None or self.room() >= self.window:
             return (
                 f"all {self.storage.layout.capacity:,} rows hold items that are still to be drawn"
@@ -89,7 +77,10 @@ class TableRoom(TableStreams):
         if self.items.alive[row]:
             return f"{self._full()}, the oldest by an item that is still to be drawn"
         if self.held[row]:
-            return f"{self._full()}, the oldest by a writer of another process that has not filled it yet"
+            return (
+                f"{self._full()}, the oldest by a writer of another process that has not filled it "
+                "yet"
+            )
         keeps = self.tail_stream()
         stream = next((name for name, number in self.streams.items() if number == keeps), None)
         return (
@@ -103,12 +94,11 @@ class TableRoom(TableStreams):
             return f"all {self.window:,} rows are in use"
         return (
             f"{self.window - room:,} of {self.window:,} rows are in use and the rest is kept for "
-            "open episodes "
-            "(a larger capacity avoids that)"
+            "open episodes (a larger capacity avoids that)"
         )
 
     def _shows(self, last: int, name: int) -> bool:
-        """Whether a step is among the newest of an open episode, so that later items need it."""
+        """Return whether later items of an open episode need this step."""
         heads, rows = self.storage.heads(), self.storage.layout.rows
         for _ in range(int(self.g[r.DEPTH] + self.g[r.LOOKAHEAD])):
             if last < name or self.ids[last % rows] != last:

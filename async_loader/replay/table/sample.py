@@ -1,7 +1,4 @@
-"""How batches get out of a table: items chosen under its lock, rows read without it.
-
-Adds nothing.
-"""
+"""Draws batches: items are chosen under the table's lock, and their rows are read without it."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ class TableSampler(ReadPlans):
         timeout_s: float | None,
         taken: UndeliveredItems | None = None,
     ) -> Sequence[Array]:
-        """Draw a batch as one array for each field of the read plan's schema. Waits as `ids` does."""
+        """Draw a batch: one array for each field of the read plan's schema. Waits as `ids` does."""
         table_state = self._table_state
         batch_size = positive("batch_size", batch_size)
         if timeout_s is not None:
@@ -168,7 +165,7 @@ class TableSampler(ReadPlans):
                 drawn = sampler.draw(count)
                 arrays = reader.these(drawn.rows, drawn.weight, into)
             table_state.table.counted += count
-            if table_state.waiters.anybody:
+            if table_state.waiters.any_waits:
                 table_state.waiters.ring()
         return arrays
 
@@ -288,7 +285,7 @@ class TableSampler(ReadPlans):
             raise
         # No call between these: Ctrl-C finds all or none.
         taken.arrays, table.undelivered, self._interrupted.by_plan = arrays, [], old.rest
-        if table_state.waiters.anybody:
+        if table_state.waiters.any_waits:
             table_state.waiters.ring()
 
     def interrupted(self) -> int:
@@ -302,10 +299,10 @@ class TableSampler(ReadPlans):
         timeout_s: float | None,
         taken: UndeliveredItems | None = None,
     ) -> Drawn:
-        """Ids of ``count`` items, and their weights if there are any.
+        """Draw ``count`` items. Return their ids, and their weights if the sampler has any.
 
-        Waits for enough items, and for the limiter; without a limiter and with no ``timeout_s`` it
-        raises ConfigError instead.
+        Waits for enough items, and for the limiter; without a limiter and a ``timeout_s`` it raises
+        NotEnoughData instead.
         """
         table_state, taken = self._table_state, taken or UndeliveredItems()
         if table_state.limiter is None and timeout_s is None:
@@ -329,19 +326,19 @@ class TableSampler(ReadPlans):
         return drawn[0]
 
     def now(self, sampler: Sampler, count: int, taken: UndeliveredItems | None = None) -> Drawn:
-        """As `ids`, under the lock, when nothing stands in the way."""
+        """As `ids`, under the lock, when `why_not` has returned ``None``."""
         table_state, table = self._table_state, self._table_state.table
         taken = taken or UndeliveredItems()
         drawn = table.draw(sampler, count)
         drawn_now = 0 if table_state.max_times_sampled else len(drawn.ids)
         # no call between: Ctrl-C finds both or none
         table.counted, taken.counted = table.counted + drawn_now, drawn_now
-        if table_state.waiters.anybody:
+        if table_state.waiters.any_waits:
             table_state.waiters.ring()
         return drawn
 
     def these(self, ids: Ids, view: Transitions | None) -> dict[str, Any]:
-        """Rows by id, in their order. Those that are gone are left out."""
+        """Read steps by id, in their order. Ids that are gone are left out."""
         table_state, read_plan = self._table_state, self.read_plan(view)
         with table_state.lock:
             table_state.check_open()
@@ -354,7 +351,7 @@ class TableSampler(ReadPlans):
         return assembled(read_plan, arrays)
 
     def forget(self) -> None:
-        """Rows that interrupted calls have left are of steps that were taken out.
+        """Drop the rows that interrupted calls have left: their steps were taken out.
 
         Under the lock.
         """
@@ -375,7 +372,7 @@ def _one_weight(weight: Array, gone: Ids, first: Drawn, again: Drawn) -> tuple[A
 
 
 def _check_memory(read_plan: ReadPlan, count: int) -> None:
-    """Raise OutOfMemory where a batch of ``count`` rows, with their ids, exceeds the free memory."""
+    """Raise OutOfMemory if a batch of ``count`` rows, with their ids, exceeds the free memory."""
     nbytes, there = count * (read_plan.schema.nbytes + 8), available_bytes()
     if nbytes > there:
         raise OutOfMemory(

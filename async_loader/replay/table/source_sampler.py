@@ -1,4 +1,4 @@
-"""The sampler of one learner: the table's, one of its own, or one with random numbers of its own."""
+"""The sampler of one learner: the table's, its own, or the table's with another seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SourceSampler(NamedTuple):
 def sampler_for(
     table_state: TableState, sampler: Sampler | None, seed: int | None, rank: int, world_size: int
 ) -> SourceSampler:
-    """Choose the sampler of a learner, and attach it if it is its own. See `ReplayBuffer.source`."""
+    """Choose the sampler of a learner, and attach its own. See `ReplayBuffer.source`."""
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     words = None if seed is None else [rank, world_size, whole_seed(seed)]

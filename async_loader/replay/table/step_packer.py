@@ -1,7 +1,4 @@
-"""Steps as kernels take them: sources with an address and a stride.
-
-Checks that they fit; writes no row of a table.
-"""
+"""Checks steps, and lays them out for kernels: as sources with an address and a stride."""
 
 from __future__ import annotations
 
@@ -46,8 +43,9 @@ class Steps(NamedTuple):
 
 
 class StepPacker:
-    """What is about to be written. One per writing process; used under its lock, but for what says
-    otherwise.
+    """Checks and packs the steps of one writing process.
+
+    Used under its lock, except where a method says otherwise.
 
     Parameters
     ----------
@@ -79,19 +77,17 @@ class StepPacker:
         self._one_final = self.fields(self.followed, self._final_cells)
 
     def fields(self, which: list[int], sources: Sequence[Array]) -> Ids:
-        """What `kernels.write` takes: where these fields lie, and their sources ``[steps,
-        *shape]``.
-        """
+        """Return the table of fields for `kernels.write`, of sources ``[steps, *shape]``."""
         return self.fields_at(which, [address_of(source) for source in sources])
 
     def fields_at(self, which: list[int], addresses: list[int]) -> Ids:
-        """As `fields`, of sources whose addresses are known."""
+        """As `fields`, of sources with known addresses."""
         made = self._template[which]
         made[:, ARRAY_ADDRESS] = addresses
         return made
 
     def values(self, step: Mapping[str, Any]) -> list[Any]:
-        """The checked values of one step. Any thread, without the lock."""
+        """Check one step and return its values. Any thread, without the lock."""
         values = self.leaves(step)
         for i, (fit, dtype, shape, scalar) in enumerate(self._kinds):
             value = values[i]
@@ -103,21 +99,21 @@ class StepPacker:
         return values
 
     def put(self, values: Sequence[Any]) -> Ids:
-        """Lay out one step; what `kernels.write` takes."""
+        """Lay out one step. Return its table of fields for `kernels.write`."""
         for cell, value in zip(self._cells, values, strict=True):
             cell[0] = value
         return self._one
 
     def put_final(self, values: Sequence[Any]) -> Ids:
-        """Lay out one final observation."""
+        """Lay out one final observation. Return its table of fields."""
         for cell, value in zip(self._final_cells, values, strict=True):
             cell[0] = value
         return self._one_final
 
     def columns(self, batch: Mapping[str, Any]) -> list[Array]:
-        """The checked columns of many steps, contiguous, each in its field's dtype.
+        """Check many steps.
 
-        Any thread, without the lock.
+        Return their columns, contiguous, in the fields' dtypes. Any thread, without the lock.
         """
         columns = self.leaves(batch)
         for i, (fit, dtype, shape, _) in enumerate(self._kinds):
@@ -153,14 +149,13 @@ class StepPacker:
     # -- ends of episodes --------------------------------------------------------------------------
 
     def flags(self, values: Sequence[Any], has_final: bool, said: int = 0) -> int:
-        """The flags of one step: what its fields say, and what was ``said`` beside them. See NOTE
-        [done].
+        """Return the flags of one step: those of its fields, and ``said``. See NOTE [done].
 
         Raises
         ------
         SchemaError
-            If the episode is cut off, and what came after is needed and not given; or is given and
-            the episode goes on.
+            If the episode is cut off and the observation after it is needed and missing; or is
+            given and the episode goes on.
         """
         flags = said
         if self.terminated >= 0 and values[self.terminated]:
@@ -172,7 +167,7 @@ class StepPacker:
         return self.check_end(flags, has_final)
 
     def check_end(self, flags: int, has_final: bool) -> int:
-        """``flags``, with AWAITS if a final observation follows. Raises as `flags`."""
+        """Return the flags, with AWAITS if a final observation follows. Raises as `flags`."""
         if not self.followed:
             return flags
         if has_final:
@@ -191,9 +186,7 @@ class StepPacker:
         return flags
 
     def column_ends(self, columns: Sequence[Array], said: Ids | None = None) -> Ids:
-        """How many steps stand in their episodes, as flags: what fields say and what was ``said``
-        beside them.
-        """
+        """Return the flags of many steps: those of their fields, and ``said``."""
         flags = np.zeros(len(columns[0]), np.int64) if said is None else said
         for place, flag in ((self.terminated, TERMINATED), (self.truncated, TRUNCATED)):
             if place >= 0:
@@ -211,7 +204,7 @@ class StepPacker:
         return flags
 
     def final_values(self, final: Any) -> list[Any]:
-        """The checked values of one final observation. Any thread, without the lock."""
+        """Check one final observation and return its values. Any thread, without the lock."""
         self._check_followed()
         return [
             self.fits[i].value(value)
@@ -221,10 +214,10 @@ class StepPacker:
     def final_columns(
         self, final: Any, ends: npt.NDArray[np.bool_]
     ) -> tuple[list[Array], npt.NDArray[np.bool_]]:
-        """Final observations ``[rows, ...]`` of those steps that end an episode, and which they
-        are.
+        """Return the final observations ``[rows, ...]`` of steps that end an episode, and which
+        these are.
 
-        Arrays of objects (Gymnasium's ``infos["final_obs"]``) hold ``None`` where there is none.
+        Arrays of objects (Gymnasium's ``infos["final_obs"]``) hold ``None`` for all other steps.
         """
         self._check_followed()
         count = len(ends)
@@ -281,16 +274,15 @@ class StepPacker:
 
 
 def end_fields(schema: Schema) -> tuple[int, int, int]:
-    """Which fields are `terminated`, `truncated` and `done`; -1 for those that are not there.
-
-    See NOTE [done].
+    """Return the positions of `terminated`, `truncated` and `done`; -1 for fields that the schema
+    lacks. See NOTE [done].
     """
     numbers = {field.name: i for i, field in enumerate(schema.fields) if field.shape == ()}
     return numbers.get("terminated", -1), numbers.get("truncated", -1), numbers.get("done", -1)
 
 
 def rows_of(value: Any, what: str) -> int:
-    """Rows of an array, tensor or list. Raises SchemaError for what has none."""
+    """Return the rows of an array, tensor or list. Raises SchemaError for a value without rows."""
     try:
         return len(value)
     except TypeError:
@@ -310,7 +302,7 @@ def _leaves_of(schema: Schema) -> Callable[[Any], list[Any]]:
 
 
 class _Flat:
-    """The leaves of a step that is not nested, faster than `Schema.leaves`."""
+    """The leaves of a step without nested fields; faster than `Schema.leaves`."""
 
     def __init__(self, schema: Schema, keys: Sequence[str]) -> None:
         self._schema = schema

@@ -1,10 +1,9 @@
-"""Where every field of every row lies, in one block of shared memory. Decides nothing about what is
-in the rows.
+"""The memory of a table: where each field of each row lies in one block of shared memory.
 
 ::
 
-    packed rows                                          columns
-    row 0: head, small fields | row 1: head, small ... | large field 0: row 0, row 1 ... | large field 1 ...
+    packed rows                                            columns
+    row 0: head, small fields | row 1: head, small ... | large field 0: row 0 ... | field 1 ...
 
 The row of an id is ``id % rows``; ids are 64 bits wide and never reused. The head is described in
 row_format.py.
@@ -12,8 +11,8 @@ row_format.py.
 # NOTE [spare rows]
 There are more rows than the capacity: what leaves the newest `capacity` steps stays readable until
 as many more as there are spare rows have come. So all of the newest `capacity` can be drawn at
-every moment, also while the writer is in the middle of a row, and whoever drew the oldest has that
-many additions of time to read it.
+every moment, also while the writer is in the middle of a row, and the oldest one, once drawn,
+stays readable for that many additions.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _MARK_BYTES = 64  # at the end: a byte that says whether the rows are being load
 
 @dataclass(frozen=True, slots=True)
 class StorageLayout:
-    """Where every field of every row lies. Pure arithmetic.
+    """Where each field of each row lies. Pure arithmetic.
 
     Attributes
     ----------
@@ -74,7 +73,7 @@ class StorageLayout:
 
     @classmethod
     def of(cls, schema: Schema, capacity: int, spare: int | None = None) -> StorageLayout:
-        """For steps of ``schema``. ``spare`` is for tests."""
+        """Compute the layout for steps of ``schema``. ``spare`` is for tests."""
         small = [i for i, field in enumerate(schema.fields) if field.nbytes < COLUMN_BYTES]
         packed = PackedRow.of([schema.fields[i] for i in small])
         stride = row_format.HEAD_BYTES + (packed.stride if small else 0)
@@ -105,7 +104,7 @@ class StorageLayout:
 
     @classmethod
     def within(cls, schema: Schema, nbytes: int, capacity: int | None = None) -> StorageLayout:
-        """The largest one, of at most ``capacity`` steps, that takes no more than ``nbytes``.
+        """Compute the largest layout within ``nbytes``, of at most ``capacity`` steps.
 
         Raises
         ------
@@ -135,8 +134,8 @@ class StorageLayout:
 
     @property
     def burst(self) -> int:
-        """Steps that are written at a time at most: with their final observations they stay within
-        the spare rows.
+        """The most steps that are written at a time: with their final observations they fit the
+        spare rows.
         """
         return max(1, self.spare // 2 - 1)
 
@@ -151,8 +150,9 @@ def _pages(nbytes: int) -> int:
 
 
 class Storage:
-    """The rows, in this process. Whoever has a copy (by fork, or by pickling while being spawned)
-    sees the same ones.
+    """The rows of a table, in this process.
+
+    A copy in another process (by fork, or by pickling while it is spawned) shares them.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class Storage:
     Attributes
     ----------
     geometry : int64 array
-        What kernels need to know; see row_format.py. Its owner fills in the rest.
+        What kernels know of the table; see row_format.py. The table fills in the rest.
     cells : list of arrays [rows, *shape]
         Every field of all rows.
     ready : int
@@ -182,7 +182,7 @@ class Storage:
 
     @classmethod
     def create(cls, layout: StorageLayout) -> Storage:
-        """In a new segment, whose pages are taken as they are written.
+        """Allocate a segment, whose pages the kernel provides as they are written.
 
         Raises
         ------
@@ -194,10 +194,7 @@ class Storage:
 
     @property
     def loading(self) -> bool:
-        """Whether all rows are being replaced by those of a checkpoint.
-
-        Every process that shares the storage sees it.
-        """
+        """Whether a save is being loaded into the rows. Each process that shares them sees it."""
         return bool(self._mark[0])
 
     @loading.setter
@@ -205,8 +202,8 @@ class Storage:
         self._mark[0] = loading
 
     def make_ready(self, rows: int) -> None:
-        """Before the first ``rows`` rows are written for the first time: huge pages under them, and
-        a little further.
+        """Put huge pages under the first ``rows`` rows and some more, before they are written for
+        the first time.
         """
         layout = self.layout
         regions = {
@@ -221,7 +218,7 @@ class Storage:
         self.ready = min(ends) if self._huge.wanted and min(ends) < layout.rows else sys.maxsize
 
     def fresh_geometry(self) -> npt.NDArray[np.int64]:
-        """That of a table that holds nothing."""
+        """Return the geometry of an empty table."""
         geometry = np.zeros(row_format.PLACES, np.int64)
         geometry[row_format.BASE] = self.base
         geometry[row_format.STRIDE] = self.layout.stride
@@ -233,7 +230,7 @@ class Storage:
         return [self.cell(i) for i in range(len(self.layout.schema.fields))]
 
     def cell(self, i: int) -> npt.NDArray[Any]:
-        """Field ``i`` of all rows, ``[rows, *shape]``."""
+        """Return field ``i`` of all rows, ``[rows, *shape]``."""
         field = self.layout.schema.fields[i]
         offset, stride = self.layout.places[i]
         within = np.empty(field.shape, field.dtype).strides
@@ -242,7 +239,7 @@ class Storage:
         )
 
     def heads(self) -> npt.NDArray[np.int64]:
-        """The heads of all rows, ``[rows, 4]``. See row_format.py."""
+        """Return the heads of all rows, ``[rows, 4]``. See row_format.py."""
         return np.ndarray((self.layout.rows, 4), np.int64, self._block, 0, (self.layout.stride, 8))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -30,7 +30,9 @@ class TableStreams(TableItems):
     # it.
 
     def stream(self, name: Hashable) -> int:
-        """The number of a stream; good until the next call of this or `numbers`, unless it is held."""
+        """Return the number of a stream, valid until the next call of this or `numbers` unless it
+        is held.
+        """
         number = self.streams.get(name)
         if number is None:
             self._make_room(1, (name,))
@@ -38,7 +40,7 @@ class TableStreams(TableItems):
         return number
 
     def numbers(self, names: Iterable[Hashable]) -> Ids:
-        """As `stream`, of many."""
+        """As `stream`, for many."""
         listed = list(names)
         unknown = [name for name in dict.fromkeys(listed) if name not in self.streams]
         if unknown:
@@ -48,9 +50,9 @@ class TableStreams(TableItems):
         return np.array([self.streams[name] for name in listed], np.int64)
 
     def _add(self, name: Hashable) -> int:
-        """One more stream, for which there is room.
+        """Add a stream, for which there is room.
 
-        No call between a number and its use: Ctrl-C comes before or after.
+        No call comes between a number and its use: Ctrl-C comes before or after both.
         """
         if self._spare:
             number = self._spare[-1]
@@ -63,7 +65,7 @@ class TableStreams(TableItems):
         return number
 
     def _make_room(self, more: int, keep: Container[Hashable]) -> None:
-        """For so many more streams, beside those that are open, held, or to be kept."""
+        """Make room for ``more`` streams beside those that are open, held, or in ``keep``."""
         if more <= len(self._spare) + len(self.last) - self._numbers:
             return
         self.forget_ended(keep)
@@ -76,7 +78,7 @@ class TableStreams(TableItems):
         self.g[r.LAST], self.last = address, longer  # no call between these
 
     def forget_ended(self, keep: Container[Hashable] = ()) -> None:
-        """Forget streams whose episodes have ended, but for those that are held or to be kept.
+        """Forget streams whose episodes have ended, except those that are held or in ``keep``.
 
         See NOTE [streams].
         """
@@ -100,31 +102,33 @@ class TableStreams(TableItems):
         self.streams, self._spare, self._stale, self.last[gone] = kept, spare, stale, -1
 
     def hold(self, numbers: Iterable[int]) -> None:
-        """These are known to a writer elsewhere by their numbers, until `release`."""
+        """Keep the numbers of these streams, which other processes know, until `release`."""
         for number in numbers:
             self._held[number] = self._held.get(number, 0) + 1
 
     def release(self, numbers: Iterable[int]) -> None:
-        """The opposite of `hold`, once for each time."""
+        """Undo one `hold` of each number."""
         for number in numbers:
             left = self._held.pop(number, 0) - 1
             if left > 0:
                 self._held[number] = left
 
     def is_open(self, number: int) -> bool:
-        """Whether the stream's episode goes on."""
+        """Return whether the stream has an open episode."""
         return bool(self.last[number] >= 0)
 
     def begin_anew(self, numbers: Iterable[int]) -> None:
-        """Before the first step that is written to these streams: end what is open since before the
-        table was loaded.
+        """End the episodes of these streams that were open before the table was loaded.
+
+        Called before their first new step.
         """
         for number in self._stale.intersection(numbers):
             self.end_stream(number, r.TRUNCATED, NO_FIELDS)
 
     def end_stream(self, stream: int, flags: int, final: Ids) -> None:
-        """End a stream's episode; ``final`` describes the source of the final observation, empty if
-        there is none.
+        """End a stream's episode.
+
+        ``final``: the table of fields of its final observation, or empty.
         """
         self._ready(1)
         self._k.end_stream(self.g, stream, flags, final, self._changes)
@@ -132,7 +136,7 @@ class TableStreams(TableItems):
         self.settle()
 
     def _ready(self, more: int) -> None:
-        """Before so many rows are written that perhaps never were."""
+        """Prepare the memory of ``more`` rows that are about to be written for the first time."""
         used = int(self.g[r.CURSOR]) if self.granted else self.items.top
         if used + more > self.storage.ready:
             self.storage.make_ready(used + more)

@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Drawn(NamedTuple):
-    """Ids of drawn items; their weights and what the weights were divided by, where the sampler has
+    """Ids of drawn items; their weights, and what the weights were divided by, if the sampler has
     weights.
     """
 
@@ -39,12 +39,11 @@ class Drawn(NamedTuple):
 
 
 class Table(TableWriting):
-    """What the table's process alone decides. No call waits; each is made under the table's lock."""
+    """The ids, links and items of a table. Every method is called under its lock; none waits."""
 
     def drawable(self, sampler: Sampler, but: Ids = NO_ROWS) -> int | None:
-        """How many items one draw can hold at most; ``None``: any number, if there is one at all.
-
-        ``but``: rows of items that do not count.
+        """Return how many items one draw can hold; ``None``: any number, as long as there is one
+        item.
         """
         held = len(self) - len(but)
         if not held:
@@ -55,11 +54,12 @@ class Table(TableWriting):
         return None if sampler.repeats else held
 
     def draw(self, sampler: Sampler, count: int, *, again: bool = False) -> Drawn:
-        """``count`` items. There must be as many (`drawable`).
+        """Draw ``count`` items. There must be that many; see `drawable`.
 
-        The caller counts them as sampled, but where each item counts its draws. There a draw may
-        hit an item more often than it has draws left, and others take their places. ``again``: in
-        place of some that could not be read, which have been counted.
+        The caller counts them as sampled, unless each item counts its draws. Then a draw may choose
+        an item more often than it has draws left, and other items take its places.
+
+        ``again``: they replace items that were counted and could not be read.
         """
         drawn = sampler.draw(count)
         if not self._most:
@@ -86,7 +86,9 @@ class Table(TableWriting):
             drawn = more(count)
 
     def taken_back(self) -> Drawn:
-        """What the last `draw` has counted, also one that was interrupted; then it has been told."""
+        """Return what the last `draw` has counted, also if it was interrupted, and tell samplers of
+        its end.
+        """
         draws, self.undelivered = self.undelivered, []
         self.finish()
         for one, _ in draws:
@@ -95,7 +97,7 @@ class Table(TableWriting):
         return self._joined(draws)
 
     def _joined(self, draws: list[tuple[Draw, Ids]]) -> Drawn:
-        """The pieces of a draw as one, with weights of one scale."""
+        """Join the parts of a draw, with weights of one scale."""
         picked = [(one, kept[kept >= 0]) for one, kept in draws]
         ids = (
             np.concatenate([self.names(one.rows[kept]) for one, kept in picked])
@@ -104,10 +106,14 @@ class Table(TableWriting):
         )
         if not picked or any(one.weight is None for one, _ in picked):
             return Drawn(ids, None)
-        return Drawn(ids, *one_scale([(one.weight[kept], one.scale) for one, kept in picked]))  # type: ignore[index]
+        parts = [(one.weight[kept], one.scale) for one, kept in picked]  # type: ignore[index]
+        return Drawn(ids, *one_scale(parts))
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
-        """New priorities, for items; a step that is not an item yet keeps it until it is one."""
+        """Change the priorities of items.
+
+        A step that becomes an item later keeps its new priority until then.
+        """
         if self._update_by_id is not None:
             there = self._update_by_id(self.g, ids, priority)
             return Applied(there, len(ids) - there)
@@ -144,8 +150,8 @@ class Table(TableWriting):
         self._used[0] = self.inserted = self.counted = self.deleted = 0
 
     def empty(self) -> None:
-        """Let samplers forget all items, and rows all ids: nothing can be drawn or read from here
-        on, in any process.
+        """Remove all items from the samplers, and all ids from the rows: no process can read a row
+        from here on.
         """
         there = np.flatnonzero(self.items.alive)
         for one in self._told:
@@ -157,14 +163,14 @@ class Table(TableWriting):
         self._k.turn_version(self.g, np.empty(0, np.int64), True)
 
     def publish(self, ids: Ids) -> None:
-        """Rows that were written while they had no ids get these; -1: nothing is there."""
+        """Give rows that were written without ids these ids; -1: the row holds nothing."""
         # a fence: after everything that was written
         self._k.turn_version(self.g, np.empty(0, np.int64), True)
         self.storage.heads()[:, r.ID // 8] = ids + 1
 
     def state(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
-        """Counters, and copies of the arrays that have no entry per row; ``last`` in the order of
-        `streams`.
+        """Return counters, and copies of the arrays that have no entry per row; ``last`` in the
+        order of `streams`.
         """
         self.forget_ended()
         counters = {
@@ -182,9 +188,9 @@ class Table(TableWriting):
         return counters, arrays
 
     def restore(self, counters: Mapping[str, int], streams: Iterable[Hashable], last: Ids) -> None:
-        """Go on from a `state`; what has an entry per row, and the rows, are in place.
+        """Continue from a `state`, when the rows and what has an entry per row are in place.
 
-        The samplers know nothing yet.
+        Samplers are told later.
         """
         numbers = self.numbers(streams)
         self.last[numbers] = last
@@ -205,8 +211,9 @@ class Table(TableWriting):
         )
 
     def expire_old(self) -> None:
-        """After `restore`, when samplers know the items: end what lies outside of this table's
-        window.
+        """End what lies outside of this table's window.
+
+        Called after `restore`, when samplers know the items.
         """
         if self.free is None:
             self._k.expire_old(self.g, self._changes)

@@ -1,5 +1,5 @@
-"""What the threads of a table's process share: the lock, the table under it, its limits, and who
-waits. Reads no row.
+"""What the threads of a table's process share: the lock, the table under it, its limits, the
+waiting calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from async_loader.schema import Schema
 
 
 class TableAccess:
-    """The table, once its schema is known, and everything that decides who may do what to it.
+    """Access to a table: who may change it, and when. The lower part of `TableState`.
 
     Parameters
     ----------
@@ -62,25 +62,23 @@ class TableAccess:
         self.foreign = self.closed = False
         self.writers: ProcessWriters | None = None
         self.schema: Schema | None = None
-        # whether anything here goes by priorities
+        # Whether the sampler, the remover or a source's sampler uses priorities.
         self.prioritized = sampler.prioritized or remover.prioritized
         self._table: Table | None = None
         self._step_packer: StepPacker | None = None
-        # whether anything here is read through the steps beside it; see `_link`
+        # Whether items are read with the steps beside them; see `_link`.
         self.linked = links(view)
-        self.default_thread = 0  # which adds to the default stream, of a linked table
+        self.default_thread = 0  # the thread that adds to the default stream of a linked table
 
     def forked(self) -> None:
-        """In the child of a fork: what it has is a copy, and a thread of the parent may have held
-        the lock.
-        """
+        """Replace the lock, in a forked child: a thread of the parent may have held it."""
         self.foreign = True
         self.lock = threading.Lock()
         self.waiters = Waiters(self.lock)
         if self._table is not None:
             self._table.part()
         if self.writers is not None:
-            # again, perhaps: a buffer and its writers do not know who is first
+            # May be the second call: the fork hooks of a buffer and its writers have no order.
             self.writers.forget()
             self.writers = None
 
@@ -90,7 +88,7 @@ class TableAccess:
         return None if self.prioritized else unused(self.sampler, self.remover)
 
     def attach(self, sampler: Sampler) -> None:
-        """Tell one more sampler, which is bound, of the items that there are and will be.
+        """Attach a sampler, which is bound: tell it of all items, present and future.
 
         Under the lock.
         """
@@ -100,7 +98,7 @@ class TableAccess:
     def let_go_of(self, sampler: Sampler) -> None:
         """Detach a sampler at the table's next change.
 
-        Without the lock: a finalizer may call this while it is held.
+        Takes no lock: a finalizer may call this while it is held.
         """
         leaving = self.table.leaving
         leaving.append(sampler)
@@ -110,7 +108,7 @@ class TableAccess:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a table."""
+        """Whether the table is allocated."""
         return self._table is not None
 
     @property
@@ -157,7 +155,7 @@ class TableAccess:
             self.waiters.ring()
 
     def own(self) -> Table:
-        """The table, to be changed. Under the lock; raises Unsupported in a fork."""
+        """Return the table for a change. Under the lock. Raises Unsupported in a forked child."""
         if self.foreign:
             raise Unsupported(
                 "only the process that made a replay buffer adds to it: add from there, or through "
@@ -175,12 +173,12 @@ class TableAccess:
             )
 
     def catch_up(self) -> None:
-        """Complete what Ctrl-C interrupted, and take in what writers in other processes have
+        """Complete what Ctrl-C interrupted, and commit what writers in other processes have
         published. Under the lock.
         """
         if self._table is not None:
             self._table.finish()
-        if self.writers is not None and self.writers.adopt() and self.waiters.anybody:
+        if self.writers is not None and self.writers.commit() and self.waiters.any_waits:
             self.waiters.ring()
 
     def count_items(self) -> int:
@@ -190,23 +188,20 @@ class TableAccess:
             return 0 if self._table is None else len(self._table)
 
     def _keeps(self, capacity: int) -> bool:
-        """Whether no item may be overwritten before it was drawn.
-
-        See room.py, NOTE [queue tables].
-        """
+        """Return whether an item is kept until it was drawn. See room.py, NOTE [queue tables]."""
         limiter = self.limiter
         return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)
 
     def has_room(self, rows: int, streams: Container[int] = ()) -> bool:
-        """Whether ``rows`` rows may be written to these streams without overwriting what a queue
-        has promised. Under the lock.
+        """Return whether ``rows`` rows may be written to these streams without overwriting an item
+        of a queue. Under the lock.
         """
         table = self._table
         return table is None or not table.keeps or table.room_for(streams) >= rows
 
     def may_insert(self, count: int, rows: int = 1, streams: Container[int] = ()) -> bool:
-        """Whether ``count`` steps of ``streams`` may be inserted at once, into ``rows`` rows. Under
-        the lock.
+        """Return whether ``count`` steps of ``streams`` may be inserted at once, into ``rows``
+        rows. Under the lock.
 
         What writers in other processes may be writing counts as inserted.
         """
@@ -224,7 +219,7 @@ class TableAccess:
     def why_not_insert(
         self, count: int = 1, rows: int = 1, streams: Container[int] = ()
     ) -> str | None:
-        """Why `may_insert` says no, in numbers. Under the lock."""
+        """Say in numbers why `may_insert` refuses; ``None`` if it does not. Under the lock."""
         limits = self.limits
         if limits is None or self.may_insert(count, rows, streams):
             return None

@@ -1,4 +1,4 @@
-"""A table and what its threads share, from the first step or a save on to its end."""
+"""A table of one process from its first step, or from a save, to its end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from async_loader.schema import Schema
 
 
 class TableState(TableAccess):
-    """The table, once its schema is known, and everything that decides who may do what to it."""
+    """The table, once its schema is known, with its lock, its limits and its waiting calls."""
 
     def end_writers(self) -> None:
-        """End the thread that serves writers of other processes, for a load. Not under the lock.
+        """End the service of writers in other processes, for a load. Not under the lock.
 
         Raises
         ------
@@ -38,15 +38,14 @@ class TableState(TableAccess):
             if there := writers.described():
                 raise ConfigError(
                     "a load changes the rows that writers of other processes fill, and there are "
-                    f"{there}: close them, "
-                    "and handles that were not opened, before"
+                    f"{there}: close them, and handles that were not opened, before"
                 )
         writers.close(None)
         with self.lock:
             self.writers = None if self.writers is writers else self.writers
 
     def own_alone(self) -> None:
-        """Raise unless this process may put other contents into the table. Under the lock."""
+        """Raise unless this process may replace the table's contents. Under the lock."""
         self.check_open()
         if self.foreign:
             raise Unsupported("only the process that made a replay buffer loads into it")
@@ -69,13 +68,13 @@ class TableState(TableAccess):
             writers.close(timeout_s)
 
     def start(self, schema: Schema) -> None:
-        """Allocate, if no other thread was faster."""
+        """Allocate the table, unless another thread has done so."""
         with self.lock:
             if self._table is None:
                 self.allocate(schema)
 
     def allocate(self, schema: Schema, layout: StorageLayout | None = None) -> None:
-        """Allocate, ``layout`` if it is that of a checkpoint.
+        """Allocate the table, with the layout of a checkpoint if one is given.
 
         Raises what the constructor of a ReplayBuffer does.
         """
@@ -122,9 +121,9 @@ class TableState(TableAccess):
             self.look_ahead(ReadPlan.of(schema, self.view), table)
 
     def look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
-        """From now on items have the successors that this recipe shows.
+        """Keep the successors that a read plan shows with each item from now on.
 
-        Under the lock; raises ConfigError if they cannot.
+        Under the lock; raises ConfigError if the table cannot.
         """
         table = self.table if table is None else table
         if read_plan.lookahead > table.g[LOOKAHEAD]:
@@ -133,9 +132,8 @@ class TableState(TableAccess):
             self._link(table)
 
     def check_look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
-        """Raise what `look_ahead` raises, of a recipe that needs more successors than items have.
-
-        Under the lock.
+        """Raise what `look_ahead` raises for a read plan that needs more successors than items
+        have. Under the lock.
         """
         table = self.table if table is None else table
         self.check_view(table, read_plan.lookahead)
@@ -149,7 +147,7 @@ class TableState(TableAccess):
         self.linked = bool(table.g[DEPTH] > 1 or table.g[LOOKAHEAD] > 0)
 
     def check_default_stream(self) -> None:
-        """Raise ConfigError where two threads add to one open episode of the default stream.
+        """Raise ConfigError if two threads add to one open episode of the default stream.
 
         The table links steps.
         """
@@ -161,17 +159,13 @@ class TableState(TableAccess):
             if self.default_thread and number is not None and self.table.is_open(number):
                 raise ConfigError(
                     "another thread has begun the open episode of the default stream, and this "
-                    "table links each step to the "
-                    "one before it: give each thread a writer() or a stream=... of its own, or "
-                    "call end_episode() before"
+                    "table links each step to the one before it: give each thread a writer() or a "
+                    "stream=... of its own, or call end_episode() before"
                 )
             self.default_thread = thread
 
     def begin_again(self) -> Table:
-        """Take everything out, and begin another table in the same memory, with the same samplers.
-
-        Under the lock.
-        """
+        """Make an empty table in the same memory, with the same samplers. Under the lock."""
         before = self.table
         before.finish()
         before.empty()
@@ -191,8 +185,9 @@ class TableState(TableAccess):
         return table
 
     def go_on(self, lookahead: int) -> None:
-        """After a load: items have the successors that the table's view needs, and all others so
-        far. Under the lock.
+        """Adapt the loaded table to the successors of its view and of the views so far.
+
+        Under the lock.
         """
         table = self.table
         table.look_ahead(lookahead)
@@ -202,7 +197,7 @@ class TableState(TableAccess):
 
     def check_view(self, table: Table, lookahead: int) -> None:
         """Raise ConfigError for items that need more steps around them than the table keeps, or
-        than leave enough of them.
+        that leave too few items.
         """
         surely, capacity = table.surely(lookahead), table.storage.layout.capacity
         if not surely:
@@ -219,13 +214,12 @@ class TableState(TableAccess):
             remedy = f"use n_steps of {most} or less, or " if lookahead > 1 and most > 0 else ""
             raise ConfigError(
                 f"an item needs its step and {around}, and the table keeps {capacity:,} steps: "
-                f"{remedy}"
-                f"raise the capacity to {depth + lookahead:,} or more"
+                f"{remedy}raise the capacity to {depth + lookahead:,} or more"
             )
         check_room(self.limiter, capacity, surely)
 
     def layout_of(self, schema: Schema) -> StorageLayout:
-        """Of as many steps as were asked for."""
+        """Return the layout for the capacity that was asked for."""
         if self.max_bytes is not None:
             return StorageLayout.within(schema, self.max_bytes, self.capacity)
         assert self.capacity is not None

@@ -1,4 +1,4 @@
-"""Who waits for a table to change, and for what. Decides nothing about when to go on."""
+"""The calls that wait for a table to change, and the reasons."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from async_loader.lifecycle import AutoResetEvent, Deadline, EventFd
 from async_loader.names import stacklevel
 
 WARN_AFTER_S = 10.0
-_INSTEAD = "with timeout_s= it raises Timeout instead"
+_INSTEAD = "The call goes on waiting; with timeout_s= it raises Timeout instead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """One who waits.
+    """A call or a writer that waits.
 
     Attributes
     ----------
@@ -40,53 +40,56 @@ class Waiting:
 
 
 class Waiters:
-    """Threads at a gate of their own each, and bells that are rung, whenever the table changes.
+    """Wakes waiting calls whenever the table changes: threads by an event of each, others by an
+    eventfd.
 
-    Whoever changes the table calls `ring` under the table's lock; whoever waits looks under the
-    lock, and then waits without it.
+    After each change of the table `ring` is called under the table's lock. A call that waits looks
+    under the lock, and then waits without it.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
-        self._gates: list[AutoResetEvent] = []
-        self._bells: list[EventFd] = []
+        self._events: list[AutoResetEvent] = []
+        self._eventfds: list[EventFd] = []
         self._waiting: dict[object, tuple[str, str, Callable[[], str | None], float]] = {}
-        self.anybody = False
-        # called under the lock when somebody begins to wait; may ring
+        self.any_waits = False
+        # Called under the lock when a call begins to wait; may ring.
         self.on_wait: Callable[[], None] | None = None
 
     def ring(self) -> None:
-        """Something has changed."""
-        for gate in self._gates:
-            gate.open()
-        for bell in self._bells:
-            bell.ring()
+        """Wake all waiting calls, after a change."""
+        for event in self._events:
+            event.open()
+        for eventfd in self._eventfds:
+            eventfd.ring()
 
     @contextlib.contextmanager
-    def ringing(self, bell: EventFd, what: str, reason: Callable[[], str | None]) -> Iterator[None]:
-        """Ring the bell whenever the table changes; show up in `now` meanwhile."""
+    def ringing(
+        self, eventfd: EventFd, what: str, reason: Callable[[], str | None]
+    ) -> Iterator[None]:
+        """Ring the eventfd whenever the table changes, and list the call in `now`."""
         with self._lock:
-            self.listen(bell, what, reason)
+            self.listen(eventfd, what, reason)
             if self.on_wait is not None:
                 self.on_wait()
         try:
             yield
         finally:
             with self._lock:
-                self.ignore(bell)
+                self.ignore(eventfd)
 
-    def listen(self, bell: EventFd, what: str, reason: Callable[[], str | None]) -> None:
-        """As `ringing`, up to `ignore`, without telling `on_wait`. Called under the lock."""
-        self._bells.append(bell)
-        self._enter(bell, what, reason)
+    def listen(self, eventfd: EventFd, what: str, reason: Callable[[], str | None]) -> None:
+        """As `ringing`, until `ignore`, without calling `on_wait`. Called under the lock."""
+        self._eventfds.append(eventfd)
+        self._enter(eventfd, what, reason)
 
-    def ignore(self, bell: EventFd) -> None:
-        """The opposite of `listen`. Called under the lock."""
-        self._bells.remove(bell)
-        self._leave(bell)
+    def ignore(self, eventfd: EventFd) -> None:
+        """Undo `listen`. Called under the lock."""
+        self._eventfds.remove(eventfd)
+        self._leave(eventfd)
 
     def others(self, key: object) -> bool:
-        """Whether anybody else waits. Called under the lock."""
+        """Return whether a call waits beside that of ``key``. Called under the lock."""
         return len(self._waiting) > (key in self._waiting)
 
     def until(
@@ -96,8 +99,8 @@ class Waiters:
         reason: Callable[[], str | None],
         timeout_s: float | None,
     ) -> None:
-        """Call ``attempt`` under the lock until it says that it is done, after every change of the
-        table.
+        """Call ``attempt`` under the lock, again after every change of the table, until it returns
+        True.
 
         Raises
         ------
@@ -107,7 +110,7 @@ class Waiters:
             After ``timeout_s``; with ``None`` a warning after 10 s instead.
         """
         deadline, warned = Deadline(timeout_s), False
-        gate, since = AutoResetEvent(), time.monotonic()
+        event, since = AutoResetEvent(), time.monotonic()
         entered = False
         try:
             while True:
@@ -115,10 +118,10 @@ class Waiters:
                     if attempt():
                         return
                     if not entered:
-                        # a call that waits for the opposite may find that neither can go on
+                        # another call may find that neither can go on
                         self.ring()
-                        self._gates.append(gate)
-                        self._enter(gate, what, reason)
+                        self._events.append(event)
+                        self._enter(event, what, reason)
                         entered = True
                         if self.on_wait is not None:
                             self.on_wait()
@@ -131,28 +134,28 @@ class Waiters:
                 if deadline.expired:
                     raise Timeout(f"{timeout_s:g} s have passed, and still cannot {what}: {why}")
                 left = deadline.left()
-                # from the first wait on: tables change all the time
+                # From the first wait on, since tables change all the time.
                 patience = max(0.0, since + WARN_AFTER_S - time.monotonic())
-                gate.pass_through(patience if left is None and not warned else left)
+                event.pass_through(patience if left is None and not warned else left)
                 if left is None and not warned and time.monotonic() - since >= WARN_AFTER_S:
                     warned = True
-                    text = f"waiting to {what} for {WARN_AFTER_S:g} s: {why}. The call goes on waiting; "
-                    warnings.warn(text + _INSTEAD, RuntimeWarning, stacklevel=stacklevel())
+                    text = f"waiting to {what} for {WARN_AFTER_S:g} s: {why}. {_INSTEAD}"
+                    warnings.warn(text, RuntimeWarning, stacklevel=stacklevel())
         finally:
             if entered:
                 with self._lock:
-                    self._gates.remove(gate)
-                    self._leave(gate)
+                    self._events.remove(event)
+                    self._leave(event)
 
-    def anyone(self, what: str) -> bool:
-        """Whether a call or a writer waits to ``what``. Called under the lock."""
+    def waits_to(self, what: str) -> bool:
+        """Return whether a call or a writer waits to ``what``. Called under the lock."""
         return any(
             one == what and reason() is not None
             for one, _, reason, _ in list(self._waiting.values())
         )
 
     def now(self) -> list[Waiting]:
-        """Who waits. Called under the lock."""
+        """List the waiting calls. Called under the lock."""
         now = time.monotonic()
         found = [
             (what, who, reason(), now - since)
@@ -166,8 +169,8 @@ class Waiters:
 
     def _enter(self, key: object, what: str, reason: Callable[[], str | None]) -> None:
         self._waiting[key] = (what, threading.current_thread().name, reason, time.monotonic())
-        self.anybody = True
+        self.any_waits = True
 
     def _leave(self, key: object) -> None:
         del self._waiting[key]
-        self.anybody = bool(self._waiting)
+        self.any_waits = bool(self._waiting)

@@ -1,4 +1,4 @@
-"""How steps and rows of other processes get into a table, and how an interrupted call is completed."""
+"""Writes steps and rows of other processes into a table, and completes an interrupted call."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class TableWriting(TableRoom):
     """The layer of a table that writes rows. Under the table's lock."""
 
     # NOTE [interrupted calls]
-    # Ctrl-C may come between any two calls, but not within a kernel. A kernel writes and links
-    # steps, and notes what is to be told to samplers, in one go; `settle` tells it, and may be
-    # called again. What takes several kernels is noted in `_rest` before the first. So after an
-    # interruption a call is either not begun or completed, by `finish` at the latest, which
-    # whatever looks at the table calls first. The ids of steps that are in are 0 or more.
+    # Ctrl-C may come between any two calls, but not within a kernel. One kernel writes and links
+    # steps, and notes the changes for samplers; `settle` tells them, and may be repeated. Work of
+    # several kernels is noted in `_rest` before the first. So an interrupted call has either not
+    # begun or is completed, at the latest by `finish`, which every access to the table calls first.
+    # The ids of steps that are in are 0 or more.
 
     def write(
         self,
@@ -37,7 +37,7 @@ class TableWriting(TableRoom):
         ids: Ids,
         keep: object = None,
     ) -> None:
-        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`); all of
+        """Write ``count`` steps whose sources ``fields`` describes (see `kernels.write`): all of
         them or, after Ctrl-C, none.
 
         ``ids``: where their ids go, -1 each before. ``keep``: what the sources lie in.
@@ -66,7 +66,7 @@ class TableWriting(TableRoom):
             raise
 
     def _write_rest(self) -> None:
-        """What `_rest` says, from the first step on that is not in."""
+        """Write the steps of `_rest` that are not in the table yet."""
         if self._rest is None:
             return
         fields, final, count, streams, flags, given, ids, _ = self._rest
@@ -102,7 +102,7 @@ class TableWriting(TableRoom):
         free.settle(True)
 
     def _settle_taken(self) -> None:
-        """Ctrl-C may have come after a row was taken and before it was written."""
+        """Settle a row that was taken and, if Ctrl-C came then, not written."""
         free = self.free
         if free is not None and free.taken >= 0:
             free.settle(bool(self.items.alive[free.taken]))
@@ -118,8 +118,9 @@ class TableWriting(TableRoom):
             self._end_patch()
 
     def patch(self, ids: Ids, columns: dict[int, npt.NDArray[Any]]) -> Applied:
-        """Overwrite fields (by number) of the steps that are still there. Of an id that is named
-        twice the last counts.
+        """Overwrite fields (by position) of the steps that are still there.
+
+        Of an id that occurs twice the last value counts.
 
         A step that is an item no more, because it was deleted or drawn often enough, is still part
         of its neighbours' returns.
@@ -142,7 +143,7 @@ class TableWriting(TableRoom):
         self._patching = None
 
     def would_wait(self, steps: int) -> Ids:
-        """Rows of the items that would wait for successors after `look_ahead`.
+        """Return the rows of items that would wait for successors after `look_ahead`.
 
         O(open streams * steps), in Python.
         """
@@ -160,15 +161,17 @@ class TableWriting(TableRoom):
         return np.array(found, np.int64)
 
     def look_ahead(self, steps: int) -> None:
-        """From now on items have that many successors in their open episode; a view needs them."""
+        """Keep ``steps`` successors with each item of an open episode from now on; a view needs
+        them.
+        """
         if steps > self.g[r.LOOKAHEAD]:
             self.finish()
             self._k.drop_pending(self.g, steps, self._numbers, self._changes)
             self.settle()
 
     def grant(self, most: int) -> tuple[int, int]:
-        """Set up to ``most`` rows aside, which lie one behind the other: the first id, and how many
-        there are.
+        """Set up to ``most`` consecutive rows aside. Return the first id,
+        and how many there are.
         """
         self._ready(most)
         first = self._k.grant(self.g, most, self._changes)
@@ -176,29 +179,31 @@ class TableWriting(TableRoom):
         self.settle()
         return first, count
 
-    def adopt(self, ledgers: Ids) -> int:
-        """Publish granted rows that have been filled, of all writers at once; see `kernels.adopt`.
+    def commit(self, ledgers: Ids) -> int:
+        """Commit granted rows that have been filled, of all writers at once.
+
+        Return how many records; see `kernels.commit`.
 
         Ctrl-C may come before it, or after the kernel, which has noted everything by then; see
         `settle`.
         """
         self.finish()
-        count = int(self._k.adopt(self.g, ledgers, self._numbers, self._changes))
+        count = int(self._k.commit(self.g, ledgers, self._numbers, self._changes))
         if count:
             self.settle()
         return count
 
     def news(self, ledgers: Ids) -> bool:
-        """Whether `adopt` would find anything."""
+        """Return whether `commit` would find records."""
         return bool(self._k.news(ledgers))
 
     def abandon(self, grant_log: int) -> None:
-        """The granted rows of a writer that will not be filled."""
+        """Give up the granted rows of a writer that will not fill them."""
         self._k.abandon(self.g, grant_log)
 
     def _free_ahead(self, burst: int) -> int:
-        """Steps that may be written at once where others hold rows: the order passes these by, and
-        may not go too far.
+        """Return how many steps may be written at once while other processes hold rows: the order
+        passes those by.
         """
         while True:
             free = self._k.room_ahead(
