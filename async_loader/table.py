@@ -1,5 +1,4 @@
-"""What every table and every writer offers, wherever the steps are: Protocols. Holds no data and
-starts nothing.
+"""Protocols of tables and writers: what each offers, in this process and elsewhere.
 
 A table is a `async_loader.ReplayBuffer` of this process, or one of a feeder
 (``connect(...).table(name)``): the same methods, with the same names, order and defaults, so that a
@@ -70,7 +69,7 @@ class VectorEnv(Protocol):
 
 @runtime_checkable
 class Writer(Protocol):
-    """Adds the steps of an actor. One Protocol for writers of this process, of another process, and
+    """Adds the steps of an actor: a Protocol for writers of this process, of another process, and
     of a feeder.
 
     Threads: one at a time.
@@ -102,7 +101,7 @@ class Writer(Protocol):
         timeout_s: float | None = None,
         **fields: Any,
     ) -> int | None:
-        """Add a stream's next step. Return its id; ``None`` where the table gives ids elsewhere.
+        """Add a stream's next step. Return its id; ``None`` if the table assigns ids elsewhere.
 
         Parameters
         ----------
@@ -162,14 +161,14 @@ class Writer(Protocol):
         truncated: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """End a stream's episode after its last step, where that was not known when the step was
+        """End a stream's episode after its last step, if that was not known when the step was
         added.
 
         Neither ``terminated`` nor ``truncated`` counts as truncated.
         """
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when everything that was added is in the table."""
+        """Return when all steps that were added are in the table."""
 
     def close(self, timeout_s: float | None = None) -> None:
         """End the writer: open episodes end as `end_episode` without arguments ends them.
@@ -183,7 +182,7 @@ class Writer(Protocol):
 
 
 class VectorWriter(Protocol):
-    """Adds what a vector of environments returns, each environment's steps to a stream of its own.
+    """Adds the steps of a vector of environments, each environment's to a stream of its own.
 
     Threads: one at a time.
     """
@@ -202,13 +201,13 @@ class VectorWriter(Protocol):
         timeout_s: float | None = None,
         **fields: Any,
     ) -> Ids | None:
-        """Add what one call of ``envs.step`` returned: a step of each environment, or of none."""
+        """Add one call of ``envs.step``: a step of each environment, or of none."""
 
     def reset(self) -> None:
-        """Say that ``envs.reset()`` was called: what comes next belongs to new episodes."""
+        """Tell that ``envs.reset()`` was called: the next steps belong to new episodes."""
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when everything that was added is in the table."""
+        """Return when all steps that were added are in the table."""
 
     def close(self, timeout_s: float | None = None) -> None:
         """End the open episodes. May be called again."""
@@ -259,7 +258,7 @@ class Table(Protocol):
     def limiter(self) -> RateLimiter | None: ...
 
     def __len__(self) -> int:
-        """Items that can be drawn."""
+        """Return how many items can be drawn."""
 
     def writer(self, stream: Hashable | None = None) -> Writer:
         """What adds the steps of an actor.
@@ -274,7 +273,7 @@ class Table(Protocol):
         autoreset: AutoReset | None = None,
         streams: Sequence[Hashable] | None = None,
     ) -> VectorWriter:
-        """What adds the steps of a vector of environments."""
+        """Make a writer for a vector of environments."""
 
     def sample(
         self,
@@ -300,34 +299,34 @@ class Table(Protocol):
         rank: int = 0,
         world_size: int = 1,
     ) -> Source:
-        """The table as a source for a loader."""
+        """Make a source of the table, for a loader."""
 
     def get(self, index: Any, *, view: Transitions | None = None) -> Batch:
-        """Rows by id.
+        """Read steps by id.
 
-        Ids that are gone are left out; ``index`` of the batch says which ones are there.
+        Ids that are gone are left out; ``index`` of the batch tells which are there.
         """
 
     def update_priorities(self, index: Any, priority: Any, *, timeout_s: float | None = None) -> Applied:
-        """New priorities by id. Ids that are gone are counted."""
+        """Change priorities by id. Ids that are gone are counted."""
 
     def update(self, index: Any, /, *, timeout_s: float | None = None, **fields: Any) -> Applied:
-        """New values of some fields, by id. Ids that are gone are counted."""
+        """Overwrite some fields by id. Ids that are gone are counted."""
 
     def delete(self, index: Any, *, timeout_s: float | None = None) -> Applied:
-        """Take items out, by id. Ids that are gone are counted."""
+        """Remove items by id. Ids that are gone are counted."""
 
     def clear(self, *, timeout_s: float | None = None) -> None:
-        """Take all items out, and end all open episodes.
+        """Remove all items, and end all open episodes.
 
-        Ids go on; counts begin anew, and with them the limiter.
+        Ids continue; counts begin at zero, and with them the limiter.
         """
 
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> SaveReport:
-        """Write everything that the table knows into a folder."""
+        """Write the whole table into a folder."""
 
     def load(self, path: str | os.PathLike[str], *, number: int | None = None, timeout_s: float | None = None) -> None:
-        """Put what was saved to a folder in place of what the table holds."""
+        """Replace the table's contents by those of a save."""
 
     def stats(self) -> TableStats:
-        """The table in numbers."""
+        """Return the table's counts, and the calls that wait for it."""

@@ -1,4 +1,4 @@
-"""Writers that are killed or stopped at any point: nothing torn is read, and nobody else stops."""
+"""Writers that are killed or stopped at any point: no torn row is read, and no other process stops."""
 
 from __future__ import annotations
 

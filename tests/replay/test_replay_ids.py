@@ -1,4 +1,4 @@
-"""Ids: updates, deletions and priorities reach the step that they were meant for, or nobody; and how large a table is."""
+"""Ids: updates, deletions and priorities reach the step with that id or no step; and how large a table is."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_any_number_of_threads_update_delete_and_draw() -> None:
     assert not torn
 
 
-@pytest.mark.parametrize("when", ["before anyone", "after one", "after all"])
+@pytest.mark.parametrize("when", ["before any", "after one", "after all"])
 @pytest.mark.parametrize("remover", ["Fifo", "Lifo"])
 def test_ctrl_c_in_the_middle_of_an_add_leaves_a_whole_table(when: str, remover: str, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = ReplayBuffer(4, {"x": np.int64}, sampler=Fifo(), remover=Lifo() if remover == "Lifo" else Fifo())
@@ -272,7 +272,7 @@ def test_ctrl_c_in_the_middle_of_an_add_leaves_a_whole_table(when: str, remover:
 
     def interrupted(rows: Any, priority: Any) -> None:
         calls.append(1)
-        if when != "before anyone":
+        if when != "before any":
             insert(rows, priority)
         if len(calls) == 1:
             raise KeyboardInterrupt

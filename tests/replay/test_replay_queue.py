@@ -205,11 +205,11 @@ def test_episodes_that_take_turns_in_any_order_never_stop_each_other(length: int
     schema = {"obs": OBS, "who": "int64", "truncated": "bool"}
     buffer = ReplayBuffer(16, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
     order = np.random.default_rng(length).permutation(np.repeat(np.arange(3), 100))
-    lanes = [iter(range(100)) for _ in range(3)]
+    streams_of = [iter(range(100)) for _ in range(3)]
     todo, got = [int(one) for one in order], []
     while todo:
         for at, who in enumerate(todo):  # the first stream that can go on; a blocked actor keeps no other from it
-            step = next(lanes[who])
+            step = next(streams_of[who])
             end = step % length == length - 1
             try:
                 final = np.int64(-1) if end else None
@@ -217,7 +217,7 @@ def test_episodes_that_take_turns_in_any_order_never_stop_each_other(length: int
                 del todo[at]
                 break
             except Timeout:
-                lanes[who] = chain([step], lanes[who])
+                streams_of[who] = chain([step], streams_of[who])
         else:
             assert len(buffer), "no episode can go on, and nothing can be drawn"
             batch = buffer.sample(1, timeout_s=0)
@@ -377,7 +377,7 @@ REFUSED = {
     "the limiter of a queue that is set later": (
         lambda: setattr(ReplayBuffer(64), "limiter", Queue(64)), "max_times_sampled=0 says otherwise",
     ),
-    "a queue with a view that is none": (lambda: ReplayBuffer.queue(9, view="n_steps"), "view='n_steps'"),
+    "a queue with a view of another type": (lambda: ReplayBuffer.queue(9, view="n_steps"), "view='n_steps'"),
     "a queue of no items": (lambda: ReplayBuffer.queue(0), "size=0: it must be a positive integer"),
     "what is no limiter": (lambda: ReplayBuffer(9, limiter=3), r"limiter=3: give a RateLimiter or MinSize\(n\)"),
     "min_size of linked steps": (

@@ -30,14 +30,14 @@ NOTES = [ring_format.ENDED | TRUNCATED, ring_format.ENDED | TERMINATED, ring_for
 
 
 class Hand:
-    """A writer's end of a lane and the owner's ledger of it, in one process."""
+    """A writer's end of a ring and the table's grant log of it, in one process."""
 
     def __init__(self, table: Table, number: int) -> None:
-        self.table, self.lane = table, PublishRing.create()
-        self.grant_log = GrantLog(self.lane.address)
+        self.table, self.ring = table, PublishRing.create()
+        self.grant_log = GrantLog(self.ring.address)
         self.streams = table.numbers((number, k) for k in range(STREAMS))
         self.rows: deque[int] = deque()
-        block = self.lane.segment.bytes(ring_format.RECORDS, ring_format.NBYTES - ring_format.RECORDS)
+        block = self.ring.segment.bytes(ring_format.RECORDS, ring_format.NBYTES - ring_format.RECORDS)
         self.numbers = np.frombuffer(block, np.int64).reshape(3, ring_format.SIZE)
         self.given = np.frombuffer(block, np.float64).reshape(3, ring_format.SIZE)[2]
         self.written = self.published = 0
@@ -68,7 +68,7 @@ class Hand:
 
     def publish(self, upto: int | None = None) -> None:
         self.published = self.written if upto is None else upto
-        publish_ring.publish(self.lane.address, self.published)
+        publish_ring.publish(self.ring.address, self.published)
 
 
 class Owning:
@@ -114,8 +114,8 @@ class Owning:
             "masses": self.sampler.state()["mass"],
         }
         facts = {name: np.nan_to_num(array, nan=-1.0).tolist() for name, array in arrays.items()}
-        ledgers = [(hand.grant_log.held, hand.grant_log.stepped, hand.lane.room(hand.written)) for hand in self.hands]
-        return {**facts, "counts": (len(table), table.inserted, table.deleted, table.granted, table.state()[0]), "of": ledgers}
+        grant_logs = [(hand.grant_log.held, hand.grant_log.stepped, hand.ring.room(hand.written)) for hand in self.hands]
+        return {**facts, "counts": (len(table), table.inserted, table.deleted, table.granted, table.state()[0]), "of": grant_logs}
 
 
 deed = st.tuples(

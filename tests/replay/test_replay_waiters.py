@@ -38,7 +38,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class Doing:
-    """A call in a thread of its own; what came of it."""
+    """A call in a thread of its own, and its result."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.result: Any = None

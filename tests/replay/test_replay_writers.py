@@ -93,20 +93,20 @@ def test_episodes_of_another_process_are_those_of_this_one(start_method: str, vi
 
 def write_interrupted(handle: WriterHandle) -> None:
     with handle.open() as into:
-        lanes = into._row_grants._kernels
-        publish = lanes.publish
+        ring = into._row_grants._kernels
+        publish = ring.publish
 
         def interrupted(*args: Any) -> None:
             publish(*args)
             raise KeyboardInterrupt
 
         for i in range(20):
-            lanes.publish = interrupted if i % 3 == 2 else publish
+            ring.publish = interrupted if i % 3 == 2 else publish
             try:
                 into.append(plain(i))
             except KeyboardInterrupt:
                 continue
-        lanes.publish = publish
+        ring.publish = publish
         into.flush()
 
 
@@ -310,7 +310,7 @@ def test_more_episodes_may_end_than_the_lane_has_records() -> None:
         count = ring_format.SIZE + 100
         into.extend(x=np.arange(count), y=np.zeros((count, 4), np.float32), stream=list(range(count)))
         into.flush(PATIENCE_S)
-        with debug_state(buffer).state.lock:  # nobody looks
+        with debug_state(buffer).state.lock:  # no thread commits
             helper = threading.Timer(0.05, buffer.stats)
             helper.start()
             for stream in range(ring_format.SIZE - 10):

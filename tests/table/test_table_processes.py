@@ -28,7 +28,7 @@ Work = Callable[[Any, int], Any]
 
 
 def obs_of(x: Any) -> np.ndarray:
-    """What the observation of this step is: a row of two steps is none."""
+    """What the observation of this step is: a row of two steps has no meaning."""
     return np.multiply.outer(np.asarray(x), np.arange(16)).astype(np.float32)
 
 
@@ -105,7 +105,7 @@ def _work(pipe: Connection, address: str, work: Work, number: int) -> None:
 
 
 def together(address: str, work: Work, processes: int = 2) -> list[Any]:
-    """What each of so many client processes returns, which begin at the same time."""
+    """The results of this many client processes, which begin at the same time."""
     context, pipes, started = multiprocessing.get_context("spawn"), [], []
     try:
         for number in range(processes):

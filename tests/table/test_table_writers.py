@@ -190,7 +190,7 @@ def test_the_episode_of_any_stream_is_ended_by_its_name(writing: Making) -> None
         writer.append(reward=reward)
         writer.append(reward=10 * reward, stream="another")
     writer.end_episode(stream="another", terminated=True)
-    writer.end_episode(stream="of nobody")
+    writer.end_episode(stream="of no writer")
     writer.flush()
     assert sorted(rows(table)["reward"].tolist()) == [20.0, 30.0]
     with pytest.raises(ConfigError, match="an episode ends in one way"):
@@ -201,7 +201,7 @@ def test_a_last_observation_that_nothing_shows_is_refused_whatever_the_stream(wr
     table = writing.table()
     writer = writing.writer(table)
     writer.append(x=1, reward=0.5)
-    for stream in (None, "of nobody"):
+    for stream in (None, "of no writer"):
         with pytest.raises(SchemaError, match="final_obs is given"):
             writer.end_episode(final_obs=1.0, stream=stream)
     writer.flush()

@@ -146,11 +146,10 @@ class ProcessWriter(StepWriter):
     ) -> Ids:
         self._check_process()
         deadline = Deadline(timeout_s)
-        steps = self._step_packer.steps(values, final_obs, flags)
-        count = len(steps.flags)
+        source, final, flags, memory = self._step_packer.steps(values, final_obs, flags)
+        count = len(flags)
         given = self._priorities(priority, count)
         streams = self._streams(stream, count, deadline)
-        source, final, flags, _ = steps
         rows, ids, start = np.cumsum(1 + (flags & AWAITS != 0)), np.empty(count, np.int64), 0
         while start < count:
             before = int(rows[start - 1]) if start else 0
@@ -161,6 +160,7 @@ class ProcessWriter(StepWriter):
             ready = int(rows[stop - 1]) - before
             self._write(source, final, start, stop, ready, streams, flags, given, ids)
             start = stop
+        del memory  # which the kernels read
         return ids
 
     def _end_episode(

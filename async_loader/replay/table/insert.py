@@ -128,14 +128,17 @@ class Inserter:
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
 
-        def checked(step_packer: StepPacker) -> tuple[Steps, Floats]:
-            steps = step_packer.steps(batch, final_obs, said)
-            return steps, self._priorities(priority, len(steps.flags))
-
         if not table_state.ready:
-            self._begin(schema_of_columns(batch), checked)
-        steps, given = checked(table_state.step_packer)
-        count = len(steps.flags)
+
+            def check(step_packer: StepPacker) -> None:
+                _, _, flags, _ = step_packer.steps(batch, final_obs, said)
+                self._priorities(priority, len(flags))
+
+            self._begin(schema_of_columns(batch), check)
+        steps = table_state.step_packer.steps(batch, final_obs, said)
+        source, final, flags, memory = steps
+        count = len(flags)
+        given = self._priorities(priority, count)
         with table_state.lock:
             names = stream_names(stream, count, table_state.own().streams)
         new = np.full(count, -1, np.int64) if ids is None else ids(count)
@@ -150,10 +153,9 @@ class Inserter:
                 if isinstance(names, list)
                 else np.full(count, table.stream(names), np.int64)
             )
-            source, final, flags, memory = steps
             table.write(source, final, count, numbers, flags, given, new, memory)
 
-        rows = count + int(np.count_nonzero(steps.flags & AWAITS))
+        rows = count + int(np.count_nonzero(flags & AWAITS))
         self._write(write, count, timeout_s, rows, names)
         return new
 
@@ -175,29 +177,21 @@ class Inserter:
         timeout_s: float | None,
     ) -> None:
         """Insert each step as soon as the limiter allows it; other threads may insert between."""
-        table_state, count = self._table_state, len(steps.flags)
+        source, final, flags, memory = steps
+        table_state, count = self._table_state, len(flags)
         for i in range(count):
-            source, final, one = (
-                from_step(steps.source, i),
-                from_step(steps.final, i),
-                slice(i, i + 1),
-            )
+            one, last, step = from_step(source, i), from_step(final, i), slice(i, i + 1)
             name = names[i] if isinstance(names, list) else names
-            flags = steps.flags[one]
 
             def write(
-                source: Ids = source,
-                final: Ids = final,
-                flags: Ids = flags,
-                one: slice = one,
-                name: Hashable = name,
+                one: Ids = one, last: Ids = last, step: slice = step, name: Hashable = name
             ) -> None:
                 table = table_state.own()
                 number = np.full(1, table.stream(name), np.int64)
-                table.write(source, final, 1, number, flags, given[one], ids[one], steps.memory)
+                table.write(one, last, 1, number, flags[step], given[step], ids[step], memory)
 
             try:
-                self._write(write, 1, timeout_s, 2 if flags[0] & AWAITS else 1, name)
+                self._write(write, 1, timeout_s, 2 if flags[i] & AWAITS else 1, name)
             except (Timeout, WouldDeadlock, Closed) as error:
                 raise type(error)(f"{i} of {count} steps are in: {error}") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,25 +21,13 @@ from async_loader.schema import Schema
 
 Ids = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
+Steps = tuple[Ids, Ids, Ids, object]
+"""Many checked steps, as kernels take them. A plain tuple: it is made for every call.
 
-
-class Steps(NamedTuple):
-    """Many checked steps, as kernels take them.
-
-    Attributes
-    ----------
-    source, final : int64 array [fields, 5]
-        The table of fields of the steps, and of their final observations; see field_table.py.
-    flags : int64 array [steps]
-        How each stands in its episode.
-    memory : object
-        What ``source`` and ``final`` point to. Keep it until the steps are written.
-    """
-
-    source: Ids
-    final: Ids
-    flags: Ids
-    memory: object
+- the table of fields of the steps, and that of their final observations; see field_table.py
+- the flags ``[steps]``: how each stands in its episode
+- what these tables point to, to be kept until the steps are written
+"""
 
 
 class StepPacker:
@@ -144,7 +132,7 @@ class StepPacker:
             finals, has_final = self.final_columns(final_obs, flags & ENDS != 0)
             final = self.fields(self.followed, finals)
         flags = self.check_ends(flags, has_final)
-        return Steps(self.fields(self.everything, columns), final, flags, (columns, finals))
+        return self.fields(self.everything, columns), final, flags, (columns, finals)
 
     # -- ends of episodes --------------------------------------------------------------------------
 

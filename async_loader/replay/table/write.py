@@ -179,7 +179,7 @@ class TableWriting(TableRoom):
         self.settle()
         return first, count
 
-    def commit(self, ledgers: Ids) -> int:
+    def commit(self, grant_logs: Ids) -> int:
         """Commit granted rows that have been filled, of all writers at once.
 
         Return how many records; see `kernels.commit`.
@@ -188,14 +188,14 @@ class TableWriting(TableRoom):
         `settle`.
         """
         self.finish()
-        count = int(self._k.commit(self.g, ledgers, self._numbers, self._changes))
+        count = int(self._k.commit(self.g, grant_logs, self._numbers, self._changes))
         if count:
             self.settle()
         return count
 
-    def news(self, ledgers: Ids) -> bool:
+    def news(self, grant_logs: Ids) -> bool:
         """Return whether `commit` would find records."""
-        return bool(self._k.news(ledgers))
+        return bool(self._k.news(grant_logs))
 
     def abandon(self, grant_log: int) -> None:
         """Give up the granted rows of a writer that will not fill them."""
