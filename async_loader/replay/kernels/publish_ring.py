@@ -19,8 +19,8 @@ from async_loader.replay.base.field_table import (
     ROW_STRIDE,
 )
 from async_loader.replay.base.ring_format import (
-    COMMITTED,
     CLOSED,
+    COMMITTED,
     CREDITS,
     PUBLISHED,
     RECORDS,
