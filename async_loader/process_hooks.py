@@ -1,5 +1,9 @@
 """Everything that runs and has to end with the process, and what a fork does to it. Starts nothing itself.
 
+# NOTE [forks]
+All hooks of forks are registered here, each at a `ForkStep`, so that they run in one order, whatever was imported first. Only
+`interrupts` has one of its own: it lies below this module, and its hook touches nothing of the others.
+
 # NOTE [exit]
 multiprocessing ends its daemonic children when a process exits, be it the main one (by atexit) or a `Process` (which runs no
 atexit at all). Workers are such children, and their crew would take that for deaths and start others. So loaders are closed
@@ -13,6 +17,9 @@ import contextlib
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from enum import IntEnum
+from functools import partial
 from multiprocessing import util  # registers its own exit function, before ours
 from typing import Any, Protocol
 
@@ -23,6 +30,43 @@ _FIRST = 1000
 """Before other finalizers of multiprocessing, which close queues that jobs may use."""
 
 _EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C: nobody wants to wait for a source that blocks
+
+
+class ForkStep(IntEnum):
+    """The steps of a fork: before it from the first to the last, after it from the last to the first. See NOTE [forks]."""
+
+    IMPORTS = 0  # another thread completes its import of torch
+    SERVICES = 1  # services of writers release what they hold, which may be the next lock
+    KERNELS = 2  # no thread compiles
+    TABLES = 3  # in the child: tables get locks of their own, which services need then
+    LOADERS = 4  # leased slots are retired; in the child loaders close the parent's descriptors
+
+
+_hooks: dict[ForkStep, list[tuple[Callable[[], None], ...]]] = {step: [] for step in ForkStep}
+
+
+def _nothing() -> None: ...
+
+
+def at_fork(
+    step: ForkStep,
+    before: Callable[[], None] = _nothing,
+    after_in_parent: Callable[[], None] = _nothing,
+    after_in_child: Callable[[], None] = _nothing,
+) -> None:
+    """Call these at every fork from now on, as `os.register_at_fork` does, at a step of their own."""
+    _hooks[step].append((before, after_in_parent, after_in_child))
+
+
+def _run(step: ForkStep, which: int) -> None:
+    for hooks in _hooks[step]:
+        hooks[which]()
+
+
+for _step in reversed(ForkStep):  # of these, Python calls the last first before a fork
+    os.register_at_fork(
+        before=partial(_run, _step, 0), after_in_parent=partial(_run, _step, 1), after_in_child=partial(_run, _step, 2)
+    )
 
 
 class ProcessResource(Protocol):
@@ -68,4 +112,4 @@ def _after_fork_in_child() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(before=_around_fork_in_parent, after_in_parent=_around_fork_in_parent, after_in_child=_after_fork_in_child)
+at_fork(ForkStep.LOADERS, _around_fork_in_parent, _around_fork_in_parent, _after_fork_in_child)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from async_loader.errors import ConfigError
+from async_loader.process_hooks import ForkStep, at_fork
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def _is_importing_torch() -> bool:
     return False
 
 
-os.register_at_fork(before=_before_fork)
+at_fork(ForkStep.IMPORTS, _before_fork)
 
 
 _NUMPY: dict[Any, np.dtype[Any]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Never, Self
@@ -138,7 +137,6 @@ class ReplayBuffer(Table):
         self._saver = checkpoint.Saver(self._table_state)
         if schema is not None:
             self._table_state.start(Schema.of(schema))
-        _buffers.add(self)
 
     @classmethod
     @explain_wrong_names
@@ -891,14 +889,3 @@ def parts_of(buffer: ReplayBuffer) -> TableParts:
     They are shared with the buffer, and are used by the rules in their docstrings.
     """
     return TableParts(buffer._table_state, buffer._in, buffer._out)
-
-
-_buffers: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for buffer in list(_buffers):
-        buffer._table_state.forked()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from async_loader.interrupts import SignalsDeferred
+from async_loader.process_hooks import ForkStep, at_fork
 
 F = TypeVar("F", bound=Callable[..., Any])
 _KEPT = 4
@@ -85,9 +86,7 @@ def _guard_forks() -> None:
     """
     from numba.core.compiler_lock import global_compiler_lock as lock
 
-    os.register_at_fork(
-        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-    )
+    at_fork(ForkStep.KERNELS, lock.acquire, lock.release, lock.release)
 
 
 def is_kept() -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import os
 import threading
 import traceback
 import weakref
 
 from async_loader.errors import ConfigError, Unsupported
+from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.multiprocess.writer_service import WriterService
 from async_loader.replay.table.table_state import TableState
@@ -100,7 +100,5 @@ def _serve(ref: weakref.ref[TableState], service: WriterService, ready: set[int]
         return service.serve(ready, table_state)
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-)
+at_fork(ForkStep.SERVICES, _before_fork, _after_fork, _after_fork_in_child)
 atexit.register(_close_all)

@@ -5,11 +5,13 @@ waiting calls.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Container
 
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
+from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter
@@ -69,6 +71,7 @@ class TableAccess:
         # Whether items are read with the steps beside them; see `_link`.
         self.linked = links(view)
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
+        _all.add(self)
 
     def forked(self) -> None:
         """Replace the lock, in a forked child: a thread of the parent may have held it."""
@@ -78,7 +81,6 @@ class TableAccess:
         if self._table is not None:
             self._table.part()
         if self.writers is not None:
-            # May be the second call: the fork hooks of a buffer and its writers have no order.
             self.writers.forget()
             self.writers = None
 
@@ -232,3 +234,14 @@ def _seeds(seed: int | None) -> np.random.SeedSequence:
         return np.random.SeedSequence(seed)
     except (TypeError, ValueError):
         raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None") from None
+
+
+_all: weakref.WeakSet[TableAccess] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for one in list(_all):
+        one.forked()
+
+
+at_fork(ForkStep.TABLES, after_in_child=_after_fork_in_child)
