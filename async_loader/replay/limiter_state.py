@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Mapping
 
 from async_loader.errors import ConfigError
 from async_loader.replay.rate_limiter import UNLIMITED, RateLimiter, number_text, whole
@@ -237,30 +235,6 @@ class LimiterState:
             f"inserting {n:,} more would be {number_text(over)} samples further ahead of sampling "
             f"than {self.config} allow: {remedy}"
         )
-
-    def state(self) -> dict[str, int]:
-        """Return the counts for JSON. A restored table keeps the limiter that it was made with."""
-        return {"inserted": self.inserted, "sampled": self.sampled, "deleted": self.deleted}
-
-    def restore(self, state: Mapping[str, int]) -> None:
-        """Continue from a `state`.
-
-        Raises
-        ------
-        ConfigError
-            If ``state`` is not one. Then nothing has changed.
-        """
-        try:
-            inserted, sampled, deleted = (
-                operator.index(state[name]) for name in ("inserted", "sampled", "deleted")
-            )
-        except (KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{state!r} lacks the counts inserted, sampled and deleted: use what state() gave"
-            ) from error
-        if sampled < 0 or not 0 <= deleted <= inserted:
-            raise ConfigError(f"{state!r} cannot be a table's counts: use what state() gave")
-        self.inserted, self.sampled, self.deleted = inserted, sampled, deleted
 
 
 def check_room(limiter: RateLimiter | None, capacity: int, surely: int) -> None:

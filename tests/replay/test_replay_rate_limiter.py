@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import warnings
@@ -463,37 +462,6 @@ def test_the_limiter_may_be_replaced_while_running() -> None:
     assert limits.insertable() == 100  # [780, 820]: up to 205
     limits.config = RateLimiter(min_size_to_sample=100, samples_per_insert=2, error_buffer=100)  # [100, 300]; 210
     assert (limits.insertable(), limits.sampleable()) == (45, 110)
-
-
-def test_counts_travel_as_json_and_the_limiter_does_not() -> None:
-    limits = LimiterState(WORKED)
-    limits.insert(105)
-    limits.sample(7)
-    limits.delete(2)
-    state = json.loads(json.dumps(limits.state()))
-    assert state == {"inserted": 105, "sampled": 7, "deleted": 2}
-    restored = LimiterState(MinSize(1))
-    restored.restore(state)
-    assert restored.state() == state
-    assert restored.config == MinSize(1)
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {},
-        {"inserted": 1, "sampled": 0},
-        {"inserted": 1.5, "sampled": 0, "deleted": 0},
-        {"inserted": 1, "sampled": 0, "deleted": 2},
-        {"inserted": 1, "sampled": -1, "deleted": 0},
-    ],
-)
-def test_counts_that_cannot_be_are_refused_and_change_nothing(state: dict) -> None:
-    limits = LimiterState(MinSize(1))
-    limits.insert(5)
-    with pytest.raises(ConfigError, match=r"use what state\(\) gave"):
-        limits.restore(state)
-    assert limits.inserted == 5
 
 
 def test_a_limiter_is_a_value() -> None:
