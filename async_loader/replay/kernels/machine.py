@@ -38,37 +38,28 @@ def store(typingctx: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic
-def before_stores(typingctx: Any) -> Any:
-    """Order all earlier stores before all later ones."""
+def _fence(ordering: str) -> Any:
+    """Make a fence."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.fence("release")
-        return context.get_dummy_value()
+    @intrinsic
+    def fence(typingctx: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.fence(ordering)
+            return context.get_dummy_value()
 
-    return types.void(), generate
+        return types.void(), generate
 
-
-@intrinsic
-def after_loads(typingctx: Any) -> Any:
-    """Order all earlier loads before all later ones."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.fence("acquire")
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    return fence
 
 
-@intrinsic
-def full_fence(typingctx: Any) -> Any:
-    """Make all earlier stores visible before any later load."""
+before_stores = _fence("release")
+"""Order all earlier stores before all later ones."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
+after_loads = _fence("acquire")
+"""Order all earlier loads before all later ones."""
 
-    return types.void(), generate
+full_fence = _fence("seq_cst")
+"""Make all earlier stores visible before any later load."""
 
 
 @intrinsic

@@ -11,13 +11,6 @@ from typing import Any
 import numpy as np
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.field_table import (
-    ARRAY_ADDRESS,
-    ARRAY_STRIDE,
-    NBYTES,
-    ROW_ADDRESS,
-    ROW_STRIDE,
-)
 from async_loader.replay.base.ring_format import (
     CLOSED,
     COMMITTED,
@@ -32,13 +25,13 @@ from async_loader.replay.base.ring_format import (
 from async_loader.replay.base.row_format import AWAITS, FINAL, ROWS
 from async_loader.replay.kernels.machine import (
     compare_and_swap,
-    copy,
     full_fence,
     load,
     poke64,
     poke_float,
     store,
 )
+from async_loader.replay.kernels.row_address import put_row
 
 
 @kernel(keeps_gil=True)
@@ -85,16 +78,6 @@ def take_back(ring: int) -> int:
 
 
 @kernel(inline=True)
-def _fill(g: Any, fields: Any, i: int, row: int) -> None:
-    for f in range(len(fields)):
-        copy(
-            fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
-            fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
-            fields[f, NBYTES],
-        )
-
-
-@kernel(inline=True)
 def _record(ring: int, place: int, stream: int, flags: int, given: float) -> None:
     address = ring + RECORDS + 8 * (place % SIZE)
     poke64(address, stream)
@@ -126,11 +109,11 @@ def fill(
     k = 0
     for i in range(start, stop):
         ids[i] = names[k]
-        _fill(g, fields, i, names[k] % g[ROWS])
+        put_row(fields, i, names[k] % g[ROWS])
         _record(ring, place + k, streams[i], flags[i], given[i] if len(given) else np.nan)
         k += 1
         if flags[i] & AWAITS:
-            _fill(g, final, i, names[k] % g[ROWS])
+            put_row(final, i, names[k] % g[ROWS])
             _record(ring, place + k, streams[i], FINAL, np.nan)
             k += 1
     return place + k

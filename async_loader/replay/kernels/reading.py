@@ -35,7 +35,7 @@ from async_loader.replay.base.row_format import (
     VERSION_ONE,
 )
 from async_loader.replay.kernels.machine import after_loads, copy, load, memzero, peek8, prefetch
-from async_loader.replay.kernels.row_address import at, holds
+from async_loader.replay.kernels.row_address import at, get_row, holds
 
 _AHEAD = 12  # rows
 
@@ -281,12 +281,7 @@ def _read(g: Any, ids: Any, fields: Any, taken: Any) -> int:
         stamp = load(address + FLAGS)
         if ids[i] < 0 or not holds(address, ids[i]) or stamp & (VERSION_ONE | FINAL):
             continue
-        for f in range(len(fields)):
-            copy(
-                fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
-                fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
-                fields[f, NBYTES],
-            )
+        get_row(fields, i, row, 0)
         after_loads()
         if holds(address, ids[i]) and load(address + FLAGS) == stamp:
             taken[i] = 1
@@ -342,12 +337,7 @@ def copy_rows(g: Any, rows: Any, fields: Any, ids: Any) -> None:
             continue
         row = rows[i]
         ids[i] = load(base + row * stride + ID) - 1
-        for f in range(len(fields)):
-            copy(
-                block + fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
-                fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
-                fields[f, NBYTES],
-            )
+        get_row(fields, i, row, block)
 
 
 @kernel(keeps_gil=True)

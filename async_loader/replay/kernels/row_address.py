@@ -1,12 +1,19 @@
-"""The address of a row, and whether a step is in it."""
+"""The address of a row, whether a step is in it, and its fields."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.field_table import (
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    NBYTES,
+    ROW_ADDRESS,
+    ROW_STRIDE,
+)
 from async_loader.replay.base.row_format import BASE, ID, ROWS, STRIDE
-from async_loader.replay.kernels.machine import load
+from async_loader.replay.kernels.machine import copy, load
 
 
 @kernel(inline=True)
@@ -23,3 +30,27 @@ def at(g: Any, name: int) -> Any:
 @kernel(inline=True)
 def there(g: Any, name: int) -> bool:
     return name >= 0 and holds(at(g, name), name)
+
+
+@kernel(inline=True)
+def put_row(fields: Any, i: int, row: int) -> None:
+    """Copy step ``i`` of the arrays of ``fields`` into a row."""
+    for f in range(len(fields)):
+        copy(
+            fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
+            fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
+            fields[f, NBYTES],
+        )
+
+
+@kernel(inline=True)
+def get_row(fields: Any, i: int, row: int, block: int) -> None:
+    """Copy a row into place ``i`` of the arrays of ``fields``, whose addresses count from
+    ``block``.
+    """
+    for f in range(len(fields)):
+        copy(
+            block + fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
+            fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
+            fields[f, NBYTES],
+        )

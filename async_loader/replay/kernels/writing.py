@@ -7,13 +7,6 @@ from typing import Any
 import numpy as np
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.field_table import (
-    ARRAY_ADDRESS,
-    ARRAY_STRIDE,
-    NBYTES,
-    ROW_ADDRESS,
-    ROW_STRIDE,
-)
 from async_loader.replay.base.row_format import (
     ALIVE,
     AWAITS,
@@ -55,7 +48,6 @@ from async_loader.replay.base.row_format import (
 from async_loader.replay.kernels.machine import (
     STACK_WORDS,
     before_stores,
-    copy,
     load,
     peek8,
     peek64,
@@ -65,7 +57,7 @@ from async_loader.replay.kernels.machine import (
     stack_words,
     store,
 )
-from async_loader.replay.kernels.row_address import at, there
+from async_loader.replay.kernels.row_address import at, put_row, there
 
 
 @kernel(inline=True)
@@ -314,12 +306,7 @@ def _write_one(
 
 @kernel(inline=True)
 def _fill(g: Any, fields: Any, i: int, row: int, priority: float) -> None:
-    for f in range(len(fields)):
-        copy(
-            fields[f, ROW_ADDRESS] + row * fields[f, ROW_STRIDE],
-            fields[f, ARRAY_ADDRESS] + i * fields[f, ARRAY_STRIDE],
-            fields[f, NBYTES],
-        )
+    put_row(fields, i, row)
     if g[GIVEN]:
         poke_float(g[GIVEN] + 8 * row, priority)
 
