@@ -233,15 +233,10 @@ class Prioritized(Binding):
 
         O(rows) only if fewer than a quarter of the rows hold an item.
         """
-        items, rows, filled = self._items, np.empty(count, np.int64), 0
+        items = self._items
         sparse = items.count * _SPARSE < items.top
         among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL_ROWS
-        while filled < count:
-            numbers = self._numbers.ahead(count - filled)
-            candidates = len(among) if sparse else items.top
-            filled, used = self._k.any_items(numbers, items.alive, among, candidates, rows, filled)
-            self._numbers.drop(used)
-        return rows
+        return self._k.draw_any(self._numbers, items, among, count)
 
     def state(self) -> dict[str, Any]:
         return {

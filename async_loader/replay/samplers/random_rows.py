@@ -1,10 +1,24 @@
-"""Draws random rows that hold an item. Kernels that keep the GIL."""
+"""Draws random rows that hold an item. The kernel keeps the GIL."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from async_loader.replay.base.compiled import kernel
+from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.sampler import Items, Rows
+
+
+def draw_any(numbers: RandomNumbers, items: Items, among: Rows, count: int) -> Rows:
+    """Draw items with equal probability: from the rows ``among`` or, if that is empty, from all."""
+    rows, filled, candidates = np.empty(count, np.int64), 0, len(among) or items.top
+    while filled < count:
+        ahead = numbers.ahead(count - filled)
+        filled, used = any_items(ahead, items.alive, among, candidates, rows, filled)
+        numbers.drop(used)
+    return rows
 
 
 @kernel(keeps_gil=True)

@@ -79,20 +79,9 @@ class Uniform(Binding):
         return bool(used)
 
     def _any(self, count: int) -> Rows:
-        rows = np.empty(count, np.int64)
-        filled = 0
-        while filled < count:
-            filled = self._fill(rows, filled)
-        return rows
-
-    def _fill(self, rows: Rows, filled: int) -> int:
-        items, numbers = self._items, self._numbers.ahead(len(rows) - filled)
         listed = self._listed()
-        candidates = items.top if listed is None else listed.count
-        among = _NO_ROWS if listed is None else listed.rows
-        filled, used = self._k.any_items(numbers, items.alive, among, candidates, rows, filled)
-        self._numbers.drop(used)
-        return filled
+        among = _NO_ROWS if listed is None else listed.rows[: listed.count]
+        return self._k.draw_any(self._numbers, self._items, among, count)
 
     def _listed(self) -> _RowList | None:
         """Return the list of rows, if one is needed."""
