@@ -98,7 +98,13 @@ class _Loading:
             # The samplers get the seeds that they had, and later sources get new ones.
             table_state.seeds = settings.seeds_of(saved["seeds"], 0)
         if self._from.newest.table is not None:
-            self._fill(table_state, self._from.newest.table, buffer._saver)
+            with table_state.lock:
+                self._fill(
+                    table_state,
+                    self._from.newest.table,
+                    buffer._saver,
+                    "capacity" in given or "max_bytes" in given,
+                )
         if "seed" not in given:
             table_state.seeds = settings.seeds_of(saved["seeds"])
         return buffer
@@ -112,19 +118,17 @@ class _Loading:
         self._kept[role] = settings.renamed(passed) == settings.renamed(saved)
         return self._given[role]
 
-    def _fill(self, table_state: TableState, saved: dict[str, Any], saver: Saver) -> None:
+    def _fill(
+        self, table_state: TableState, saved: dict[str, Any], saver: Saver, other_size: bool
+    ) -> None:
+        """Allocate the table, and fill it. Under the lock."""
         schema, was = self._schema_and_layout(saved)
-        layout = (
-            was
-            if not {"capacity", "max_bytes"} & set(self._given)
-            else table_state.layout_of(schema)
-        )
+        layout = table_state.layout_of(schema) if other_size else was
         same = layout.capacity == was.capacity
-        with table_state.lock:
-            table_state.allocate(schema, was if same else layout)
-            self._check(table_state, table_state.table, saved, same)
-            self._put(table_state, saved, saver, was, same)
-            table_state.go_on(0)
+        table_state.allocate(schema, was if same else layout)
+        self._check(table_state, table_state.table, saved, same)
+        self._put(table_state, saved, saver, was, same)
+        table_state.go_on(0)
 
     def replace(self, table_state: TableState, table_sampler: TableSampler, saver: Saver) -> None:
         """Replace the table's contents.
@@ -143,13 +147,7 @@ class _Loading:
             elif table_state.ready:
                 self._replace(table_state, saved, saver)
             else:
-                schema, was = self._schema_and_layout(saved)
-                layout = table_state.layout_of(schema)
-                same = layout.capacity == was.capacity
-                table_state.allocate(schema, was if same else layout)
-                self._check(table_state, table_state.table, saved, same)
-                self._put(table_state, saved, saver, was, same)
-                table_state.go_on(0)
+                self._fill(table_state, saved, saver, other_size=True)
             table_state.seeds = settings.seeds_of(self._saved["seeds"])
             table_sampler.forget()
 

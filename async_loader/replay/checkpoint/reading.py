@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -98,41 +98,36 @@ class RowBlock:
     parts: list[npt.NDArray[np.uint8]]
 
 
-@dataclass(slots=True)
-class _Unpacker:
-    """Splits blocks of one kind into rows, newest first, so that each row is delivered once."""
-
-    rows: int
-    index: np.dtype[Any]
-    seen: npt.NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.seen = np.zeros(self.rows, np.bool_)
-
-    def of(
-        self, raw: memoryview, about: dict[str, Any], widths: Sequence[int], file: Path
-    ) -> RowBlock:
-        count, start = int(about["count"]), about["start"]
-        end = 0 if start is not None else count * self.index.itemsize
-        rows = (
-            np.arange(start, start + count)
-            if start is not None
-            else np.frombuffer(raw[:end], self.index).astype(np.int64)
+def _unpacked(
+    raw: memoryview,
+    about: dict[str, Any],
+    widths: Sequence[int],
+    index: np.dtype[Any],
+    seen: npt.NDArray[np.bool_],
+    file: Path,
+) -> RowBlock:
+    """Split a block into rows, without those that a later one has: ``seen``, which is updated."""
+    count, start = int(about["count"]), about["start"]
+    end = 0 if start is not None else count * index.itemsize
+    rows = (
+        np.arange(start, start + count)
+        if start is not None
+        else np.frombuffer(raw[:end], index).astype(np.int64)
+    )
+    if end + count * sum(widths) != len(raw) or (
+        count and not 0 <= rows.min() <= rows.max() < len(seen)
+    ):
+        raise CorruptCheckpoint(
+            f"{file}: a block of {count} rows does not fit a table of {len(seen)}"
         )
-        if end + count * sum(widths) != len(raw) or (
-            count and not 0 <= rows.min() <= rows.max() < self.rows
-        ):
-            raise CorruptCheckpoint(
-                f"{file}: a block of {count} rows does not fit a table of {self.rows}"
-            )
-        new = ~self.seen[rows]
-        self.seen[rows] = True
-        parts = []
-        for width in widths:
-            part = np.frombuffer(raw[end : end + count * width], np.uint8).reshape(count, width)
-            parts.append(part if new.all() else part[new])
-            end += count * width
-        return RowBlock(rows[new], parts)
+    new = ~seen[rows]
+    seen[rows] = True
+    parts = []
+    for width in widths:
+        part = np.frombuffer(raw[end : end + count * width], np.uint8).reshape(count, width)
+        parts.append(part if new.all() else part[new])
+        end += count * width
+    return RowBlock(rows[new], parts)
 
 
 class Checkpoint:
@@ -185,27 +180,39 @@ class Checkpoint:
 
     def rows(self, widths: Sequence[int], count: int, index: np.dtype[Any]) -> Iterator[RowBlock]:
         """Yield each saved row once: its bytes ``[rows, width]``, in parts of these widths."""
-        unpacker = _Unpacker(count, index)
-        for one in reversed(self.chain):
-            for block, raw, file in self._blocks(one, ("rows",), backwards=True):
-                yield unpacker.of(raw, block.about, widths, file)
+        for _, found in self._once("rows", count, index, lambda _: widths):
+            yield found
 
     def state(
         self, dtypes: dict[str, np.dtype[Any]], count: int, index: np.dtype[Any]
     ) -> Iterator[tuple[Ids, dict[str, Array]]]:
         """Yield what the table alone knew about each row, once."""
-        unpacker = _Unpacker(count, index)
+
+        def widths(names: Sequence[str]) -> list[int]:
+            return [dtypes[name].itemsize for name in names]
+
+        for names, found in self._once("state", count, index, widths):
+            values = [
+                np.ascontiguousarray(part).view(dtypes[name])[:, 0]
+                for name, part in zip(names, found.parts, strict=True)
+            ]
+            yield found.rows, dict(zip(names, values, strict=True))
+
+    def _once(
+        self,
+        kind: str,
+        count: int,
+        index: np.dtype[Any],
+        widths: Callable[[Sequence[str]], Sequence[int]],
+    ) -> Iterator[tuple[Sequence[str], RowBlock]]:
+        """Yield the blocks of one kind, newest first and each row once, with the names of their
+        parts.
+        """
+        seen = np.zeros(count, np.bool_)
         for one in reversed(self.chain):
-            for block, raw, file in self._blocks(one, ("state",), backwards=True):
-                names = block.about["fields"]
-                found = unpacker.of(
-                    raw, block.about, [dtypes[name].itemsize for name in names], file
-                )
-                values = [
-                    np.ascontiguousarray(part).view(dtypes[name])[:, 0]
-                    for name, part in zip(names, found.parts, strict=True)
-                ]
-                yield found.rows, dict(zip(names, values, strict=True))
+            for block, raw, file in self._blocks(one, (kind,), backwards=True):
+                names = block.about.get("fields", ())
+                yield names, _unpacked(raw, block.about, widths(names), index, seen, file)
 
     def _blocks(
         self, one: Manifest, kinds: Sequence[str], *, backwards: bool = False

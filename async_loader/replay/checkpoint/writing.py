@@ -235,10 +235,7 @@ class Saver:
     def _clean(self, paths: Iterable[Path]) -> None:
         """Remove unused folders. What cannot be removed is left to the next save."""
         for path in paths:
-            with contextlib.suppress(OSError):
-                for file in path.iterdir():
-                    self.disk.remove_file(file)
-                self.disk.remove_folder(path)
+            _remove(self.disk, path)
 
     def _drop(self, root: Path, numbers: list[int]) -> None:
         dropped = []
@@ -248,6 +245,14 @@ class Saver:
                 self.disk.rename(root / folder.name_of(number), gone)
                 dropped.append(gone)
         self._clean(dropped)
+
+
+def _remove(disk: Disk, path: Path) -> None:
+    """Remove a folder of files, as far as that can be done."""
+    with contextlib.suppress(OSError):
+        for file in path.iterdir():
+            disk.remove_file(file)
+        disk.remove_folder(path)
 
 
 class _Save:
@@ -294,7 +299,7 @@ class _Save:
             if data is not None:
                 with contextlib.suppress(OSError):
                     data.close()
-            self._remove(temporary)
+            _remove(self._disk, temporary)
             raise
         nbytes = data.nbytes + text.nbytes
         report = SaveReport(
@@ -315,12 +320,6 @@ class _Save:
                 self._table_state.table.forget_ended()
                 names = list(self._table_state.table.streams)
             encoding.names_json(names)
-
-    def _remove(self, temporary: Path) -> None:
-        with contextlib.suppress(OSError):
-            for file in temporary.iterdir():
-                self._disk.remove_file(file)
-            self._disk.remove_folder(temporary)
 
     def _write(self, data: DataFile, taking: SnapshotCursor | None) -> TableMetadata:
         """Write the data file. See snapshot.py, NOTE [pre-copy]."""
