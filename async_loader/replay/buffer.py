@@ -182,18 +182,7 @@ class ReplayBuffer(Table):
         >>> rollouts.sample(2)["x"], len(rollouts)
         (array([0, 1]), 1)
         """
-        made = None if schema is None else Schema.of(schema)
-        rows = capacity_of(size, made, checked_view(view))
-        return cls(
-            rows if capacity is None else capacity,
-            made,
-            sampler=Fifo(),
-            remover=Fifo(),
-            limiter=Queue(size),
-            view=view,
-            max_times_sampled=1,
-            seed=seed,
-        )
+        return cls._each_once(Fifo, size, schema, view, capacity, seed)
 
     @classmethod
     @explain_wrong_names
@@ -214,15 +203,29 @@ class ReplayBuffer(Table):
         ConfigError, SchemaError, OutOfMemory
             As `queue` does; and for a schema that links steps.
         """
+        return cls._each_once(Lifo, size, schema, None, capacity, seed)
+
+    @classmethod
+    def _each_once(
+        cls,
+        order: type[Fifo | Lifo],
+        size: int,
+        schema: SchemaLike | None,
+        view: Transitions | None,
+        capacity: int | str | None,
+        seed: int | None,
+    ) -> Self:
         made = None if schema is None else Schema.of(schema)
-        check_stack(made)
-        rows = capacity_of(size, made)
+        if order is Lifo:
+            check_stack(made)
+        rows = capacity_of(size, made, checked_view(view))
         return cls(
             rows if capacity is None else capacity,
             made,
-            sampler=Lifo(),
-            remover=Lifo(),
+            sampler=order(),
+            remover=order(),
             limiter=Queue(size),
+            view=view,
             max_times_sampled=1,
             seed=seed,
         )
@@ -284,17 +287,20 @@ class ReplayBuffer(Table):
         table_state = self._table_state
         with table_state.lock:
             table_state.catch_up()
-            table = table_state.table if table_state.ready else None
-            if table is not None:
+            size = inserted = sampled = deleted = streams = 0
+            if table_state.ready:
+                table = table_state.table
                 table.forget_ended()
+                size, streams = len(table), len(table.streams)
+                inserted, sampled, deleted = table.inserted, table.sampled, table.deleted
             return TableStats(
-                size=0 if table is None else len(table),
+                size=size,
                 capacity=self.capacity,
-                inserted=0 if table is None else table.inserted,
-                sampled=0 if table is None else table.sampled,
-                deleted=0 if table is None else table.deleted,
+                inserted=inserted,
+                sampled=sampled,
+                deleted=deleted,
                 nbytes=self.nbytes,
-                streams=0 if table is None else len(table.streams),
+                streams=streams,
                 waiting=tuple(table_state.waiters.now()),
                 interrupted=self._out.interrupted(),
             )

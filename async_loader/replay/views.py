@@ -158,7 +158,9 @@ class ReadPlan:
             If the schema lacks what the view needs, or has a field of a name that the view adds.
         """
         view = checked_view(view)
-        outputs = [_output(i, one, view) for i, one in enumerate(stored.fields)]
+        outputs = [
+            _output(i, one, one.name, _anchor(one, view)) for i, one in enumerate(stored.fields)
+        ]
         followed = [i for i, one in enumerate(stored.fields) if one.next is not None]
         structure = stored.structure
         for name in sorted({str(stored.fields[i].next) for i in followed}):
@@ -194,14 +196,16 @@ def depth_and_lookahead(stored: Schema) -> tuple[int, int]:
     )
 
 
-def _output(i: int, stored: Field, view: Transitions | None) -> Output:
+def _anchor(stored: Field, view: Transitions | None) -> int:
     top = stored.name.split(".")[0]
-    ends = view is not None and (
-        top.startswith("next_") or top in ("terminated", "truncated", "done")
-    )
+    ends = top.startswith("next_") or top in ("terminated", "truncated", "done")
+    return LAST if view is not None and ends else STEP
+
+
+def _output(i: int, stored: Field, name: str, anchor: int) -> Output:
     shape = (stored.stack, *stored.shape) if stored.stack > 1 else stored.shape
-    delivered = Field(shape, stored.dtype, padding=stored.padding, name=stored.name)
-    return Output(stored.name, i, stored.stack, LAST if ends else STEP, delivered)
+    delivered = Field(shape, stored.dtype, padding=stored.padding, name=name)
+    return Output(name, i, stored.stack, anchor, delivered)
 
 
 def _followers(
@@ -231,10 +235,7 @@ def _followers(
             one = stored.fields[places[old]]
             if one.next != name:
                 return False, None
-            new = name + old[len(top) :]
-            shape = (one.stack, *one.shape) if one.stack > 1 else one.shape
-            delivered = Field(shape, one.dtype, padding=one.padding, name=new)
-            kept.append(Output(new, places[old], one.stack, AFTER, delivered))
+            kept.append(_output(places[old], one, name + old[len(top) :], AFTER))
             return True, None
         found = [(key, *linked(below)) for key, below in zip(node.keys, node.children, strict=True)]
         there = [(key, below) for key, is_there, below in found if is_there]

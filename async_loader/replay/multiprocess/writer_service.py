@@ -36,8 +36,6 @@ from async_loader.replay.table.table_state import TableState
 from async_loader.shm.segment import Segment
 
 _PAUSE_S = 0.002
-_EXIT_TIMEOUT_S = 2.0
-_FORK_TIMEOUT_S = 30.0
 # A writer must be able to hold two extents of two rows, and all writers hold half of the rows.
 _ROWS_EACH = 8
 log = logging.getLogger("async_loader")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from async_loader.errors import ConfigError, NotEnoughData
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState
@@ -11,24 +9,6 @@ from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table.undelivered import InterruptedRows
-
-
-class Drawable(NamedTuple):
-    """What a sampler can draw at one moment, or with other successors for each item.
-
-    Attributes
-    ----------
-    items : int
-        Items in the table.
-    most : int | None
-        Items that one draw can hold; ``None``: any number.
-    ahead : int
-        Successors that each item has.
-    """
-
-    items: int
-    most: int | None
-    ahead: int
 
 
 class DrawChecks:
@@ -104,18 +84,19 @@ class DrawChecks:
 
     def _check_plan(self, sampler: Sampler, count: int, min_size: int, ahead: int) -> None:
         """Raise ConfigError if ``count`` items with ``ahead`` successors can never be drawn."""
-        there = self._drawable(sampler, ahead)
-        reason = self._why_not_of(sampler, count, min_size, there[:2])
+        reason = self._why_not_of(sampler, count, min_size, self._drawable(sampler, ahead))
         if reason is not None:
             self._check_ever(sampler, count, min_size, ahead)
 
-    def _drawable(self, sampler: Sampler, ahead: int) -> Drawable:
-        """Return what could be drawn if items had ``ahead`` successors. Under the lock."""
+    def _drawable(self, sampler: Sampler, ahead: int) -> tuple[int, int | None]:
+        """Return how many items there would be with ``ahead`` successors each, and how many of them
+        one draw could hold; ``None``: any number. Under the lock.
+        """
         table = self._table_state.table
         if ahead <= table.g[LOOKAHEAD]:
-            return Drawable(len(table), table.drawable(sampler), ahead)
+            return len(table), table.drawable(sampler)
         wait = table.would_wait(ahead)
-        return Drawable(len(table) - len(wait), table.drawable(sampler, wait), ahead)
+        return len(table) - len(wait), table.drawable(sampler, wait)
 
     def _check_ever(self, sampler: Sampler, count: int, min_size: int, ahead: int) -> None:
         """Raise ConfigError if ``count`` items can never be drawn at once."""
@@ -129,7 +110,7 @@ class DrawChecks:
             raise ConfigError(limits.why_not_sample(count))
         if not table_state.ready:
             return
-        there = self._drawable(sampler, ahead)
+        _, most = self._drawable(sampler, ahead)
         surely = self.check_size(min_size, ahead)
         table = table_state.table
         if sampler.repeats and not table_state.max_times_sampled:
@@ -141,7 +122,7 @@ class DrawChecks:
                 f"table of {table.storage.layout.capacity:,} steps holds at once, "
                 f"{times * surely:,}: draw fewer at a time, or raise the capacity"
             )
-        held = there.most or 0
+        held = most or 0
         if limits is not None:
             self._check_limiter(limits, count, held, times, ahead)
         if table.keeps:
