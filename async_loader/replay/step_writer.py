@@ -145,7 +145,8 @@ class StepWriter(ABC):
         if self._closed:
             raise self._closed_error()
         values = dict(one_of(batch, fields, "batch"))
-        flags = self._end_columns(values, terminated, truncated)
+        ends = self._ends if self._ends.known else self._look_up_ends()
+        flags = ends.into_columns(values, terminated, truncated)
         return self._extend(values, flags, final_obs, stream, priority, timeout_s)
 
     @explain_wrong_names
@@ -163,11 +164,6 @@ class StepWriter(ABC):
             raise self._closed_error()
         name = self.stream if stream is None else stream_name(stream)
         self._end_episode(name, how_ended(terminated, truncated), final_obs, timeout_s)
-
-    def _end_columns(self, values: dict[str, Any], terminated: Any, truncated: Any) -> Ids | None:
-        """Store the ends of a batch's steps where the schema has fields for them; else flags."""
-        ends = self._ends if self._ends.known else self._look_up_ends()
-        return ends.into_columns(values, terminated, truncated)
 
     def _look_up_ends(self) -> Ends:
         self._ends = Ends(self.schema)

@@ -102,7 +102,8 @@ class LocalWriter(StepWriter):
         if self._closed:
             raise self._closed_error()
         values = dict(batch)
-        flags = self._end_columns(values, terminated, truncated)
+        ends = self._ends if self._ends.known else self._look_up_ends()
+        flags = ends.into_columns(values, terminated, truncated)
         return self._insert(values, streams, flags, final_obs, priority, timeout_s, whole=True)
 
     def _insert(

@@ -144,7 +144,8 @@ class ProcessWriter(StepWriter):
         priority: Any,
         timeout_s: float | None,
     ) -> Ids:
-        self._check_process()
+        if os.getpid() != self._pid:
+            raise self._of_a_fork()
         deadline = Deadline(timeout_s)
         source, final, flags, memory = self._step_packer.steps(values, final_obs, flags)
         count = len(flags)
