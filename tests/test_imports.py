@@ -99,7 +99,8 @@ RANKS: dict[str, list[str]] = {}
 room's. What stands in one line are siblings. A file imports only from lines above its own: also late, also for types. A room
 that is not named here is not looked into."""
 RANKS["replay"] = [
-    "arguments rate_limiter stream_names views",
+    "array_types rate_limiter stream_names views",
+    "arguments",
     "limiter_state queues",
     "base base.array_address base.field_table base.grant_log base.kernel_cache base.ring_format base.row_format",
     "base.compiled",

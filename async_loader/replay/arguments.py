@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.schema import RESERVED, Field, Schema, kind_of
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
@@ -203,7 +203,7 @@ def length_of(schema: Schema, columns: Sequence[Any]) -> int:
     return len(columns[0]) if columns else 0
 
 
-def ids_of(index: Any) -> npt.NDArray[np.int64]:
+def ids_of(index: Any) -> Ids:
     """Convert ids to a contiguous, writable int64 array: any other would have kernels compiled
     again.
     """
@@ -227,7 +227,7 @@ def ids_of(index: Any) -> npt.NDArray[np.int64]:
     return np.require(np.atleast_1d(array), np.int64, ("C", "A", "W"))
 
 
-def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
+def floats_of(values: Any, name: str) -> Floats:
     """Convert numbers to a new float64 array ``[rows]``, whatever their shape, as ``[rows, 1]`` of
     a network.
     """
@@ -237,7 +237,7 @@ def floats_of(values: Any, name: str) -> npt.NDArray[np.float64]:
     return (array if array.ndim == 1 else array.reshape(-1)).astype(np.float64)
 
 
-def one_float(value: Any, name: str) -> npt.NDArray[np.float64]:
+def one_float(value: Any, name: str) -> Floats:
     """Convert one number to a float64 array ``[1]``.
 
     Raises ConfigError, also for NaN, which stands for "not given".
@@ -254,7 +254,7 @@ def one_float(value: Any, name: str) -> npt.NDArray[np.float64]:
     return np.full(1, value, np.float64)
 
 
-def _array_of(values: Any, name: str) -> npt.NDArray[Any]:
+def _array_of(values: Any, name: str) -> Array:
     array = tensors.as_array(values)
     if array is not None:
         return array

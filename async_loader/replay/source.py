@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import EventFd, Patience
 from async_loader.names import stacklevel
 from async_loader.replay.arguments import positive
+from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.batch_arrays import join_index
@@ -184,9 +182,7 @@ class ReplaySource:
             self._table_state.table.storage, self._out.read_plan(self._view, self._sampler)
         ).warm()
 
-    def update_priorities(
-        self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]
-    ) -> Applied:
+    def update_priorities(self, index: Ids, priority: Floats) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
         return self._by_id.update_priorities(index, priority)
 
@@ -211,6 +207,6 @@ class ReplaySource:
             warnings.warn(text, UserWarning, stacklevel=stacklevel())
 
 
-def _samples(schema: Schema, arrays: Sequence[npt.NDArray[Any]]) -> list[Any]:
+def _samples(schema: Schema, arrays: Sequence[Array]) -> list[Any]:
     """Return the rows of a batch as a list of steps."""
     return [schema.rebuild([array[i] for array in arrays]) for i in range(len(arrays[0]))]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from async_loader.replay.array_types import Ids
 from async_loader.replay.table.table_state import TableState
 
-Ids = npt.NDArray[np.int64]
 _NO_IDS: Ids = np.empty(0, np.int64)
 
 

@@ -7,17 +7,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupported
 from async_loader.replay.arguments import positive
+from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.schema import Field, Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
 
-Bools = npt.NDArray[np.bool_]
 _ENDS = ("terminated", "truncated")
 _AUTORESETS = ("nextstep", "samestep", "disabled")
 _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['autoreset_mode']"
@@ -382,12 +381,12 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows(value: Any) -> npt.NDArray[Any]:
+def _rows(value: Any) -> Array:
     array = tensors.as_array(value)
     return np.asarray(value) if array is None else array
 
 
-def _copied(value: Any) -> npt.NDArray[Any]:
+def _copied(value: Any) -> Array:
     return np.array(_rows(value))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+
+from async_loader.replay.array_types import Floats, Ids
 
 # For writing and reading: where the field lies in the table.
 ROW_ADDRESS = 0  # in row 0
@@ -21,9 +22,8 @@ ZERO_PADDED = 7  # 1: frames before the episode's start are zeros; 0: its first 
 READING = 8
 """Columns for reading."""
 
-Ids = npt.NDArray[np.int64]
 NO_FIELDS: Ids = np.empty((0, WRITING), np.int64)
-NO_PRIORITIES: npt.NDArray[np.float64] = np.empty(0)
+NO_PRIORITIES: Floats = np.empty(0)
 """What kernels take for steps of a table without priorities."""
 
 

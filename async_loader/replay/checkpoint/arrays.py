@@ -6,11 +6,10 @@ import zlib
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import CorruptCheckpoint
+from async_loader.replay.array_types import Array
 
-Array = npt.NDArray[Any]
 _SMALL = 64 << 10
 
 

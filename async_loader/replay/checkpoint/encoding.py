@@ -7,14 +7,13 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import ConfigError
+from async_loader.replay.array_types import Array
 from async_loader.replay.stream_names import lasting_json
 from async_loader.schema import Field, Schema
 
-Array = npt.NDArray[Any]
 _ARRAY = "$array"
 _KINDS: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple}
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError
 from async_loader.interrupts import SignalsDeferred
+from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import encoding, resizing, settings
 from async_loader.replay.checkpoint.reading import Checkpoint, open_chain, with_remedy
@@ -28,7 +28,6 @@ from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
 
-Array = npt.NDArray[Any]
 _NUMBERS = ("generator", "ahead")
 """The names that samplers give to the state of their random numbers.
 
@@ -250,9 +249,7 @@ class _Loading:
                 "returns having been drawn from it"
             )
 
-    def _rows(
-        self, table: Table, saved: dict[str, Any], was: StorageLayout, in_place: bool
-    ) -> npt.NDArray[np.int64]:
+    def _rows(self, table: Table, saved: dict[str, Any], was: StorageLayout, in_place: bool) -> Ids:
         """Write each saved row to its place. Return the places, -1 for rows that are left out.
 
         ``in_place``: processes that hold earlier ids may be reading the rows. Rows get their ids
@@ -292,7 +289,7 @@ class _Loading:
             table.publish(names)
         return targets
 
-    def _states(self, table: Table, targets: npt.NDArray[np.int64], was: StorageLayout) -> None:
+    def _states(self, table: Table, targets: Ids, was: StorageLayout) -> None:
         ours = state_parts(table)
         for rows, values in self._from.state(STATE_TYPES, was.rows, index_type(was)):
             found = targets[rows]
@@ -350,9 +347,7 @@ class _Loading:
             )
 
 
-def _without_ids(
-    packed: npt.NDArray[np.uint8], before: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint8]:
+def _without_ids(packed: Bytes, before: Ids) -> Bytes:
     """Return packed rows without ids, and with versions above those of the rows that they replace
     (``before``: flags).
     """

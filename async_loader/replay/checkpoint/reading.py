@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, Timeout
 from async_loader.replay.arguments import positive
+from async_loader.replay.array_types import Array, Bools, Bytes, Ids
 from async_loader.replay.checkpoint import arrays, folder
 from async_loader.replay.checkpoint.manifest import Block, Manifest
 
-Array = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 _TRIES = 100
 
 
@@ -95,7 +93,7 @@ class RowBlock:
     """
 
     rows: Ids
-    parts: list[npt.NDArray[np.uint8]]
+    parts: list[Bytes]
 
 
 def _unpacked(
@@ -103,7 +101,7 @@ def _unpacked(
     about: dict[str, Any],
     widths: Sequence[int],
     index: np.dtype[Any],
-    seen: npt.NDArray[np.bool_],
+    seen: Bools,
     file: Path,
 ) -> RowBlock:
     """Split a block into rows, without those that a later one has: ``seen``, which is updated."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import DELETED, FLAGS, ID, PREV
 from async_loader.replay.table.table import Table
-
-Ids = npt.NDArray[np.int64]
 
 
 def places(ids: Ids, cursor: int, old_rows: int, new_rows: int) -> Ids:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import ROW_CHANGED, STATE_CHANGED
 from async_loader.replay.checkpoint import encoding
 from async_loader.replay.checkpoint.settings import limiter_json, seeds_json
@@ -25,9 +25,6 @@ from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
 
-Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
-Ids = npt.NDArray[np.int64]
 # Each chunk asks for the GIL a few times, which takes up to 5 ms beside threads that want it: with
 # less, saves of 200 MB beside four writers at full speed fall behind.
 CHUNK_BYTES = 16 << 20

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, Timeout, Unsupported
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
+from async_loader.replay.array_types import Array
 from async_loader.replay.checkpoint import arrays, encoding, folder
 from async_loader.replay.checkpoint.disk import Descriptor, Disk
 from async_loader.replay.checkpoint.manifest import Block, Manifest
@@ -131,7 +131,7 @@ class PreviousSave:
 
     root: Path
     manifest: Manifest
-    arrays: dict[str, npt.NDArray[Any]]
+    arrays: dict[str, Array]
 
 
 class Saver:

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from async_loader.replay.base import ring_format
 from async_loader.shm.segment import Segment
-
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class PublishRing:

@@ -16,11 +16,12 @@ import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Broken, CannotSend, Closed, ConfigError, Timeout
 from async_loader.lifecycle import Deadline, readable
+from async_loader.replay.array_types import Ids
 from async_loader.replay.base import ring_format
 from async_loader.replay.base.row_format import CURSOR
 from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.messages import Message, MessageType
-from async_loader.replay.multiprocess.publish_ring import Ids, PublishRing
+from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.table.waiters import WARN_AFTER_S
 from async_loader.shm.segment import Segment
 

@@ -15,10 +15,11 @@ from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, Unsup
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_attributes
 from async_loader.replay.arguments import one_float
+from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
 from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL
 from async_loader.replay.multiprocess.messages import MessageType, close_fd
-from async_loader.replay.multiprocess.publish_ring import Floats, Ids, PublishRing
+from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.multiprocess.row_grants import RowGrants
 from async_loader.replay.multiprocess.terms import Terms
 from async_loader.replay.samplers import priority_rules

@@ -8,13 +8,14 @@ import time
 
 import numpy as np
 
+from async_loader.replay.array_types import Ids
 from async_loader.replay.base import ring_format
 from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.base.grant_log import GrantLog
 from async_loader.replay.base.row_format import TRUNCATED
 from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.messages import MessageType
-from async_loader.replay.multiprocess.publish_ring import Ids, PublishRing
+from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.table.table import Table
 
 _FAST_S, _SLOW_S = 0.005, 0.05

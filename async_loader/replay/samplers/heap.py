@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers.sampler import Rows
 
 
@@ -35,7 +35,7 @@ class Heap:
         """The rows in the order of the heap: nearly sorted, and sorted after `sort`."""
         return self._heap[: self._size]
 
-    def put(self, rows: Rows, keys: npt.NDArray[np.float64]) -> None:
+    def put(self, rows: Rows, keys: Floats) -> None:
         """Set the keys of rows, new or known."""
         self._size = int(self._k.put(*self._arrays, self._size, self._age, rows, keys))
         self._age += len(rows)

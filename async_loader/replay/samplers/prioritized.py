@@ -6,10 +6,10 @@ import math
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
+from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.random_numbers import RandomNumbers
@@ -104,12 +104,12 @@ class Prioritized(Binding):
         self._bounded = self._least is not None or self._most is not None
         self._scratch = np.empty(0)
         self._ever = priority_rules.MaxEver()
-        self._known: tuple[float | None, npt.NDArray[np.float64] | None] = None, None
+        self._known: tuple[float | None, Floats | None] = None, None
 
     def check(self, priority: Priorities) -> None:
         priority_rules.check(priority, given=self.new_priority == "given")
 
-    def _mass(self, priority: Priorities) -> npt.NDArray[np.float64]:
+    def _mass(self, priority: Priorities) -> Floats:
         mass = np.empty(len(priority))
         self._trees.raise_to(priority, self.eps, self.alpha, mass)
         return mass
@@ -126,7 +126,7 @@ class Prioritized(Binding):
             )
         self._set(rows, mass)
 
-    def _new_mass(self) -> npt.NDArray[np.float64]:
+    def _new_mass(self) -> Floats:
         """The mass of one item without a priority, the most frequent kind; only a new largest
         priority changes it.
         """
@@ -159,12 +159,12 @@ class Prioritized(Binding):
             if tree is not None:
                 tree.set(rows, np.full(len(rows), np.inf))
 
-    def _set(self, rows: Rows, mass: npt.NDArray[np.float64]) -> None:
+    def _set(self, rows: Rows, mass: Floats) -> None:
         self._masses.set(rows, mass)
         if self._bounded:
             self._set_bounds(rows, mass)
 
-    def _set_bounds(self, rows: Rows, mass: npt.NDArray[np.float64]) -> None:
+    def _set_bounds(self, rows: Rows, mass: Floats) -> None:
         if self._least is not None:
             self._least.set(rows, np.where(mass > 0, mass, np.inf))
         if self._most is not None:
@@ -210,7 +210,7 @@ class Prioritized(Binding):
         )
         return True
 
-    def _room(self, count: int) -> npt.NDArray[np.float64]:
+    def _room(self, count: int) -> Floats:
         """Return scratch arrays of ``count`` places: most calls want as many as the one before."""
         if len(self._scratch) != count:
             self._scratch = np.empty(count)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from async_loader.replay.array_types import Floats
 
 _AHEAD = 16_384
 
@@ -26,10 +27,10 @@ class RandomNumbers:
     def __init__(self, seed: np.random.SeedSequence) -> None:
         self._seed = seed
         self._rng: np.random.Generator | None = None
-        self._ahead: npt.NDArray[np.float64] = np.empty(0)
+        self._ahead: Floats = np.empty(0)
         self._next = 0
 
-    def ahead(self, count: int) -> npt.NDArray[np.float64]:
+    def ahead(self, count: int) -> Floats:
         """Return the next numbers, ``count`` or more. Read-only; see `drop`."""
         if self._next + count > len(self._ahead):
             if self._rng is None:
@@ -44,7 +45,7 @@ class RandomNumbers:
         """Mark ``count`` of the numbers that are `ahead` as used."""
         self._next += count
 
-    def take(self, count: int) -> npt.NDArray[np.float64]:
+    def take(self, count: int) -> Floats:
         """Return the next ``count`` numbers. Read-only."""
         start = self._next
         if start + count > len(self._ahead):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.samplers.sampler import Rows
-
-Values = npt.NDArray[np.float64]
 
 
 class _Tree:
@@ -20,17 +18,17 @@ class _Tree:
 
         self._k = tree_kernels
         self.width = 1 << max(0, rows - 1).bit_length()
-        self.nodes: Values = np.full(2 * self.width, empty)
+        self.nodes: Floats = np.full(2 * self.width, empty)
         self._scratch = np.empty(256, np.int64)
 
-    def room(self, count: int) -> npt.NDArray[np.int64]:
+    def room(self, count: int) -> Ids:
         """Return scratch arrays of ``count`` places or more."""
         if count > len(self._scratch):
             self._scratch = np.empty(count, np.int64)
         return self._scratch
 
     @property
-    def leaves(self) -> Values:
+    def leaves(self) -> Floats:
         """The values, one for each row."""
         return self.nodes[self.width :]
 
@@ -40,19 +38,19 @@ class _Tree:
 
 
 class SumTree(_Tree):
-    """Values of 0 or more, and their sums."""
+    """Floats of 0 or more, and their sums."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows, 0.0)
 
-    def set(self, rows: Rows, values: Values) -> None:
+    def set(self, rows: Rows, values: Floats) -> None:
         """Set values.
 
         Of a row that occurs twice the last one counts. 256 of a million: about 12 us.
         """
         self._k.add_up(self.nodes, self.width, rows, values, self.room(len(rows)))
 
-    def find(self, masses: Values) -> tuple[Rows, Values]:
+    def find(self, masses: Floats) -> tuple[Rows, Floats]:
         """Find the rows in which masses from 0 to the total fall, and their values.
 
         256 of a million: about 15 us.
@@ -61,7 +59,7 @@ class SumTree(_Tree):
         self._k.descend(self.nodes, self.width, masses, rows, values)
         return rows, values
 
-    def draw(self, numbers: Values, *, stratified: bool) -> tuple[Rows, Values]:
+    def draw(self, numbers: Floats, *, stratified: bool) -> tuple[Rows, Floats]:
         """Draw a row for each number in [0, 1), in proportion to their values.
 
         Return rows and values. 256 of a million: about 15 us.
@@ -77,6 +75,6 @@ class MinTree(_Tree):
     def __init__(self, rows: int) -> None:
         super().__init__(rows, np.inf)
 
-    def set(self, rows: Rows, values: Values) -> None:
+    def set(self, rows: Rows, values: Floats) -> None:
         """As `SumTree.set`."""
         self._k.bound(self.nodes, self.width, rows, values, self.room(len(rows)))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
+from async_loader.replay.array_types import Bytes
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
@@ -139,13 +139,13 @@ class _RowList:
         self._within = np.zeros(items.rows, np.uint8)
         self._within[rows] = 1
 
-    def items(self, alive: npt.NDArray[np.uint8]) -> Rows:
+    def items(self, alive: Bytes) -> Rows:
         """Return the listed rows that hold an item."""
         rows = self.rows[: self.count]
         held: Rows = rows[alive[rows] != 0]
         return held
 
-    def prune(self, alive: npt.NDArray[np.uint8]) -> None:
+    def prune(self, alive: Bytes) -> None:
         """Drop the rows without an item. O(listed), not O(rows)."""
         kept = self.items(alive)
         self._within[self.rows[: self.count]] = 0

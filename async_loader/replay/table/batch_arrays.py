@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Ids = npt.NDArray[np.int64]
-Weights = npt.NDArray[np.floating[Any]]
-Array = npt.NDArray[Any]
+from async_loader.replay.array_types import Array, Floats, Ids, Weights
+
 Small = tuple[np.dtype[Any], tuple[int, ...], int]
 
 
@@ -99,7 +97,7 @@ class Target:
         return self.arrays
 
 
-def split_index(index: Ids) -> tuple[Ids, npt.NDArray[np.float64] | None]:
+def split_index(index: Ids) -> tuple[Ids, Floats | None]:
     """Split the index of a plan into ids, and weights or ``None``. The inverse of `join_index`."""
     if index.ndim == 1:
         return index, None

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.errors import SchemaError
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import floats_of, ids_of, named
+from async_loader.replay.array_types import Array
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.step_packer import StepPacker
@@ -90,13 +90,11 @@ class ById:
                 table_state.waiters.ring()
 
 
-def columns_of(
-    step_packer: StepPacker, fields: Mapping[str, Any], rows: int
-) -> dict[int, npt.NDArray[Any]]:
+def columns_of(step_packer: StepPacker, fields: Mapping[str, Any], rows: int) -> dict[int, Array]:
     """Check new values ``[rows, ...]``, and return them by the position of their fields in the
     schema. Raises SchemaError, as `ReplayBuffer.update`.
     """
-    columns: dict[int, npt.NDArray[Any]] = {}
+    columns: dict[int, Array] = {}
     known = {field.name: i for i, field in enumerate(step_packer.schema.fields)}
     for name, value in named(fields):
         if name not in known or name in _SETTLED:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.arguments import count_of
+from async_loader.replay.array_types import Bools, Ids
 from async_loader.replay.base.row_format import TERMINATED, TRUNCATED
 from async_loader.schema import Schema
-
-Ids = npt.NDArray[np.int64]
 
 
 def how_ended(terminated: bool, truncated: bool) -> int:
@@ -106,7 +104,7 @@ def _one_ended(name: str, said: Any) -> bool:
         ) from None
 
 
-def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:
+def _ended(name: str, said: Any, count: int) -> Bools:
     """Return one bool for each of ``count`` steps, from one for all or one for each."""
     if said is False or said is True:
         return np.full(count, said)
@@ -118,5 +116,5 @@ def _ended(name: str, said: Any, count: int) -> npt.NDArray[np.bool_]:
         raise SchemaError(
             f"{name} has shape {list(array.shape)} for {count} rows: one for each, or one for all"
         )
-    ended: npt.NDArray[np.bool_] = array.reshape(count).astype(np.bool_)
+    ended: Bools = array.reshape(count).astype(np.bool_)
     return ended

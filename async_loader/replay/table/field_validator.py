@@ -25,13 +25,11 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.errors import SchemaError
+from async_loader.replay.array_types import Array
 from async_loader.schema import Field
-
-Array = npt.NDArray[Any]
 
 
 class FieldValidator:

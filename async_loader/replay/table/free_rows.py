@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from async_loader.replay.array_types import Ids
 
 
 class FreeRows:
@@ -67,7 +68,7 @@ class FreeRows:
             self._listed[row] = 1
         self.taken = -1
 
-    def put(self, rows: npt.NDArray[np.int64]) -> None:
+    def put(self, rows: Ids) -> None:
         """Add free rows. After an interrupted call (Ctrl-C) a row may be added twice."""
         for row in rows.tolist():
             if not self._listed[row]:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, WouldDeadlock
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import one_float, schema_of_columns, storable
+from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES, from_step
 from async_loader.replay.base.row_format import AWAITS
 from async_loader.replay.samplers import priority_rules
@@ -23,8 +23,6 @@ from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
 from async_loader.source import Applied
 
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 _NAN = float("nan")
 _NO_ID = np.full(1, -1, np.int64)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Draw, Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.free_rows import FreeRows
@@ -16,8 +16,6 @@ from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.storage import Storage
 from async_loader.replay.views import depth_and_lookahead
 
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 NO_ROWS: Ids = np.empty(0, np.int64)
 _NO_FLOATS = np.empty(0)
 _FIRST_STREAMS = 64

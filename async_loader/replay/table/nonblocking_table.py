@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
+from async_loader.replay.array_types import Array, Bools, Floats, Ids
 from async_loader.replay.base.field_table import (
     ARRAY_ADDRESS,
     ARRAY_STRIDE,
@@ -32,7 +32,6 @@ from async_loader.replay.views import Transitions
 from async_loader.schema import Schema
 from async_loader.source import Applied
 
-Ids = npt.NDArray[np.int64]
 _TEXT = 512
 """Characters of a reason that fit into a message."""
 
@@ -60,8 +59,8 @@ class Incoming:
 
     streams: Ids
     flags: Ids
-    priorities: npt.NDArray[np.float64]
-    columns: list[npt.NDArray[Any]]
+    priorities: Floats
+    columns: list[Array]
     seen: bool = False
 
     def __len__(self) -> int:
@@ -223,7 +222,7 @@ class ServedTable:
         self._write(steps, start, stop, followed)
         return stop + followed
 
-    def _insertable(self, streams: npt.NDArray[Any], followed: bool) -> int:
+    def _insertable(self, streams: Array, followed: bool) -> int:
         """Return how many steps of these streams may be written now.
 
         ``followed``: a final observation comes right behind the last of them.
@@ -309,7 +308,7 @@ class ServedTable:
                 1, 2 if self._table_state.ready and self._table_state.step_packer.followed else 1
             )
 
-    def prioritize(self, ids: Ids, priorities: npt.NDArray[np.float64]) -> Applied:
+    def prioritize(self, ids: Ids, priorities: Floats) -> Applied:
         """As `ReplayBuffer.update_priorities`. Copies arrays of a message, which are read-only."""
         return self._inserter.prioritize(ids_of(ids), floats_of(priorities, "priority"))
 
@@ -325,7 +324,7 @@ class ServedTable:
             least = int(ids.max()) - most
             self._seen = {one for one in self._seen if one > least}
 
-    def take_seen(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    def take_seen(self, ids: Ids) -> Bools:
         """Return which of these rows, drawn for the last time, a learner may have had before."""
         if not self._seen:
             return np.zeros(len(ids), np.bool_)

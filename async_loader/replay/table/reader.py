@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import Broken
 from async_loader.lifecycle import Deadline
+from async_loader.replay.array_types import Array, Ids, Weights
 from async_loader.replay.base.array_address import address_of
 from async_loader.replay.base.field_table import (
     ARRAY_ADDRESS,
@@ -28,10 +28,6 @@ from async_loader.replay.views import ReadPlan
 from async_loader.schema import Schema
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import Seed, Window
-
-Ids = npt.NDArray[np.int64]
-Weights = npt.NDArray[np.floating[Any]]
-Array = npt.NDArray[Any]
 
 # Up to here copying takes some hundred microseconds at most, and keeps the GIL. See
 # compiled.kernel.

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import OutOfMemory
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
+from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.samplers import Sampler, Uniform, one_scale, shortcut
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.read_plans import ReadPlans
@@ -25,8 +25,6 @@ from async_loader.replay.views import ReadPlan, Transitions
 from async_loader.shm.limits import available_bytes, human
 from async_loader.source import Window
 
-Ids = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 _REDRAWS = 8
 _MANY = 1 << 20
 """Rows of a batch, from which on its memory is checked first."""

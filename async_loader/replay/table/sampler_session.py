@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy.typing as npt
-
+from async_loader.replay.array_types import Array
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.source_sampler import SourceSampler
@@ -81,14 +79,14 @@ class SamplerSession:
         most = count if drawable is None else min(count, drawable)
         return most if limits is None else min(most, limits.sampleable())
 
-    def arrays(self, count: int) -> Sequence[npt.NDArray[Any]]:
+    def arrays(self, count: int) -> Sequence[Array]:
         """Draw a batch into new arrays ``[count, *shape]``, one for each field of `schema`.
 
         Call it when `why_not` has returned ``None``.
         """
         return self._table_sampler.arrays(self._sampler, count, self._view, 0.0)
 
-    def target(self, arrays: Sequence[npt.NDArray[Any]]) -> Target:
+    def target(self, arrays: Sequence[Array]) -> Target:
         """Wrap the caller's arrays as a target for `fill`.
 
         One array ``[count, *shape]`` for each field of `schema`, in C order.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import length_of
+from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.base.array_address import address_of
 from async_loader.replay.base.field_table import ARRAY_ADDRESS, NO_FIELDS
 from async_loader.replay.base.row_format import AWAITS, ENDS, TERMINATED, TRUNCATED
@@ -19,8 +19,6 @@ from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.schema import Schema
 
-Ids = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 Steps = tuple[Ids, Ids, Ids, object]
 """Many checked steps, as kernels take them. A plain tuple: it is made for every call.
 
@@ -183,7 +181,7 @@ class StepPacker:
             flags = flags | ((columns[self.done] != 0) & (flags & TRUNCATED == 0)) * TERMINATED
         return flags
 
-    def check_ends(self, flags: Ids, has_final: npt.NDArray[np.bool_]) -> Ids:
+    def check_ends(self, flags: Ids, has_final: Bools) -> Ids:
         """As `check_end`, for many steps."""
         if self.followed and flags.any():
             for value, has in {(int(f), bool(g)) for f, g in zip(flags, has_final, strict=True)}:
@@ -199,9 +197,7 @@ class StepPacker:
             for i, value in zip(self.followed, self._final_leaves(final), strict=True)
         ]
 
-    def final_columns(
-        self, final: Any, ends: npt.NDArray[np.bool_]
-    ) -> tuple[list[Array], npt.NDArray[np.bool_]]:
+    def final_columns(self, final: Any, ends: Bools) -> tuple[list[Array], Bools]:
         """Return the final observations ``[rows, ...]`` of steps that end an episode, and which
         these are.
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import ConfigError
+from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import row_format
 from async_loader.schema import PackedRow, Schema
 from async_loader.shm.hugepages import HugePages
@@ -217,7 +217,7 @@ class Storage:
         ]
         self.ready = min(ends) if self._huge.wanted and min(ends) < layout.rows else sys.maxsize
 
-    def fresh_geometry(self) -> npt.NDArray[np.int64]:
+    def fresh_geometry(self) -> Ids:
         """Return the geometry of an empty table."""
         geometry = np.zeros(row_format.PLACES, np.int64)
         geometry[row_format.BASE] = self.base
@@ -226,10 +226,10 @@ class Storage:
         return geometry
 
     @property
-    def cells(self) -> list[npt.NDArray[Any]]:
+    def cells(self) -> list[Array]:
         return [self.cell(i) for i in range(len(self.layout.schema.fields))]
 
-    def cell(self, i: int) -> npt.NDArray[Any]:
+    def cell(self, i: int) -> Array:
         """Return field ``i`` of all rows, ``[rows, *shape]``."""
         field = self.layout.schema.fields[i]
         offset, stride = self.layout.places[i]
@@ -238,7 +238,7 @@ class Storage:
             (self.layout.rows, *field.shape), field.dtype, self._block, offset, (stride, *within)
         )
 
-    def heads(self) -> npt.NDArray[np.int64]:
+    def heads(self) -> Ids:
         """Return the heads of all rows, ``[rows, 4]``. See row_format.py."""
         return np.ndarray((self.layout.rows, 4), np.int64, self._block, 0, (self.layout.stride, 8))
 

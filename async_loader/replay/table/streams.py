@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Iterable
 
 import numpy as np
-import numpy.typing as npt
 
+from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.table.items import TableItems
-
-Ids = npt.NDArray[np.int64]
 
 
 class TableStreams(TableItems):

@@ -12,20 +12,18 @@ It is built in layers, each in a file of its own and each using those below it::
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.samplers import Draw, Sampler, one_scale, shortcut
 from async_loader.replay.table.items import NO_ROWS
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
-
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class Drawn(NamedTuple):
@@ -168,7 +166,7 @@ class Table(TableWriting):
         self._k.turn_version(self.g, np.empty(0, np.int64), True)
         self.storage.heads()[:, r.ID // 8] = ids + 1
 
-    def state(self) -> tuple[dict[str, int], dict[str, npt.NDArray[Any]]]:
+    def state(self) -> tuple[dict[str, int], dict[str, Array]]:
         """Return counters, and copies of the arrays that have no entry per row; ``last`` in the
         order of `streams`.
         """

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.room import TableRoom
 from async_loader.source import Applied
-
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class TableWriting(TableRoom):
@@ -117,7 +112,7 @@ class TableWriting(TableRoom):
         if self._patching is not None:
             self._end_patch()
 
-    def patch(self, ids: Ids, columns: dict[int, npt.NDArray[Any]]) -> Applied:
+    def patch(self, ids: Ids, columns: dict[int, Array]) -> Applied:
         """Overwrite fields (by position) of the steps that are still there.
 
         Of an id that occurs twice the last value counts.
