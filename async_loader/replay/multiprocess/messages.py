@@ -1,22 +1,16 @@
-"""Messages between a writer and the table's process: records of a SOCK_SEQPACKET socket.
+"""Messages between a writer and the table's process: records of an `FdChannel` that never blocks.
 
-Frequent messages are three numbers. Names of streams are pickled: both ends belong to one user and
-one program.
+Each is three numbers and bytes. Names of streams are pickled: both ends belong to one user and one
+program.
 """
 
 from __future__ import annotations
 
-import array
-import contextlib
-import os
-import pickle
-import socket
-import struct
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-_HEAD = struct.Struct("<qqq")
-_RECORD = 64 << 10
+from async_loader.shm.fd_channel import FdChannel
+
 NAMES_BYTES = 32 << 10
 """Most bytes of pickled names in one record."""
 
@@ -48,43 +42,30 @@ class Message(NamedTuple):
     a: int
     b: int
     body: bytes
-    fds: tuple[int, ...]
+    fds: list[int]
 
 
-def pack(kind: MessageType, a: int = 0, b: int = 0, body: bytes = b"") -> bytes:
-    return _HEAD.pack(kind, a, b) + body
-
-
-def send(sock: socket.socket, data: bytes, fds: tuple[int, ...] = ()) -> None:
-    """Send a record without blocking.
+def send(
+    channel: FdChannel,
+    kind: MessageType,
+    a: int = 0,
+    b: int = 0,
+    body: bytes = b"",
+    fds: tuple[int, ...] = (),
+) -> None:
+    """Send a message.
 
     Raises OSError: BlockingIOError if the other side does not read, ConnectionError if it is gone.
     """
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+    channel.send((int(kind), a, b), body, fds)
 
 
-def receive(sock: socket.socket) -> Message | None:
-    """Return the next record, ``None`` at the end. Raises BlockingIOError
-    if no record has arrived.
+def receive(channel: FdChannel) -> Message | None:
+    """Return the next message, ``None`` at the end. Raises BlockingIOError if no message has
+    arrived.
     """
-    data, ancillary, _, _ = sock.recvmsg(
-        _RECORD, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-    )
-    if not data:
+    record = channel.receive()
+    if record is None:
         return None
-    fds = array.array("i")
-    for _level, _kind, raw in ancillary:
-        fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
-    kind, a, b = _HEAD.unpack_from(data)
-    return Message(kind, a, b, data[_HEAD.size :], tuple(fds))
-
-
-def names_from(body: bytes) -> list[Any]:
-    names: list[Any] = pickle.loads(body)
-    return names
-
-
-def close_fd(fd: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(fd)
+    kind, a, b = record.message
+    return Message(kind, a, b, record.payload, record.fds)

@@ -6,7 +6,6 @@ Each wait is one wait over the socket, the end of the table's process, and a dea
 from __future__ import annotations
 
 import pickle
-import socket
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -23,7 +22,8 @@ from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.messages import Message, MessageType
 from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.table.waiters import WARN_AFTER_S
-from async_loader.shm.segment import Segment
+from async_loader.shm.fd_channel import FdChannel
+from async_loader.shm.segment import Segment, close_all
 
 _DYING_S = 2.0  # the sockets of a process that dies close a moment before it counts as dead
 _ANSWER_S = 1.0
@@ -35,7 +35,7 @@ class RowGrants:
 
     Parameters
     ----------
-    sock : socket.socket
+    channel : FdChannel
     owner_fd : int
         A pidfd of the table's process.
     ring : PublishRing
@@ -58,7 +58,7 @@ class RowGrants:
 
     def __init__(
         self,
-        sock: socket.socket,
+        channel: FdChannel,
         owner_fd: int,
         ring: PublishRing,
         clock: Segment,
@@ -68,7 +68,8 @@ class RowGrants:
         from async_loader.replay.kernels import publish_ring  # late: see compiled.py
 
         self._kernels = publish_ring
-        self._sock, self._owner_fd, self._ring, self._owner = sock, owner_fd, ring, owner
+        self._channel, self._owner_fd, self._ring = channel, owner_fd, ring
+        self._owner = owner
         self._clock = clock.bytes()
         self._cursor = int(self._clock.ctypes.data) + 8 * CURSOR
         self._lag = lag
@@ -246,7 +247,7 @@ class RowGrants:
         for first in range(0, len(numbers), _DROPS):
             body = np.asarray(numbers[first : first + _DROPS], np.int64).tobytes()
             try:
-                messages.send(self._sock, messages.pack(MessageType.DROP, body=body))
+                messages.send(self._channel, MessageType.DROP, body=body)
             except OSError:
                 return
 
@@ -308,7 +309,7 @@ class RowGrants:
         next wait finds out.
         """
         try:
-            messages.send(self._sock, messages.pack(kind))
+            messages.send(self._channel, kind)
         except OSError:
             return False
         return True
@@ -322,7 +323,7 @@ class RowGrants:
         fds: tuple[int, ...] = (),
     ) -> None:
         try:
-            messages.send(self._sock, messages.pack(kind, a, b, body), fds)
+            messages.send(self._channel, kind, a, b, body, fds)
         except BlockingIOError:
             raise Broken(
                 f"the table's process {self._owner} has not read {kind.name} and the messages "
@@ -336,7 +337,7 @@ class RowGrants:
         heard = self._hear()
         if heard:
             return True
-        ready = readable([self._sock.fileno(), self._owner_fd], left_s)
+        ready = readable([self._channel.fileno(), self._owner_fd], left_s)
         if not ready:
             return False
         if not self._hear() and self._owner_fd in ready:
@@ -347,7 +348,7 @@ class RowGrants:
         heard = False
         while True:
             try:
-                message = messages.receive(self._sock)
+                message = messages.receive(self._channel)
             except BlockingIOError:
                 return heard
             except ConnectionResetError:
@@ -393,5 +394,5 @@ class RowGrants:
         return self._shut()
 
     def close(self) -> None:
-        self._sock.close()
-        messages.close_fd(self._owner_fd)
+        self._channel.close()
+        close_all((self._owner_fd,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Callable, Container, Hashable, Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from async_loader.replay.arguments import one_float
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base.field_table import NO_FIELDS, NO_PRIORITIES
 from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL
-from async_loader.replay.multiprocess.messages import MessageType, close_fd
+from async_loader.replay.multiprocess.messages import MessageType
 from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.multiprocess.row_grants import RowGrants
 from async_loader.replay.multiprocess.terms import Terms
@@ -29,7 +28,8 @@ from async_loader.replay.table.episode_ends import Ends
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import Storage
 from async_loader.schema import Schema
-from async_loader.shm.segment import Segment
+from async_loader.shm.fd_channel import FdChannel
+from async_loader.shm.segment import Segment, close_all
 
 _CLOSE_S = 5.0
 _ONE, _TWO = np.array([1]), np.array([2])
@@ -52,7 +52,7 @@ class ProcessWriter(StepWriter):
 
     def __init__(
         self,
-        sock: socket.socket,
+        channel: FdChannel,
         owner_fd: int,
         ring: PublishRing,
         clock: Segment,
@@ -67,7 +67,9 @@ class ProcessWriter(StepWriter):
         self._pid = os.getpid()
         self._step_packer = StepPacker(layout, storage.base)
         self._ends = Ends(layout.schema)
-        self._row_grants = RowGrants(sock, owner_fd, ring, clock, terms.owner, layout.capacity // 2)
+        self._row_grants = RowGrants(
+            channel, owner_fd, ring, clock, terms.owner, layout.capacity // 2
+        )
         self._numbers: dict[Hashable, int] = {}
         self._open: set[int] = set()  # streams whose episode may go on
         self._many = MANY_STREAMS
@@ -80,7 +82,7 @@ class ProcessWriter(StepWriter):
         try:
             self._row_grants.hello(self._pid, death_fd)
         finally:
-            close_fd(death_fd)
+            close_all((death_fd,))
         self.stream = stream_name(stream)
         self._number(stream, Deadline(None))
 

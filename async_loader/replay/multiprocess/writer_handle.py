@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Hashable
 from multiprocessing import reduction
 from typing import Any
 
 from async_loader.errors import Closed, ConfigError
-from async_loader.replay.multiprocess.messages import close_fd
 from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.multiprocess.terms import Terms
 from async_loader.replay.multiprocess.writer import ProcessWriter
 from async_loader.replay.table.storage import Storage
-from async_loader.shm.segment import Segment
+from async_loader.shm.fd_channel import from_fd
+from async_loader.shm.segment import Segment, close_all
 
 
 class WriterHandle:
@@ -67,9 +66,9 @@ class WriterHandle:
                 f"process {other} has opened this handle: get a writer_handle() for each writer"
             )
         (sock_fd, owner_fd), self._fds = self._fds, []
-        writer = ProcessWriter(
-            socket.socket(fileno=sock_fd), owner_fd, lane, self._clock, self._storage, self._terms
-        )
+        channel = from_fd(sock_fd)
+        channel.set_blocking(False)
+        writer = ProcessWriter(channel, owner_fd, lane, self._clock, self._storage, self._terms)
         try:
             writer._begin(
                 ("writer", self._terms.owner, self._terms.number) if stream is None else stream
@@ -86,8 +85,7 @@ class WriterHandle:
     def close(self) -> None:
         """Give up the handle unopened."""
         fds, self._fds = self._fds, []
-        for fd in fds:
-            close_fd(fd)
+        close_all(fds)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # then modules are being torn down, and descriptors close with the process

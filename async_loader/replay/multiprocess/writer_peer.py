@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 
 import numpy as np
@@ -17,6 +16,8 @@ from async_loader.replay.multiprocess import messages
 from async_loader.replay.multiprocess.messages import MessageType
 from async_loader.replay.multiprocess.publish_ring import PublishRing
 from async_loader.replay.table.table import Table
+from async_loader.shm.fd_channel import FdChannel
+from async_loader.shm.segment import close_all
 
 _FAST_S, _SLOW_S = 0.005, 0.05
 """An extent that lasts less than the first is doubled, one that lasts more than the second is
@@ -31,7 +32,7 @@ class WriterPeer:
     Parameters
     ----------
     number : int
-    sock : socket.socket
+    channel : FdChannel
     ring : PublishRing
     table : Table
 
@@ -50,8 +51,8 @@ class WriterPeer:
         Rows that a waiting writer wants, and steps for which it wants credits.
     """
 
-    def __init__(self, number: int, sock: socket.socket, ring: PublishRing, table: Table) -> None:
-        self.number, self.sock, self.ring = number, sock, ring
+    def __init__(self, number: int, channel: FdChannel, ring: PublishRing, table: Table) -> None:
+        self.number, self.channel, self.ring = number, channel, ring
         self.pid, self.death_fd = 0, -1
         self.deaf = False
         self.grant_log = GrantLog(ring.address)
@@ -107,7 +108,7 @@ class WriterPeer:
         It reads what it asked for, so that there is always room.
         """
         with contextlib.suppress(OSError):
-            messages.send(self.sock, messages.pack(kind, a, b, body))
+            messages.send(self.channel, kind, a, b, body)
 
     def explain(self, why: str) -> None:
         """Tell the writer once for each request why it has to wait."""
@@ -134,8 +135,8 @@ class WriterPeer:
 
     def close(self) -> None:
         """Close the descriptors. Does not change the table."""
-        self.sock.close()
+        self.channel.close()
         if self.death_fd >= 0:
-            messages.close_fd(self.death_fd)
+            close_all((self.death_fd,))
             self.death_fd = -1
         self.ring.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -33,7 +33,8 @@ from async_loader.replay.multiprocess.terms import Terms
 from async_loader.replay.multiprocess.writer_handle import WriterHandle
 from async_loader.replay.multiprocess.writer_peer import WriterPeer
 from async_loader.replay.table.table_state import TableState
-from async_loader.shm.segment import Segment
+from async_loader.shm.fd_channel import FdChannel
+from async_loader.shm.segment import Segment, close_all
 
 _PAUSE_S = 0.002
 # A writer must be able to hold two extents of two rows, and all writers hold half of the rows.
@@ -102,7 +103,8 @@ class WriterService:
                 "needs room: raise its capacity, "
                 "or let writers go (a handle that was neither opened nor dropped counts)"
             )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = FdChannel.pair()
+        ours.set_blocking(False)
         number, self._made = self._made, self._made + 1
         ring = PublishRing.create()
         self._peers[number] = WriterPeer(number, ours, ring, self._table)
@@ -180,9 +182,8 @@ class WriterService:
         with self.lock:
             fds = [self.end.fileno(), self.eventfd.fileno()]
             for peer in self._peers.values():
-                fds += [
-                    fd for fd in (-1 if peer.deaf else peer.sock.fileno(), peer.death_fd) if fd >= 0
-                ]
+                heard = -1 if peer.deaf else peer.channel.fileno()
+                fds += [fd for fd in (heard, peer.death_fd) if fd >= 0]
         return readable(fds, pause_s)
 
     def serve(self, ready: set[int], table_state: TableState) -> float | None:
@@ -192,7 +193,7 @@ class WriterService:
         heard: list[tuple[WriterPeer, Message]] = []
         dead = [peer for peer in self._peers.values() if peer.death_fd in ready]
         for peer in self._peers.values():
-            if peer.sock.fileno() in ready or peer in dead:
+            if peer.channel.fileno() in ready or peer in dead:
                 heard += self._listen(peer)
         news = self.commit()
         for peer, message in heard:
@@ -235,7 +236,7 @@ class WriterService:
         heard: list[tuple[WriterPeer, Message]] = []
         while not peer.deaf:
             try:
-                message = messages.receive(peer.sock)
+                message = messages.receive(peer.channel)
             except BlockingIOError:
                 break
             except ConnectionResetError:
@@ -274,9 +275,7 @@ class WriterService:
 
     def _name(self, peer: WriterPeer, token: int, body: bytes) -> None:
         try:
-            peer.tell(
-                MessageType.NUMBERS, token, body=peer.numbers(messages.names_from(body)).tobytes()
-            )
+            peer.tell(MessageType.NUMBERS, token, body=peer.numbers(pickle.loads(body)).tobytes())
         except Exception as error:  # unpickling and hashing run the code of a stream's name
             peer.tell(
                 MessageType.REFUSED, token, body=f"{type(error).__name__}: {error}".encode()[:4096]
@@ -375,7 +374,7 @@ class WriterService:
         self._dropped.detach()
         self._clock.close()
         if self._death_fd >= 0:
-            messages.close_fd(self._death_fd)
+            close_all((self._death_fd,))
             self._death_fd = -1
 
     def forget(self) -> None:
