@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from llvmlite import ir
@@ -15,27 +16,42 @@ intrinsic: Any = extending.intrinsic
 _WORD = ir.IntType(64)
 
 
+Emit = Callable[[Any, Any], Any]
+
+
+def _value(emit: Emit) -> Any:
+    """Make what numba calls for an intrinsic with a value: ``emit(builder, arguments)``."""
+    return lambda context, builder, signature, arguments: emit(builder, arguments)
+
+
+def _nothing(emit: Emit) -> Any:
+    """As `_value`, for an intrinsic without a value."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        emit(builder, arguments)
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _at(builder: Any, address: Any, kind: Any = _WORD) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
 @intrinsic
 def load(typingctx: Any, address: Any) -> Any:
     """Load 8 aligned bytes, before all later loads."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(arguments[0], _WORD.as_pointer()), "acquire", 8)
-
-    return types.int64(types.int64), generate
+    return types.int64(types.int64), _value(
+        lambda builder, given: builder.load_atomic(_at(builder, given[0]), "acquire", 8)
+    )
 
 
 @intrinsic
 def store(typingctx: Any, address: Any, value: Any) -> Any:
     """Store 8 aligned bytes, after all earlier stores."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store_atomic(
-            arguments[1], builder.inttoptr(arguments[0], _WORD.as_pointer()), "release", 8
-        )
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
+    return types.void(types.int64, types.int64), _nothing(
+        lambda builder, given: builder.store_atomic(given[1], _at(builder, given[0]), "release", 8)
+    )
 
 
 def _fence(ordering: str) -> Any:
@@ -43,11 +59,7 @@ def _fence(ordering: str) -> Any:
 
     @intrinsic
     def fence(typingctx: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.fence(ordering)
-            return context.get_dummy_value()
-
-        return types.void(), generate
+        return types.void(), _nothing(lambda builder, _: builder.fence(ordering))
 
     return fence
 
@@ -68,47 +80,43 @@ def compare_and_swap(typingctx: Any, address: Any, old: Any, new: Any) -> Any:
     Return whether they did.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        return builder.extract_value(
-            builder.cmpxchg(place, arguments[1], arguments[2], "acq_rel", "acquire"), 1
-        )
+    def emit(builder: Any, given: Any) -> Any:
+        place = _at(builder, given[0])
+        swapped = builder.cmpxchg(place, given[1], given[2], "acq_rel", "acquire")
+        return builder.extract_value(swapped, 1)
 
-    return types.boolean(types.int64, types.int64, types.int64), generate
+    return types.boolean(types.int64, types.int64, types.int64), _value(emit)
 
 
 @intrinsic
 def _memcpy(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to, start = (builder.inttoptr(address, cgutils.voidptr_t) for address in arguments[:2])
-        cgutils.raw_memcpy(builder, to, start, arguments[2], 1)
-        return context.get_dummy_value()
+    def emit(builder: Any, given: Any) -> None:
+        to, start = (builder.inttoptr(address, cgutils.voidptr_t) for address in given[:2])
+        cgutils.raw_memcpy(builder, to, start, given[2], 1)
 
-    return types.void(types.int64, types.int64, types.int64), generate
+    return types.void(types.int64, types.int64, types.int64), _nothing(emit)
 
 
 @intrinsic
 def memzero(typingctx: Any, target: Any, count: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        cgutils.memset(builder, builder.inttoptr(arguments[0], cgutils.voidptr_t), arguments[1], 0)
-        return context.get_dummy_value()
+    def emit(builder: Any, given: Any) -> None:
+        cgutils.memset(builder, builder.inttoptr(given[0], cgutils.voidptr_t), given[1], 0)
 
-    return types.void(types.int64, types.int64), generate
+    return types.void(types.int64, types.int64), _nothing(emit)
 
 
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
     """Begin to load the cache line at this address."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def emit(builder: Any, given: Any) -> None:
         number = ir.IntType(32)
         shape = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
         hints = [ir.Constant(number, hint) for hint in (0, 3, 1)]  # to read, keep near, data
-        builder.call(function, [builder.inttoptr(arguments[0], cgutils.voidptr_t), *hints])
-        return context.get_dummy_value()
+        builder.call(function, [builder.inttoptr(given[0], cgutils.voidptr_t), *hints])
 
-    return types.void(types.int64), generate
+    return types.void(types.int64), _nothing(emit)
 
 
 STACK_WORDS: Final = 64
@@ -120,11 +128,11 @@ def stack_words(typingctx: Any) -> Any:
     calling kernel returns.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def emit(builder: Any, _: Any) -> Any:
         words = cgutils.alloca_once(builder, ir.ArrayType(_WORD, STACK_WORDS))
         return builder.ptrtoint(words, _WORD)
 
-    return types.int64(), generate
+    return types.int64(), _value(emit)
 
 
 def _access(bits: int) -> tuple[Any, Any]:
@@ -133,20 +141,19 @@ def _access(bits: int) -> tuple[Any, Any]:
 
     @intrinsic
     def peek(typingctx: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            value = builder.load(builder.inttoptr(arguments[0], item.as_pointer()), align=1)
+        def emit(builder: Any, given: Any) -> Any:
+            value = builder.load(_at(builder, given[0], item), align=1)
             return value if bits == 64 else builder.zext(value, _WORD)
 
-        return types.int64(types.int64), generate
+        return types.int64(types.int64), _value(emit)
 
     @intrinsic
     def poke(typingctx: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            value = arguments[1] if bits == 64 else builder.trunc(arguments[1], item)
-            builder.store(value, builder.inttoptr(arguments[0], item.as_pointer()), align=1)
-            return context.get_dummy_value()
+        def emit(builder: Any, given: Any) -> None:
+            value = given[1] if bits == 64 else builder.trunc(given[1], item)
+            builder.store(value, _at(builder, given[0], item), align=1)
 
-        return types.void(types.int64, types.int64), generate
+        return types.void(types.int64, types.int64), _nothing(emit)
 
     return peek, poke
 
@@ -161,12 +168,11 @@ def _mover(count: int) -> Any:
 
     @intrinsic
     def move(typingctx: Any, target: Any, source: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            to, start = (builder.inttoptr(address, item.as_pointer()) for address in arguments)
+        def emit(builder: Any, given: Any) -> None:
+            to, start = (_at(builder, address, item) for address in given)
             builder.store(builder.load(start, align=1), to, align=1)
-            return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64), generate
+        return types.void(types.int64, types.int64), _nothing(emit)
 
     return move
 
@@ -206,8 +212,6 @@ def copy(target: int, source: int, count: int) -> None:
 
 @intrinsic
 def poke_float(typingctx: Any, address: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.DoubleType().as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float64), generate
+    return types.void(types.int64, types.float64), _nothing(
+        lambda builder, given: builder.store(given[1], _at(builder, given[0], ir.DoubleType()))
+    )
