@@ -29,7 +29,7 @@ forking = threading.local()
 _FIRST = 1000
 """Before other finalizers of multiprocessing, which close queues that jobs may use."""
 
-_EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C: nobody wants to wait for a source that blocks
+_EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C, also if a source blocks
 
 
 class ForkStep(IntEnum):
@@ -99,7 +99,7 @@ def _close_all() -> None:
 
 
 def _around_fork_in_parent() -> None:
-    """Before, so that nobody gets the slots while the child is made; after, for what was lent in between."""
+    """Before the fork, so that no thread gets the slots meanwhile; after it, for slots leased in between."""
     if not getattr(forking, "worker", False):
         for living in list(_live):
             living.retire_leased()

@@ -452,9 +452,9 @@ class ReplayBuffer(Table):
         Parameters
         ----------
         final_obs : array or (nested) dict of arrays, optional
-            What came after the last step. Where the schema has ``next=`` and it is not given, the
-            episode ends one step earlier (unless it terminated): the last step has nothing to be
-            bootstrapped from, and is given up.
+            The observation after the last step. Where the schema has ``next=`` and it is not given,
+            the episode ends one step earlier (unless it terminated): the last step has nothing to
+            be bootstrapped from, and is given up.
         terminated, truncated : bool
             How it ended; neither counts as truncated.
         timeout_s : float, optional

@@ -1,4 +1,4 @@
-"""Memory for the large arrays of batches, used again as soon as nobody holds an array in it. Fills nothing."""
+"""Memory for the large arrays of batches, used again as soon as no array in it is referenced. Fills nothing."""
 
 from __future__ import annotations
 

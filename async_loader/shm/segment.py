@@ -111,7 +111,7 @@ class Segment:
         return self._fd
 
     def seal(self) -> None:
-        """Nobody can make it smaller or larger any more, so that who maps it need not trust who made it.
+        """Forbid any change of its size, so that a process that maps it need not trust the one that made it.
 
         Raises
         ------

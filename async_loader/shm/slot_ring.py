@@ -127,5 +127,5 @@ class SlotRing:
 
     @property
     def worn(self) -> bool:
-        """Whether so many slots were retired that the batches under way would run short."""
+        """Whether retired slots outnumber the spare ones, so that the batches under way would run short."""
         return self.retired > self.spare

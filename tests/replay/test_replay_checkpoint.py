@@ -418,7 +418,7 @@ def test_streams_keep_their_names_and_new_ones_are_new(tmp_path):
     assert len(loaded) == len(buffer) == 0
     assert loaded.stats().streams == buffer.stats().streams == len(names) + 1
     for name in names:
-        loaded.end_episode(stream=name, final_obs=obs)  # what came after is known after all
+        loaded.end_episode(stream=name, final_obs=obs)  # the observation after the last step is known after all
     assert len(loaded) == len(names)
     assert loaded.writer().stream != own.stream
     loaded.end_episode(stream=own.stream, final_obs=obs)

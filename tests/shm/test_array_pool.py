@@ -1,4 +1,4 @@
-"""Memory of large batches: used again, and never while anybody holds an array in it."""
+"""Memory of large batches: used again, and never while an array in it is referenced."""
 
 import gc
 import os
