@@ -1,4 +1,6 @@
-"""Who may import whom (DESIGN section 3): downward only, siblings never, torch late and in few places."""
+"""Who may import whom (DESIGN section 3): downward only, siblings never, torch late and in few
+places.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "async_loader"
 
-# From the bottom up. What stands in one line are siblings, which do not import each other, but for those in SAME_FLOOR.
+# From the bottom up. What stands in one line are siblings, which do not import each other, but for
+# those in SAME_FLOOR.
 FLOORS = [
     {"errors", "interrupts"},
     {
@@ -95,9 +98,11 @@ EXCEPTIONS = {
     ("pipeline.device.backend", "testing"),  # device="fake", for users without an accelerator; late
 }
 RANKS: dict[str, list[str]] = {}
-"""Files inside a room, from the bottom up, by their names within it; a folder's name is its ``__init__``, the room's name the
-room's. What stands in one line are siblings. A file imports only from lines above its own: also late, also for types. A room
-that is not named here is not looked into."""
+"""Files inside a room, from the bottom up, by their names within it; a folder's name is its
+``__init__``, the room's name the room's. What stands in one line are siblings. A file imports only
+from lines above its own: also late, also for types. A room that is not named here is not looked
+into.
+"""
 RANKS["replay"] = [
     "array_types rate_limiter stream_names views",
     "arguments",
@@ -260,8 +265,9 @@ def breaches_within(found: Iterable[Import], room: str) -> list[str]:
 
 
 def folder_circles(found: Iterable[Import], room: str) -> list[str]:
-    """Folders of a room that import each other in a circle, also by way of files in the room's own folder, each of which
-    stands for itself."""
+    """Folders of a room that import each other in a circle, also by way of files in the room's own
+    folder, each of which stands for itself.
+    """
     known = ranks(room)
 
     def node(module: str) -> str:
@@ -407,7 +413,7 @@ def test_what_is_allowed_is_not_caught(module, code):
     assert breaches(imports(ast.parse(code), module)) == []
 
 
-# -- what runs without torch (M18) ---------------------------------------------------------------------------------------
+# -- what runs without torch (M18) -----------------------------------------------------------------
 
 
 def run(code: str) -> str:

@@ -1,4 +1,6 @@
-"""Memory for the large arrays of batches, used again as soon as no array in it is referenced. Fills nothing."""
+"""Memory for the large arrays of batches, used again as soon as no array in it is referenced. Fills
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Below this malloc keeps what it is given back. Above, it returns memory to the system when a batch is dropped, or does
-# not, as the heap happens to lie: 256 Atari transitions take 1.0 ms in memory that was used before, 4 to 6 in new pages.
+# Below this malloc keeps what it is given back. Above, it returns memory to the system when a batch
+# is dropped, or does not, as the heap happens to lie: 256 Atari transitions take 1.0 ms in memory
+# that was used before, 4 to 6 in new pages.
 _FROM = 512 << 10
 _SPARE = 2
 
@@ -36,8 +39,9 @@ class ArrayPool:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An uninitialised array that begins on a cache line.
 
-        That matters also for copying: rows of whole pages (64 x 64 x 3 images) are copied 4 to 5 times slower on AMD's
-        Zen 3 when the target lies 16 bytes behind the source within a page, and that is where malloc puts large arrays.
+        That matters also for copying: rows of whole pages (64 x 64 x 3 images) are copied 4 to 5
+        times slower on AMD's Zen 3 when the target lies 16 bytes behind the source within a page,
+        and that is where malloc puts large arrays.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < _FROM:
@@ -54,13 +58,16 @@ class ArrayPool:
         except IndexError:
             block = _new(nbytes)
         root = np.frombuffer(block, np.uint8)
-        # In whichever thread drops the last view, also in the middle of anything: a deque takes no lock.
+        # In whichever thread drops the last view, also in the middle of anything: a deque takes no
+        # lock.
         weakref.finalize(root, free.append, block).atexit = False
         return np.ndarray(shape, dtype, root)
 
 
 def _new(nbytes: int) -> mmap.mmap:
-    """Private, so that after a fork neither process sees what the other writes into memory that both have."""
+    """Private, so that after a fork neither process sees what the other writes into memory that
+    both have.
+    """
     block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):
         block.madvise(mmap.MADV_HUGEPAGE)

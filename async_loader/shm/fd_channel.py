@@ -1,7 +1,8 @@
 """Whole records, and descriptors, between a loader and one worker process. Knows no meaning.
 
-One AF_UNIX SOCK_SEQPACKET pair per worker: a process killed in the middle of a send leaves no half record, and no
-other process has a share in it. Records up to 64 KiB travel in the socket, larger payloads in a memfd beside it.
+One AF_UNIX SOCK_SEQPACKET pair per worker: a process killed in the middle of a send leaves no half
+record, and no other process has a share in it. Records up to 64 KiB travel in the socket, larger
+payloads in a memfd beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ Message = tuple[Any, ...]
 
 @dataclass(slots=True)
 class Record:
-    """One received record. ``payload`` is empty, bytes, or an array on a mapped memfd; ``fds`` belong to who receives it."""
+    """One received record. ``payload`` is empty, bytes, or an array on a mapped memfd; ``fds``
+    belong to who receives it.
+    """
 
     message: Message
     payload: Any = b""

@@ -1,6 +1,8 @@
-"""Shared mappings whose address is a multiple of 2 MiB, so that the kernel can put huge pages under them.
+"""Shared mappings whose address is a multiple of 2 MiB, so that the kernel can put huge pages under
+them.
 
-Rows that are drawn at random out of hundreds of megabytes cost a page walk each as long as they lie in pages of 4 KiB.
+Rows that are drawn at random out of hundreds of megabytes cost a page walk each as long as they lie
+in pages of 4 KiB.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _SLOW_S, _SLOW = 0.02, 3  # a page is zeroed in a millisecond or so; where memor
 
 
 def aligned(fd: int, nbytes: int) -> Any:
-    """The file mapped shared, readable and writable, as a buffer that unmaps itself with the last view of it.
+    """The file mapped shared, readable and writable, as a buffer that unmaps itself with the last
+    view of it.
 
     ``None`` where that is not to be had, and where it would be of no use: `mmap` does it then.
     """
@@ -48,7 +51,8 @@ def aligned(fd: int, nbytes: int) -> Any:
 
 
 class HugePages:
-    """Puts huge pages under a mapping, part by part, before it is written for the first time. Gives up where they cost time.
+    """Puts huge pages under a mapping, part by part, before it is written for the first time. Gives
+    up where they cost time.
 
     Parameters
     ----------
@@ -69,7 +73,9 @@ class HugePages:
         return self._wanted > 0
 
     def under(self, begin: int, end: int) -> int:
-        """See to the bytes from ``begin`` to ``end``, and to what shares a huge page with them; where that ends."""
+        """See to the bytes from ``begin`` to ``end``, and to what shares a huge page with them;
+        where that ends.
+        """
         last = -(-end // HUGE)
         for i in range(begin // HUGE, min(self._wanted, last)):
             if self._done[i]:

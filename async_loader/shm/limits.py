@@ -1,4 +1,6 @@
-"""How much memory this process may still take: of the machine, and of its cgroup. Reads, never allocates."""
+"""How much memory this process may still take: of the machine, and of its cgroup. Reads, never
+allocates.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def human(nbytes: int) -> str:
 
 
 def available_bytes() -> int:
-    """Bytes that can be allocated without swapping or being killed for it, less a reserve; an upper bound."""
+    """Bytes that can be allocated without swapping or being killed for it, less a reserve; an upper
+    bound.
+    """
     bounds = [b for b in (_machine(), _cgroup()) if b is not None]
     return max(0, min(bounds) - _RESERVE) if bounds else 1 << 62
 
@@ -36,7 +40,9 @@ def _machine() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """The tightest limit on the way from this process's cgroup (v2) to the root, less what is used there."""
+    """The tightest limit on the way from this process's cgroup (v2) to the root, less what is used
+    there.
+    """
     try:
         entries = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -69,7 +75,8 @@ def _headroom(folder: Path, limit: str, used: str) -> int | None:
         text = (folder / limit).read_text().strip()
         if text == "max":
             return None
-        # The page cache counts as used and is given back under pressure: do not count it against the caller.
+        # The page cache counts as used and is given back under pressure: do not count it against
+        # the caller.
         return int(text) - int((folder / used).read_text()) + _inactive_file(folder)
     except (OSError, ValueError):
         return None

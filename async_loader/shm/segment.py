@@ -1,7 +1,9 @@
-"""A block of memory that processes share. It never has a name that outlives its creation, so nothing is left behind.
+"""A block of memory that processes share. It never has a name that outlives its creation, so
+nothing is left behind.
 
-Linux: a memfd. Elsewhere: POSIX shared memory whose name is removed as soon as it is open. Either way what travels
-to another process is the file descriptor, and the kernel frees the pages with the last of them.
+Linux: a memfd. Elsewhere: POSIX shared memory whose name is removed as soon as it is open. Either
+way what travels to another process is the file descriptor, and the kernel frees the pages with the
+last of them.
 """
 
 from __future__ import annotations
@@ -100,7 +102,9 @@ class Segment:
         return cls(fd, nbytes)
 
     def bytes(self, offset: int = 0, count: int | None = None) -> npt.NDArray[np.uint8]:
-        """A fresh array on the mapping. Fresh matters: a finalizer on it sees every view made of it (and only those)."""
+        """A fresh array on the mapping. Fresh matters: a finalizer on it sees every view made of it
+        (and only those).
+        """
         return np.frombuffer(self._map, np.uint8, self.nbytes - offset if count is None else count, offset)
 
     def view(self, offset: int = 0, count: int | None = None) -> memoryview:
@@ -111,7 +115,8 @@ class Segment:
         return self._fd
 
     def seal(self) -> None:
-        """Forbid any change of its size, so that a process that maps it need not trust the one that made it.
+        """Forbid any change of its size, so that a process that maps it need not trust the one that
+        made it.
 
         Raises
         ------

@@ -1,15 +1,16 @@
 """A ring of batch slots in one segment, and the leases by which they come back.
 
-A lease is a fresh array on the slot's bytes. Whatever is made of it (fields, tensors, tensors saved for backward)
-keeps it alive, and when the last of them dies the slot is free again. Nothing is ever released by hand, so nothing
-can be released too early, and a batch that is dropped half-way returns its slot like any other. Takes no lock: a lease dies
-wherever the collector happens to run, also in a thread that holds one of ours. What is called then is the ``append`` of a
-deque and no code in Python, in which a signal could be handled: its exception would be swallowed, and the slot lost.
+A lease is a fresh array on the slot's bytes. Whatever is made of it (fields, tensors, tensors saved
+for backward) keeps it alive, and when the last of them dies the slot is free again. Nothing is ever
+released by hand, so nothing can be released too early, and a batch that is dropped half-way returns
+its slot like any other. Takes no lock: a lease dies wherever the collector happens to run, also in
+a thread that holds one of ours. What is called then is the ``append`` of a deque and no code in
+Python, in which a signal could be handled: its exception would be swallowed, and the slot lost.
 
 # NOTE [what a fork does to leases]
-A forked child shares the slots' pages and holds copies of the parent's tensors. When it drops them that is noted in its
-own copy of the ring, which nothing uses; and what it still reads must not be overwritten by the parent, so the parent
-retires the slots that are lent at the moment of the fork.
+A forked child shares the slots' pages and holds copies of the parent's tensors. When it drops them
+that is noted in its own copy of the ring, which nothing uses; and what it still reads must not be
+overwritten by the parent, so the parent retires the slots that are lent at the moment of the fork.
 """
 
 from __future__ import annotations
@@ -127,5 +128,7 @@ class SlotRing:
 
     @property
     def worn(self) -> bool:
-        """Whether retired slots outnumber the spare ones, so that the batches under way would run short."""
+        """Whether retired slots outnumber the spare ones, so that the batches under way would run
+        short.
+        """
         return self.retired > self.spare

@@ -30,7 +30,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Run:
-    """Adds, samples, updates and deletes, the same way for the same seed. What every call returned is in ``log``."""
+    """Adds, samples, updates and deletes, the same way for the same seed. What every call returned
+    is in ``log``.
+    """
 
     def __init__(self, buffer: ReplayBuffer, seed: int, view: Transitions | None = None) -> None:
         self.buffer, self.rng, self.view = buffer, np.random.default_rng(seed), view

@@ -1,4 +1,6 @@
-"""What only a table of this process can show of the calls that all tables have; tests/table holds what is the same for all."""
+"""What only a table of this process can show of the calls that all tables have; tests/table holds
+what is the same for all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A table that was loaded is the table that was saved: the same contents, the same ids next, the same draws."""
+"""A table that was loaded is the table that was saved: the same contents, the same ids next, the
+same draws.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,7 @@ def test_two_folders_are_saved_to_in_turn(tmp_path):
             assert same(contents(ReplayBuffer.from_checkpoint(tmp_path / "in" / "new folders" / name)), contents(buffer))
 
 
-# -- while others write ------------------------------------------------------------------------------------------------------
+# -- while others write ----------------------------------------------------------------------------
 
 
 class Writers:
@@ -236,7 +238,7 @@ def test_saves_of_several_threads_come_one_after_the_other(tmp_path):
     assert sorted(numbers) == [1, 2, 3, 4]
 
 
-# -- other settings ----------------------------------------------------------------------------------------------------------
+# -- other settings --------------------------------------------------------------------------------
 
 
 def test_overridden_settings_hold_and_the_others_are_as_saved(tmp_path):
@@ -402,7 +404,7 @@ def test_rows_in_order_may_be_taken_over_by_a_remover(tmp_path):
         ReplayBuffer.from_checkpoint(tmp_path / "linked", remover=MinHeap())
 
 
-# -- what a table may be -----------------------------------------------------------------------------------------------------
+# -- what a table may be ---------------------------------------------------------------------------
 
 
 def test_streams_keep_their_names_and_new_ones_are_new(tmp_path):

@@ -1,4 +1,6 @@
-"""Saves that fail or are killed, at every call that changes the file system; and files that are not as they were written."""
+"""Saves that fail or are killed, at every call that changes the file system; and files that are not
+as they were written.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def saved(tmp_path):
 
 
 def whole(root, kind: str) -> tuple[ReplayBuffer, ReplayBuffer]:
-    """A buffer that has changed since it was loaded, so that its next save is of that kind; and as it was saved."""
+    """A buffer that has changed since it was loaded, so that its next save is of that kind; and as
+    it was saved.
+    """
     buffer, before = ReplayBuffer.from_checkpoint(root), ReplayBuffer.from_checkpoint(root)
     if kind == "full":
         debug_state(buffer).saver.last = None
@@ -90,7 +94,9 @@ def test_an_error_of_the_disk_names_the_file(saved):
 
 
 def child(root, kind: str, at: int, half: bool) -> int:
-    """A process that goes on from the newest save, and is killed at one call of its own; how it ended."""
+    """A process that goes on from the newest save, and is killed at one call of its own; how it
+    ended.
+    """
     pid = os.fork()
     if pid == 0:
         try:
@@ -149,7 +155,7 @@ def test_ctrl_c_in_the_middle_of_a_save_loses_nothing(saved):
     assert same(contents(ReplayBuffer.from_checkpoint(saved)), contents(buffer))
 
 
-# -- corruption --------------------------------------------------------------------------------------------------------------
+# -- corruption ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""One process saves into a folder again and again, another loads from it: a load is one save, whole."""
+"""One process saves into a folder again and again, another loads from it: a load is one save,
+whole.
+"""
 
 from __future__ import annotations
 

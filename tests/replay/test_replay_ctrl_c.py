@@ -1,4 +1,6 @@
-"""Ctrl-C at any point of a call that adds: a step is in or is not, the writer says which, and the table goes on."""
+"""Ctrl-C at any point of a call that adds: a step is in or is not, the writer says which, and the
+table goes on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ LINKED = {
 
 
 def in_order(buffer: ReplayBuffer) -> list[int]:
-    """Every observation that is stored, by the order in which it was added; every row is whole and known to the sampler."""
+    """Every observation that is stored, by the order in which it was added; every row is whole and
+    known to the sampler.
+    """
     table = debug_state(buffer).state.table
     with debug_state(buffer).state.lock:
         debug_state(buffer).state.own()

@@ -1,4 +1,6 @@
-"""Whose steps are these? Where a table links steps, the default is not allowed to be wrong in silence."""
+"""Whose steps are these? Where a table links steps, the default is not allowed to be wrong in
+silence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ctrl-C at any point of a call that draws, changes by id, saves, loads or closes: the table goes on, and no item is lost."""
+"""Ctrl-C at any point of a call that draws, changes by id, saves, loads or closes: the table goes
+on, and no item is lost.
+"""
 
 from __future__ import annotations
 

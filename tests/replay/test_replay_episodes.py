@@ -1,4 +1,6 @@
-"""Episodes and streams as users hand them over: done, names of streams, vectors of environments, resume, refusals."""
+"""Episodes and streams as users hand them over: done, names of streams, vectors of environments,
+resume, refusals.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ids: updates, deletions and priorities reach the step with that id or no step; and how large a table is."""
+"""Ids: updates, deletions and priorities reach the step with that id or no step; and how large a
+table is.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +185,7 @@ def test_a_sampler_belongs_to_one_table() -> None:
         ReplayBuffer(3, limiter=3)  # type: ignore[arg-type]
 
 
-# -- how large ---------------------------------------------------------------------------------------------------------
+# -- how large -------------------------------------------------------------------------------------
 
 
 SCHEMAS = [

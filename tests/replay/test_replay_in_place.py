@@ -1,4 +1,6 @@
-"""A checkpoint loaded into a table that is in use: what readers, sources and writers have of it afterwards."""
+"""A checkpoint loaded into a table that is in use: what readers, sources and writers have of it
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def filled(first: int = 0, count: int = 500, **settings: Any) -> ReplayBuffer:
 
 
 def test_rows_that_are_read_meanwhile_are_never_torn(tmp_path: Path) -> None:
-    """The ids are the same in both, the rows are not: only the rows' versions tell one from the other."""
+    """The ids are the same in both, the rows are not: only the rows' versions tell one from the
+    other.
+    """
     buffer, other = filled(), filled(10_000)
     buffer.save(tmp_path / "one")
     other.save(tmp_path / "other")

@@ -1,4 +1,6 @@
-"""A table behind a loader: views, weights and ids arrive as they were drawn, with and without worker processes."""
+"""A table behind a loader: views, weights and ids arrive as they were drawn, with and without
+worker processes.
+"""
 
 from __future__ import annotations
 

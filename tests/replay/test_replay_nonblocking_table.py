@@ -1,4 +1,6 @@
-"""Steps that come in messages make the table that the same steps make when they are added one by one."""
+"""Steps that come in messages make the table that the same steps make when they are added one by
+one.
+"""
 
 from __future__ import annotations
 

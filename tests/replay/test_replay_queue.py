@@ -1,4 +1,6 @@
-"""Queue tables: every item is delivered exactly once, and none is overwritten before, whatever the rows hold."""
+"""Queue tables: every item is delivered exactly once, and none is overwritten before, whatever the
+rows hold.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +235,9 @@ def test_episodes_that_take_turns_in_any_order_never_stop_each_other(length: int
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("collate", [False, True])
 def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(workers: int, collate: bool) -> None:
-    """Rows of a large step have four spare ones: what was drawn would be overwritten before it is read."""
+    """Rows of a large step have four spare ones: what was drawn would be overwritten before it is
+    read.
+    """
     schema = {"x": "int64", "pixels": ((200, 200), "float32")}
     buffer = ReplayBuffer(8, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
 
@@ -283,7 +287,7 @@ def test_writers_of_other_processes_overwrite_no_item_of_a_queue() -> None:
     assert got == {0: list(range(150)), 1: list(range(150))}
 
 
-# -- what ReplayBuffer.queue and stack make ------------------------------------------------------------------------------------
+# -- what ReplayBuffer.queue and stack make --------------------------------------------------------
 
 
 @given(
@@ -357,7 +361,7 @@ def test_a_queue_takes_more_capacity_and_names_ours_for_other_words() -> None:
         ReplayBuffer.queue(max_size=8)  # type: ignore[call-arg]
 
 
-# -- settings that can never be served ---------------------------------------------------------------------------------------
+# -- settings that can never be served -------------------------------------------------------------
 
 REFUSED = {
     "min_size beyond the capacity": (lambda: ReplayBuffer(1000, limiter=MinSize(5000)), "min_size_to_sample=5,000"),
@@ -443,7 +447,7 @@ def test_a_batch_without_replacement_that_the_limiter_stops_short_of_is_refused(
         buffer.sample(100, timeout_s=0)
 
 
-# -- limiter and n-step ends -------------------------------------------------------------------------------------------------
+# -- limiter and n-step ends -----------------------------------------------------------------------
 
 
 @settings(max_examples=100, deadline=None)
@@ -479,7 +483,7 @@ def test_ends_of_episodes_leave_the_cursor_within_its_bounds(n, spi, buffer_size
         assert written >= low
 
 
-# -- one batch, several draws ------------------------------------------------------------------------------------------------
+# -- one batch, several draws ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("normalize", ["batch", "buffer"])
@@ -496,7 +500,7 @@ def test_weights_of_a_batch_that_is_drawn_in_pieces_have_one_scale(normalize: st
         assert sampler._draws == 1
 
 
-# -- sources that are gone ---------------------------------------------------------------------------------------------------
+# -- sources that are gone -------------------------------------------------------------------------
 
 
 def test_samplers_of_sources_that_are_gone_are_told_of_nothing() -> None:
@@ -522,7 +526,7 @@ def test_samplers_of_sources_that_are_gone_are_told_of_nothing() -> None:
         next(loader)
 
 
-# -- waits that nothing ends -------------------------------------------------------------------------------------------------
+# -- waits that nothing ends -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("as_source", [lambda buffer: buffer.source(), lambda buffer: buffer], ids=["source", "buffer"])

@@ -1,4 +1,6 @@
-"""The limiter is Reverb's two formulas: traces worked out by hand, and the formulas themselves as an oracle."""
+"""The limiter is Reverb's two formulas: traces worked out by hand, and the formulas themselves as
+an oracle.
+"""
 
 from __future__ import annotations
 

@@ -338,7 +338,9 @@ def test_a_reader_travels_and_sees_what_is_added_later(method: str) -> None:
 
 
 def test_a_patch_that_is_interrupted_leaves_rows_that_can_be_read(monkeypatch):
-    """Ctrl-C right after the version was turned: it must not stay odd, nor be odd when the next patch is done."""
+    """Ctrl-C right after the version was turned: it must not stay odd, nor be odd when the next
+    patch is done.
+    """
     buffer = ReplayBuffer(8, {"x": np.int64}, seed=0)
     buffer.extend(x=np.arange(8), stream=0)
     table, turn = debug_state(buffer).state.table, debug_state(buffer).state.table._k.turn_version

@@ -1,4 +1,6 @@
-"""What a table delivers equals what a list of episodes says, whatever is added, ended, deleted and updated, in any order."""
+"""What a table delivers equals what a list of episodes says, whatever is added, ended, deleted and
+updated, in any order.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class Reference:
         return step.id >= self.cursor - self.capacity
 
     def items(self):
-        """(id, obs stack, next_obs stack, reward, discount, terminated, truncated) of everything that can be drawn."""
+        """(id, obs stack, next_obs stack, reward, discount, terminated, truncated) of everything
+        that can be drawn.
+        """
         for episodes in self.streams.values():
             for episode in episodes:
                 for t, step in enumerate(episode.steps):
@@ -225,7 +229,9 @@ class Both:
         self.compare(drawn, expected)
 
     def check_waiting(self, table) -> None:
-        """The limiter counts steps that wait for their successors: kernels count them one by one, here they are looked for."""
+        """The limiter counts steps that wait for their successors: kernels count them one by one,
+        here they are looked for.
+        """
         heads, alive = table.storage.heads(), table.items.alive != 0
         may_be = (heads[:, 3] & (FINAL | DELETED) == 0) & (heads[:, 0] > 0) & ~alive
         newest = heads[:, 0] - 1 >= self.reference.cursor - self.reference.capacity

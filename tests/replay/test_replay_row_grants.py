@@ -1,4 +1,6 @@
-"""What writers in other processes publish is taken in by one kernel: all of it, in order, once, and nothing that cannot be."""
+"""What writers in other processes publish is taken in by one kernel: all of it, in order, once, and
+nothing that cannot be.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Streams: writers, vectors of environments with every autoreset mode, ends of episodes, stacks and what follows."""
+"""Streams: writers, vectors of environments with every autoreset mode, ends of episodes, stacks and
+what follows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ PLAIN = {**LINKED, "obs": ((2,), np.float32), "next_obs": ((2,), np.float32)}
 
 
 class Counting(gym.Env):  # type: ignore[type-arg]
-    """Observation (episode, step); episode n ends after 2 + n % 3 steps, in turns terminated and truncated."""
+    """Observation (episode, step); episode n ends after 2 + n % 3 steps, in turns terminated and
+    truncated.
+    """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(10)

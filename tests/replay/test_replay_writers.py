@@ -1,4 +1,6 @@
-"""Writers in other processes do what writers in the owner's process do; their handles, their waits, their ends."""
+"""Writers in other processes do what writers in the owner's process do; their handles, their waits,
+their ends.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,13 @@ def run(handle: WriterHandle, method: str, target: Any, *args: Any) -> None:
     process.close()
 
 
-# -- the same as in-process ------------------------------------------------------------------------------------------------
+# -- the same as in-process ------------------------------------------------------------------------
 
 
 def episodes(into: Any) -> None:
-    """Some of each kind: terminated, truncated with a final observation, ended afterwards, given up, open."""
+    """Some of each kind: terminated, truncated with a final observation, ended afterwards, given
+    up, open.
+    """
     obs = iter(np.arange(200, dtype=np.float32).reshape(100, 2))
     for length, last in ((5, {"terminated": True}), (4, {"truncated": True, "final_obs": np.array([900, 901], np.float32)})):
         for k in range(length):
@@ -212,7 +216,7 @@ def test_the_owner_goes_around_rows_that_writers_hold_and_tells_samplers_the_tru
             into.close()
 
 
-# -- priorities, schemas, names --------------------------------------------------------------------------------------------
+# -- priorities, schemas, names --------------------------------------------------------------------
 
 
 def test_priorities_come_with_the_rows_and_are_checked_as_here() -> None:
@@ -361,7 +365,7 @@ def test_the_owner_forgets_streams_that_a_writer_drops_and_links_none_that_has_t
     assert sorted(items) == sorted([-2.0, -1.0, *map(float, range(3 * count))])
 
 
-# -- waiting ---------------------------------------------------------------------------------------------------------------
+# -- waiting ---------------------------------------------------------------------------------------
 
 
 def test_a_limiter_holds_a_writer_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,7 +449,7 @@ def test_a_slow_writers_rows_are_not_old_when_they_are_added() -> None:
         assert debug_state(buffer).state.table.granted < 600
 
 
-# -- ends ------------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 def test_a_buffer_that_is_closed_says_so_to_everyone_and_leaves_nothing() -> None:

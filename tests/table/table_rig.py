@@ -1,4 +1,6 @@
-"""Makers of tables and of writers, for tests that hold for each. One more is one line more in `TABLES` or `WRITERS`."""
+"""Makers of tables and of writers, for tests that hold for each. One more is one line more in
+`TABLES` or `WRITERS`.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ class Making:
 
 
 class Elsewhere:
-    """A writer in another process, whose calls come and go through a pipe: the same methods, results and errors."""
+    """A writer in another process, whose calls come and go through a pipe: the same methods,
+    results and errors.
+    """
 
     def __init__(self, handle: Any, stream: Hashable | None) -> None:
         here, there = multiprocessing.Pipe()

@@ -1,4 +1,6 @@
-"""What holds for every table: of this process, embedded, served. A step comes in through a writer, and is there after `flush`."""
+"""What holds for every table: of this process, embedded, served. A step comes in through a writer,
+and is there after `flush`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def x_of(table: Table, ids: Any) -> list[int]:
     return table.get(ids)["x"].tolist()
 
 
-# -- what it is ----------------------------------------------------------------------------------------------------------
+# -- what it is ------------------------------------------------------------------------------------
 
 
 def test_a_table_is_one(make: Making) -> None:
@@ -86,7 +88,7 @@ def test_stats_are_numbers_of_now(make: Making) -> None:
     assert stats.waiting == ()
 
 
-# -- sampling ------------------------------------------------------------------------------------------------------------
+# -- sampling --------------------------------------------------------------------------------------
 
 
 def test_too_few_items_are_said_in_both_numbers(make: Making) -> None:
@@ -183,7 +185,7 @@ def test_the_tables_view_is_that_of_every_batch(make: Making) -> None:
         assert next(loader)["reward"].tolist() == [1.5, 1.5, 1.5, 1.0]
 
 
-# -- sources and loaders -------------------------------------------------------------------------------------------------
+# -- sources and loaders ---------------------------------------------------------------------------
 
 
 def test_a_table_makes_sources(make: Making) -> None:
@@ -221,7 +223,7 @@ def test_a_source_that_cannot_be_is_refused_at_once(make: Making, wrong: dict[st
         filled(make, 3).source(**wrong)
 
 
-# -- by id ---------------------------------------------------------------------------------------------------------------
+# -- by id -----------------------------------------------------------------------------------------
 
 
 def test_rows_are_had_by_id_and_what_is_gone_is_left_out(make: Making) -> None:
@@ -338,7 +340,7 @@ def test_a_timeout_that_is_none_is_refused_before_anything_is_done(make: Making,
     assert table.stats().sampled == 0
 
 
-# -- checkpoints ---------------------------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 def test_a_table_is_loaded_in_place(make: Making, folder: Any) -> None:

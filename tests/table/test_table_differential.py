@@ -1,7 +1,8 @@
-"""The same calls, of a table of this process and of a feeder's: the same results, the same errors, the same steps afterwards.
+"""The same calls, of a table of this process and of a feeder's: the same results, the same errors,
+the same steps afterwards.
 
-Programs of calls are drawn, with good and with odd arguments, one odd one in a call at most. What a writer has added is
-compared after its `flush`: a feeder's ids come later than `append` returns.
+Programs of calls are drawn, with good and with odd arguments, one odd one in a call at most. What a
+writer has added is compared after its `flush`: a feeder's ids come later than `append` returns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from async_loader.table import Table, Writer
 KNOWN = frozenset({"named streams that two writers share", "priorities of a table without them"})
 """Differences that programs leave out. A line that is taken out of here is compared from then on."""
 
-# -- tables --------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 SCHEMAS: dict[str, dict[str, Any] | None] = {
     "plain": {"x": "int64", "reward": "float32"},
@@ -75,11 +76,15 @@ def _configs() -> list[Config]:
 
 CONFIGS = {one.name: one for one in _configs()}
 _EACH, _MORE = 12, 64
-"""Tables of each kind that a feeder is started with; of one kind, where more programs are drawn than that. Each is used once."""
+"""Tables of each kind that a feeder is started with; of one kind, where more programs are drawn
+than that. Each is used once.
+"""
 
 
 class Pool:
-    """Pairs of equal tables, empty ones. Feeders are started as they are needed, and end with the pool."""
+    """Pairs of equal tables, empty ones. Feeders are started as they are needed, and end with the
+    pool.
+    """
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -105,7 +110,7 @@ class Pool:
         return ReplayBuffer(given.pop("capacity"), **given), self._left[config.name].pop()
 
 
-# -- steps and arguments -------------------------------------------------------------------------------------------------
+# -- steps and arguments ---------------------------------------------------------------------------
 
 ENDS = ("terminated", "truncated", "done")
 
@@ -249,7 +254,7 @@ VIEWS: list[Any] = [None, Transitions(1, 0.9), Transitions(2, 0.5), Transitions(
 if "refused views that keep their look-ahead" not in KNOWN:
     VIEWS += [Transitions(2, 0.5, reward="nothing"), Transitions(500, 0.5)]
 
-# -- calls ---------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 class Call(NamedTuple):
@@ -363,7 +368,7 @@ class Side:
         """What the call returns, as what can be compared. ``step``: the number of the next step."""
         return getattr(self, "_" + call.name)(step, **call.says)
 
-    # -- writers -------------------------------------------------------------------------------------------------------------
+    # -- writers -----------------------------------------------------------------------------------
 
     def _writer(self, number: int) -> Writer:
         """Steps of the other one are there before."""
@@ -469,7 +474,7 @@ class Side:
         self.writers[writer] = self.table.writer("first" if not writer else None)
         self.added.discard(writer)
 
-    # -- the table -----------------------------------------------------------------------------------------------------------
+    # -- the table ---------------------------------------------------------------------------------
 
     def _sample(self, step: int, rows: Any, view: Any, timeout_s: Any, how: str) -> Any:
         self.flush()

@@ -1,4 +1,6 @@
-"""Edges at which tables might differ: priorities, names, views and steps that are refused, and calls before there is a step."""
+"""Edges at which tables might differ: priorities, names, views and steps that are refused, and
+calls before there is a step.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def steps(rows: int) -> dict[str, Any]:
     return {"x": np.arange(rows), "reward": np.zeros(rows, np.float32)}
 
 
-# -- priorities ----------------------------------------------------------------------------------------------------------
+# -- priorities ------------------------------------------------------------------------------------
 
 
 def test_priorities_that_nothing_goes_by_are_refused_and_the_writer_goes_on(writing: Making) -> None:
@@ -126,7 +128,7 @@ def test_no_priorities_are_updated_where_none_are_given(make: Making, schema: An
             plain.update_priorities(ids, priority)
 
 
-# -- before the first step -----------------------------------------------------------------------------------------------
+# -- before the first step -------------------------------------------------------------------------
 
 
 def test_calls_by_id_before_there_is_a_schema_find_nothing(make: Making) -> None:
@@ -194,7 +196,7 @@ def test_fields_stand_in_the_order_of_the_first_step(learning: Making, first: st
         assert list(batch["b"]) == ["y", "a"]
 
 
-# -- names of streams ----------------------------------------------------------------------------------------------------
+# -- names of streams ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [1.5, ("a", (0.25, None)), np.float32(0.5), np.int64(3)], ids=repr)
@@ -244,7 +246,7 @@ def test_writers_of_one_process_share_a_named_stream_and_those_of_a_feeder_do_no
     assert linked == ({0.0: 1.0, 1.0: 2.0, 2.0: 3.0} if make.kind.table is ReplayBuffer else {})
 
 
-# -- views ---------------------------------------------------------------------------------------------------------------
+# -- views -----------------------------------------------------------------------------------------
 
 
 def test_a_view_that_is_refused_changes_nothing(make: Making) -> None:
@@ -264,7 +266,7 @@ def test_a_view_that_is_refused_changes_nothing(make: Making) -> None:
     assert len(table) == 11
 
 
-# -- what is said --------------------------------------------------------------------------------------------------------
+# -- what is said ----------------------------------------------------------------------------------
 
 
 def test_stats_say_who_waits_and_for_how_long(make: Making) -> None:

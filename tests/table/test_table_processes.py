@@ -1,4 +1,6 @@
-"""Client processes that write to one table of a feeder and sample it at the same time: nothing is lost, nothing comes twice."""
+"""Client processes that write to one table of a feeder and sample it at the same time: nothing is
+lost, nothing comes twice.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def use_up(table: Any, number: int) -> list[tuple[int, bool]]:
 
 
 def use_again(table: Any, number: int) -> int:
-    """Write the rows, and sample, read, and change what there is meanwhile; how many rows were changed."""
+    """Write the rows, and sample, read, and change what there is meanwhile; how many rows were
+    changed.
+    """
     changed = 0
     with beside(lambda: write(table, number)):
         for turn in range(ROWS // BATCH):

@@ -1,4 +1,6 @@
-"""Every table and every writer has the methods of the Protocol, with its parameters in its order, with its defaults."""
+"""Every table and every writer has the methods of the Protocol, with its parameters in its order,
+with its defaults.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ IMPLEMENTERS: list[tuple[type, type]] = [
     (VectorWriterProtocol, VectorWriter),
 ]
 TRANSPORT = {"writer", "source"}
-"""Methods that may take more keywords where the table is elsewhere, of how steps and batches travel."""
+"""Methods that may take more keywords where the table is elsewhere, of how steps and batches
+travel.
+"""
 
 
 def names_of(protocol: type) -> list[str]:

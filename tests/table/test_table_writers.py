@@ -1,4 +1,6 @@
-"""What holds for every writer: of the table's process, of another one, of a feeder. One function for all, as an actor is."""
+"""What holds for every writer: of the table's process, of another one, of a feeder. One function
+for all, as an actor is.
+"""
 
 from __future__ import annotations
 
@@ -274,7 +276,7 @@ def test_a_timeout_that_is_none_is_refused_and_nothing_is_written(writing: Makin
     assert len(table) == 0
 
 
-# -- vectors of environments ---------------------------------------------------------------------------------------------
+# -- vectors of environments -----------------------------------------------------------------------
 
 
 class Envs:

@@ -44,7 +44,9 @@ class Rig:
         return [int(row) for row in self.sampler.draw(count).rows]
 
     def draws_into(self, count: int = 4) -> Reading | None:
-        """What the sampler's shortcut draws out of rows whose ids are their numbers; ``None`` if it leaves that to `draw`."""
+        """What the sampler's shortcut draws out of rows whose ids are their numbers; ``None`` if it
+        leaves that to `draw`.
+        """
         heads = np.zeros((self.items.rows, 4), np.int64)
         heads[:, 0] = np.arange(self.items.rows) + 1
         g = np.zeros(rows_.PLACES, np.int64)
@@ -56,7 +58,9 @@ class Rig:
         return reading if self.sampler.draw_into(reading) else None
 
     def twin(self, fresh: Sampler) -> Rig:
-        """Another table with the same items, whose sampler goes on from this one's state, as a file would hold it."""
+        """Another table with the same items, whose sampler goes on from this one's state, as a file
+        would hold it.
+        """
         state = self.sampler.state()
         for value in state.values():
             assert isinstance(value, np.ndarray) or json.dumps(value)

@@ -1,4 +1,6 @@
-"""MinHeap and MaxHeap give items in the order of their priorities; of equal ones, what was set longer ago."""
+"""MinHeap and MaxHeap give items in the order of their priorities; of equal ones, what was set
+longer ago.
+"""
 
 from __future__ import annotations
 

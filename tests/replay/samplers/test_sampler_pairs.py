@@ -1,4 +1,6 @@
-"""Any sampler with any remover, through a ReplayBuffer: what is drawn is there, what makes room is the right item."""
+"""Any sampler with any remover, through a ReplayBuffer: what is drawn is there, what makes room is
+the right item.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +170,9 @@ def test_any_sampler_goes_with_any_remover(sampler, remover, most):
 
 @pytest.mark.parametrize("sampler", [Prioritized, RankPrioritized, MinHeap, MaxHeap])
 def test_priorities_of_batches_in_flight_never_land_on_what_took_their_rows(sampler):
-    """k batches in flight while the ring wraps: a priority by row, as others have it, lands on another step."""
+    """k batches in flight while the ring wraps: a priority by row, as others have it, lands on
+    another step.
+    """
     buffer = ReplayBuffer(64, {"obs": ((), "int64")}, sampler=sampler(), seed=3)
     buffer.extend(obs=np.arange(64), priority=np.full(64, 1.0))
     flying = [buffer.sample(16)["index"] for _ in range(5)]

@@ -1,4 +1,6 @@
-"""Numbers are drawn ahead, from a generator of their own, and go on after a restore where they were."""
+"""Numbers are drawn ahead, from a generator of their own, and go on after a restore where they
+were.
+"""
 
 from __future__ import annotations
 

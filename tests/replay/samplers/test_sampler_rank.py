@@ -1,4 +1,6 @@
-"""RankPrioritized draws by rank: 1 / rank ** alpha, ranks being places in a heap that is sorted from time to time."""
+"""RankPrioritized draws by rank: 1 / rank ** alpha, ranks being places in a heap that is sorted
+from time to time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A sampler's shortcuts change nothing: the same batches, weights, sums and notes as the steps that they stand for."""
+"""A sampler's shortcuts change nothing: the same batches, weights, sums and notes as the steps that
+they stand for.
+"""
 
 from __future__ import annotations
 

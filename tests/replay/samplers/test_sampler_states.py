@@ -1,4 +1,6 @@
-"""A sampler that is restored draws what the saved one would have drawn, its state having been in a file in between."""
+"""A sampler that is restored draws what the saved one would have drawn, its state having been in a
+file in between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Trees of sums and minima: every parent is that of its children, and no mass leads to a row without any."""
+"""Trees of sums and minima: every parent is that of its children, and no mass leads to a row
+without any.
+"""
 
 from __future__ import annotations
 

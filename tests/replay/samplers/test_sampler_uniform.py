@@ -78,7 +78,9 @@ def test_without_replacement_a_draw_of_more_than_there_is_returns_fewer():
 @pytest.mark.parametrize("replacement", [True, False])
 @pytest.mark.parametrize("held", [3, 500, 1_024, 2_048])
 def test_few_items_among_many_rows_cost_nothing_per_row(monkeypatch, replacement, held):
-    """Counted, not timed: how often all rows are looked through, also where the count moves about a bound."""
+    """Counted, not timed: how often all rows are looked through, also where the count moves about a
+    bound.
+    """
     looked: list[int] = []
     real = np.flatnonzero
     rig = Rig(Uniform(replacement), 4_096)
