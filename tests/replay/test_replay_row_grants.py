@@ -63,7 +63,7 @@ class Hand:
                 for _ in range(count):
                     self.rows.popleft()
                 continue
-            if not flags & ring_format.NO_ROW:
+            if not flags & (ring_format.ENDED | ring_format.SKIPPED):
                 row = self.rows.popleft() % self.table.storage.layout.rows
                 self.table.storage.cell(0)[row] = self.table.storage.cell(1)[row] = self.written
             self.record(int(self.streams[stream]), flags, np.nan if flags & FINAL else priority)

@@ -27,7 +27,6 @@ ENDED = 1 << 8
 """The stream's episode ended after its last step, and the observation after it is unknown."""
 SKIPPED = 1 << 9
 """Rows (their number is in place of the stream) are given back unwritten."""
-NO_ROW = ENDED | SKIPPED
 
 UNLIMITED = 1 << 62
 """Credits of a writer if no limiter stops inserting."""

@@ -144,7 +144,7 @@ class Saver:
     Attributes
     ----------
     disk : Disk
-    last : Last | None
+    last : PreviousSave | None
     """
 
     def __init__(self, table_state: TableState) -> None:

@@ -27,7 +27,7 @@ class InsertCredits:
 
     Parameters
     ----------
-    links : collection of Link
+    peers : collection of WriterPeer
         Shared with the service, which adds and removes.
     """
 

@@ -1,4 +1,12 @@
-"""How many rows of a table may be written."""
+"""How many rows of a table may be written.
+
+# NOTE [queue tables]
+Rows are written in order, and the limiter counts items. Rows without items (final observations,
+steps that wait for their successors, the past of stacks) take room beside them. So where no item
+may be lost, a row is overwritten only when nothing in it is still to be drawn, which `room` counts,
+and writers wait for that. Spare rows provide what one open episode needs beside its items, so that
+a queue of ``capacity`` items fits.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +34,13 @@ class TableRoom(TableStreams):
         return room
 
     def room_for(self, streams: Container[int]) -> int:
-        """As `room`, for writing to these streams."""
+        """As `room`, for writing to these streams.
+
+        An open episode pins its newest steps, and goes on only if there are rows for its next ones.
+        So each leaves that many rows to every other, and only the one that pins the oldest row in
+        use may take all that are left: that row is released in the end, in whatever order episodes
+        go on.
+        """
         room, per = self.room(), self.reserve
         if not per or room >= 2 + per * len(self.streams):
             return room

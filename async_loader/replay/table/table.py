@@ -41,7 +41,7 @@ class Table(TableWriting):
 
     def drawable(self, sampler: Sampler, but: Ids = NO_ROWS) -> int | None:
         """Return how many items one draw can hold; ``None``: any number, as long as there is one
-        item.
+        item. Items in the rows ``but`` do not count.
         """
         held = len(self) - len(but)
         if not held:
