@@ -1,8 +1,9 @@
 """Everything that runs and has to end with the process, and what a fork does to it. Starts nothing itself.
 
 # NOTE [forks]
-All hooks of forks are registered here, each at a `ForkStep`, so that they run in one order, whatever was imported first. Only
-`interrupts` has one of its own: it lies below this module, and its hook touches nothing of the others.
+All hooks of forks are registered here, each at a `ForkStep`, so that they run in one order,
+whatever was imported first. Only `interrupts` has one of its own: it lies below this module, and
+its hook touches nothing of the others.
 
 # NOTE [exit]
 multiprocessing ends its daemonic children when a process exits, be it the main one (by atexit) or a `Process` (which runs no
@@ -33,7 +34,9 @@ _EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C, also if a
 
 
 class ForkStep(IntEnum):
-    """The steps of a fork: before it from the first to the last, after it from the last to the first. See NOTE [forks]."""
+    """The steps of a fork: before it from the first to the last, after it from the last to the
+    first. See NOTE [forks].
+    """
 
     IMPORTS = 0  # another thread completes its import of torch
     SERVICES = 1  # services of writers release what they hold, which may be the next lock
@@ -59,8 +62,9 @@ def at_fork(
 
 
 def _run(step: ForkStep, which: int) -> None:
-    for hooks in _hooks[step]:
-        hooks[which]()
+    with contextlib.ExitStack() as all_of_them:  # each is called, also if another raises
+        for hooks in reversed(_hooks[step]):
+            all_of_them.callback(hooks[which])
 
 
 for _step in reversed(ForkStep):  # of these, Python calls the last first before a fork

@@ -14,6 +14,7 @@ from async_loader.process_hooks import ForkStep, at_fork
 
 seen = []
 for step in sorted(ForkStep, key=lambda step: step.value % 2):
+    at_fork(step, lambda: 1 / 0)  # which does not keep the others from being called
     at_fork(
         step,
         lambda name=step.name: seen.append(f"before {name}"),
