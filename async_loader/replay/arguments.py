@@ -25,7 +25,7 @@ _UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
-def positive(name: str, value: Any) -> int:
+def positive(name: str, value: object) -> int:
     """Return ``value`` as an int of 1 or more. Raises ConfigError."""
     if type(value) is int and value > 0:
         return value
@@ -35,7 +35,7 @@ def positive(name: str, value: Any) -> int:
     return number
 
 
-def whole_seed(seed: Any) -> int:
+def whole_seed(seed: object) -> int:
     """Return ``seed`` as an int of 0 or more. Raises ConfigError."""
     number = _whole(seed)
     if number is None or number < 0:
@@ -51,7 +51,7 @@ def _whole(value: Any) -> int | None:
         return None
 
 
-def size_of(capacity: Any, max_bytes: Any) -> tuple[int | None, int | None]:
+def size_of(capacity: object, max_bytes: object) -> tuple[int | None, int | None]:
     """Return the most steps and the most bytes, one of which may be ``None``.
 
     ``capacity`` may be either.
@@ -65,7 +65,7 @@ def size_of(capacity: Any, max_bytes: Any) -> tuple[int | None, int | None]:
     )
 
 
-def bytes_of(name: str, value: Any) -> int:
+def bytes_of(name: str, value: object) -> int:
     """Convert a size to bytes: an int, or text with a unit (B; KB, MB, GB, TB of 1000; KiB, MiB,
     GiB, TiB of 1024).
 
@@ -203,7 +203,7 @@ def length_of(schema: Schema, columns: Sequence[Any]) -> int:
     return len(columns[0]) if columns else 0
 
 
-def ids_of(index: Any) -> Ids:
+def ids_of(index: object) -> Ids:
     """Convert ids to a contiguous, writable int64 array: any other would have kernels compiled
     again.
     """
@@ -227,7 +227,7 @@ def ids_of(index: Any) -> Ids:
     return np.require(np.atleast_1d(array), np.int64, ("C", "A", "W"))
 
 
-def floats_of(values: Any, name: str) -> Floats:
+def floats_of(values: object, name: str) -> Floats:
     """Convert numbers to a new float64 array ``[rows]``, whatever their shape, as ``[rows, 1]`` of
     a network.
     """
@@ -237,7 +237,7 @@ def floats_of(values: Any, name: str) -> Floats:
     return (array if array.ndim == 1 else array.reshape(-1)).astype(np.float64)
 
 
-def one_float(value: Any, name: str) -> Floats:
+def one_float(value: object, name: str) -> Floats:
     """Convert one number to a float64 array ``[1]``.
 
     Raises ConfigError, also for NaN, which stands for "not given".
@@ -254,7 +254,7 @@ def one_float(value: Any, name: str) -> Floats:
     return np.full(1, value, np.float64)
 
 
-def _array_of(values: Any, name: str) -> Array:
+def _array_of(values: object, name: str) -> Array:
     array = tensors.as_array(values)
     if array is not None:
         return array

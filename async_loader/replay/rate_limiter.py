@@ -6,7 +6,7 @@ import math
 import operator
 import warnings
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
@@ -204,19 +204,19 @@ def Queue(size: int) -> RateLimiter:
     return limiter
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
         raise ConfigError(f"{name}={value!r}: it must be an integer of 1 or more")
     return operator.index(value)
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise ConfigError(f"{name}={value!r}: it must be a number")
     return float(value)
 
 
-def _error_buffer(value: Any) -> float | tuple[float, float]:
+def _error_buffer(value: object) -> float | tuple[float, float]:
     if not isinstance(value, tuple | list):
         return _number("error_buffer", value)
     if len(value) != 2:

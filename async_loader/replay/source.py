@@ -186,7 +186,7 @@ class ReplaySource:
         """See `ReplayBuffer.update_priorities`."""
         return self._by_id.update_priorities(index, priority)
 
-    def update(self, index: Any, /, **fields: Any) -> Applied:
+    def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""
         return self._by_id.update(index, **fields)
 

@@ -176,9 +176,9 @@ class StepWriter(ABC):
         self,
         values: dict[str, Any],
         flags: int,
-        final_obs: Any,
-        stream: Any,
-        priority: Any,
+        final_obs: object,
+        stream: object,
+        priority: object,
         timeout_s: float | None,
     ) -> int:
         """Write one step. ``flags``: how its episode ends, beside what its fields say."""
@@ -188,16 +188,16 @@ class StepWriter(ABC):
         self,
         values: dict[str, Any],
         flags: Ids | None,
-        final_obs: Any,
-        stream: Any,
-        priority: Any,
+        final_obs: object,
+        stream: object,
+        priority: object,
         timeout_s: float | None,
     ) -> Ids:
         """Write many steps. ``flags``: as for `_append`, ``[rows]``; ``None``: no flags."""
 
     @abstractmethod
     def _end_episode(
-        self, stream: Hashable, flags: int, final_obs: Any, timeout_s: float | None
+        self, stream: Hashable, flags: int, final_obs: object, timeout_s: float | None
     ) -> None:
         """End the open episode of a stream, if it has one."""
 

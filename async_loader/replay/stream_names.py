@@ -56,7 +56,7 @@ def pass_over(names: Iterable[Hashable]) -> None:
     _numbers = itertools.count(max(next(_numbers), least))
 
 
-def stream_name(stream: Any) -> Hashable:
+def stream_name(stream: object) -> Hashable:
     """Convert ``stream`` to the name of one stream.
 
     Raises ConfigError for a value that cannot be one.
@@ -92,7 +92,7 @@ def stream_name(stream: Any) -> Hashable:
     return found
 
 
-def lasting_json(name: Any, whole: Any = ...) -> Any:
+def lasting_json(name: object, whole: object = ...) -> Any:
     """Convert the name of a stream to JSON.
 
     Raises ConfigError for one that JSON cannot hold, see NOTE [names that last].
@@ -115,7 +115,9 @@ def lasting_json(name: Any, whole: Any = ...) -> Any:
     )
 
 
-def stream_names(stream: Any, rows: int, known: Container[Hashable]) -> Hashable | list[Hashable]:
+def stream_names(
+    stream: object, rows: int, known: Container[Hashable]
+) -> Hashable | list[Hashable]:
     """Return the name of one stream for all rows, or a list with one for each.
 
     See NOTE [one or many].

@@ -43,10 +43,10 @@ class _Writer(Protocol):
         batch: Mapping[str, Any],
         streams: Sequence[Hashable],
         *,
-        terminated: Any,
-        truncated: Any,
-        final_obs: Any,
-        priority: Any,
+        terminated: object,
+        truncated: object,
+        final_obs: object,
+        priority: object,
         timeout_s: float | None,
     ) -> Ids | None:
         """Add all rows or none: an array ``[rows, ...]`` for each field, each row to a stream of
@@ -261,7 +261,7 @@ class VectorWriter:
             self._resetting = then
         self._then = None
 
-    def _ended(self, name: str, values: Any) -> Bools:
+    def _ended(self, name: str, values: object) -> Bools:
         ended = np.asarray(_rows(values), np.bool_)
         if ended.shape != (self._count,):
             raise SchemaError(
@@ -287,7 +287,7 @@ class VectorWriter:
                 f"ended its episode, and this writer was made for another autoreset mode: {_REMEDY}"
             )
 
-    def _after(self, next_obs: Any, ends: Bools, info: Mapping[str, Any] | None) -> Any:
+    def _after(self, next_obs: object, ends: Bools, info: Mapping[str, Any] | None) -> Any:
         """Return the observation after each step, also if ``next_obs`` is already that of the next
         episode.
         """
@@ -309,7 +309,7 @@ class VectorWriter:
         return after
 
 
-def _mode_of(envs: Any, autoreset: Any) -> str:
+def _mode_of(envs: object, autoreset: object) -> str:
     """Return how the environments reset: by ``autoreset`` or, without it, by their metadata."""
     metadata = getattr(envs, "metadata", None)
     own = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
@@ -332,7 +332,7 @@ def _mode_of(envs: Any, autoreset: Any) -> str:
     return _mode(said)
 
 
-def _mode(autoreset: Any) -> str:
+def _mode(autoreset: object) -> str:
     """Return the name of Gymnasium's AutoresetMode, without case and underscores."""
     said = str(getattr(autoreset, "value", autoreset)).lower().replace("_", "").replace("-", "")
     if said not in _AUTORESETS:
@@ -381,14 +381,14 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows(value: Any) -> Array:
+def _rows(value: object) -> Array:
     array = tensors.as_array(value)
     return np.asarray(value) if array is None else array
 
 
-def _copied(value: Any) -> Array:
+def _copied(value: object) -> Array:
     return np.array(_rows(value))
 
 
-def _pick(value: Any, keep: Bools) -> Any:
+def _pick(value: object, keep: Bools) -> Any:
     return value if keep.all() else tree.transform(value, lambda leaf: _copied(leaf)[keep])

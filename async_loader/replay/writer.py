@@ -55,9 +55,9 @@ class LocalWriter(StepWriter):
         self,
         values: dict[str, Any],
         flags: int,
-        final_obs: Any,
-        stream: Any,
-        priority: Any,
+        final_obs: object,
+        stream: object,
+        priority: object,
         timeout_s: float | None,
     ) -> int:
         name = self.stream if stream is None else self._named(stream)
@@ -71,9 +71,9 @@ class LocalWriter(StepWriter):
         self,
         values: dict[str, Any],
         flags: Ids | None,
-        final_obs: Any,
-        stream: Any,
-        priority: Any,
+        final_obs: object,
+        stream: object,
+        priority: object,
         timeout_s: float | None,
     ) -> Ids:
         names: Any = self.stream
@@ -89,10 +89,10 @@ class LocalWriter(StepWriter):
         batch: Mapping[str, Any],
         streams: Sequence[Hashable],
         *,
-        terminated: Any,
-        truncated: Any,
-        final_obs: Any,
-        priority: Any,
+        terminated: object,
+        truncated: object,
+        final_obs: object,
+        priority: object,
         timeout_s: float | None,
     ) -> Ids:
         """Add all rows or none, each to a stream whose end is the caller's task.
@@ -109,10 +109,10 @@ class LocalWriter(StepWriter):
     def _insert(
         self,
         values: dict[str, Any],
-        names: Any,
+        names: object,
         flags: Ids | None,
-        final_obs: Any,
-        priority: Any,
+        final_obs: object,
+        priority: object,
         timeout_s: float | None,
         whole: bool = False,
     ) -> Ids:
@@ -124,7 +124,7 @@ class LocalWriter(StepWriter):
         return ids
 
     def _end_episode(
-        self, stream: Hashable, flags: int, final_obs: Any, timeout_s: float | None
+        self, stream: Hashable, flags: int, final_obs: object, timeout_s: float | None
     ) -> None:
         self._in.end_episodes((stream,), final_obs, flags, timeout_s)
 

@@ -29,7 +29,7 @@ def names_json(names: Iterable[Hashable]) -> list[Any]:
     return [lasting_json(name) for name in names]
 
 
-def name_of(saved: Any) -> Hashable:
+def name_of(saved: object) -> Hashable:
     """Convert one name of `names_json` back."""
     return tuple(name_of(one) for one in saved) if isinstance(saved, list) else saved
 
@@ -104,7 +104,7 @@ class Copies(dict[str, Array]):
         np.copyto(self[name], array)
 
 
-def split(state: Any, prefix: str, arrays: Copies) -> Any:
+def split(state: object, prefix: str, arrays: Copies) -> Any:
     """Convert a state to JSON.
 
     Its arrays are copied into ``arrays``, under names that begin with ``prefix``.
@@ -131,7 +131,7 @@ def split(state: Any, prefix: str, arrays: Copies) -> Any:
     )
 
 
-def joined(saved: Any, arrays: Mapping[str, Array]) -> Any:
+def joined(saved: object, arrays: Mapping[str, Array]) -> Any:
     """Join what `split` has separated."""
     if isinstance(saved, list):
         return [joined(one, arrays) for one in saved]

@@ -35,7 +35,9 @@ See samplers/random_numbers.py.
 """
 
 
-def load(make: Callable[..., Any], path: Any, number: int | None, overrides: dict[str, Any]) -> Any:
+def load(
+    make: Callable[..., Any], path: object, number: int | None, overrides: dict[str, Any]
+) -> Any:
     """See `ReplayBuffer.from_checkpoint`. ``make`` is called as ReplayBuffer is."""
     with open_chain(path, number) as checkpoint:
         try:
@@ -48,7 +50,7 @@ def load_into(
     table_state: TableState,
     table_sampler: TableSampler,
     saver: Saver,
-    path: Any,
+    path: object,
     number: int | None,
     timeout_s: float | None,
 ) -> None:

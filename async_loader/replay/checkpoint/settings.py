@@ -73,7 +73,7 @@ def seeds_of(saved: dict[str, Any], children: int | None = None) -> np.random.Se
     )
 
 
-def sampler_json(sampler: Any) -> dict[str, Any]:
+def sampler_json(sampler: object) -> dict[str, Any]:
     """Convert the class of a sampler and its settings to JSON; ``None`` for settings that cannot
     be.
     """
@@ -105,7 +105,7 @@ def sampler_of(saved: dict[str, Any], role: str) -> Any:
     return _decoded(saved)
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: object) -> Any:
     """Convert a value to JSON. Objects of the package become the settings
     that make an equal one.
     """
@@ -124,7 +124,7 @@ def _encoded(value: Any) -> Any:
     return {_CLASS: kind.__name__, "settings": settings}
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: object) -> Any:
     if isinstance(value, list):
         return [_decoded(one) for one in value]
     if not isinstance(value, dict):

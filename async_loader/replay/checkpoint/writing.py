@@ -153,7 +153,7 @@ class Saver:
         self.last: PreviousSave | None = None
         self._one, self._turn = threading.Lock(), threading.Condition()
 
-    def alone(self, path: Any, timeout_s: float | None) -> threading.Lock:
+    def alone(self, path: object, timeout_s: float | None) -> threading.Lock:
         """Wait for other saves and loads of this table to end.
 
         Hold the returned lock by ``with`` during a save or load, and call `ended` after it. It is a

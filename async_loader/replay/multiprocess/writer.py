@@ -105,9 +105,9 @@ class ProcessWriter(StepWriter):
         self,
         values: dict[str, Any],
         flags: int,
-        final_obs: Any,
-        stream: Any,
-        priority: Any,
+        final_obs: object,
+        stream: object,
+        priority: object,
         timeout_s: float | None,
     ) -> int:
         if os.getpid() != self._pid:
@@ -142,9 +142,9 @@ class ProcessWriter(StepWriter):
         self,
         values: dict[str, Any],
         flags: Ids | None,
-        final_obs: Any,
-        stream: Any,
-        priority: Any,
+        final_obs: object,
+        stream: object,
+        priority: object,
         timeout_s: float | None,
     ) -> Ids:
         if os.getpid() != self._pid:
@@ -168,7 +168,7 @@ class ProcessWriter(StepWriter):
         return ids
 
     def _end_episode(
-        self, stream: Hashable, flags: int, final_obs: Any, timeout_s: float | None
+        self, stream: Hashable, flags: int, final_obs: object, timeout_s: float | None
     ) -> None:
         """End the episode of a stream, if this writer began it."""
         self._check_process()
@@ -233,7 +233,7 @@ class ProcessWriter(StepWriter):
 
     # -- what is added -----------------------------------------------------------------------------
 
-    def _priorities(self, priority: Any, count: int) -> Floats:
+    def _priorities(self, priority: object, count: int) -> Floats:
         terms = self._terms
         if priority is None:
             if terms.given:
@@ -245,7 +245,7 @@ class ProcessWriter(StepWriter):
         priority_rules.check(column, given=terms.given)
         return column
 
-    def _streams(self, stream: Any, count: int, deadline: Deadline) -> Ids:
+    def _streams(self, stream: object, count: int, deadline: Deadline) -> Ids:
         names = self.stream if stream is None else stream_names(stream, count, self._numbers)
         if not isinstance(names, list):
             return np.full(count, self._number(names, deadline), np.int64)

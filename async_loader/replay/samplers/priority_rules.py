@@ -89,7 +89,7 @@ def check_given(priority: Priorities) -> None:
         raise _is_nan(first, priority)
 
 
-def column_of(priority: Any, count: int) -> Priorities:
+def column_of(priority: object, count: int) -> Priorities:
     """Convert the priorities of ``count`` steps. Raises ConfigError unless each step has one."""
     given = floats_of(priority, "priority")
     if given.shape != (count,):

@@ -54,7 +54,7 @@ def number(name: str, value: Any, least: float = 0.0, most: float = math.inf) ->
     return float(value)
 
 
-def schedule(name: str, value: Any, most: float = math.inf) -> Linear:
+def schedule(name: str, value: object, most: float = math.inf) -> Linear:
     """Return a schedule with values from 0 to ``most``; a number becomes a constant one.
 
     Raises ConfigError.

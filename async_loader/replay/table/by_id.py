@@ -38,7 +38,7 @@ class ById:
     ) -> None:
         self._table_state, self._in, self._out = table_state, inserter, table_sampler
 
-    def get(self, index: Any, view: Transitions | None) -> Batch:
+    def get(self, index: object, view: Transitions | None) -> Batch:
         """See `ReplayBuffer.get`."""
         ids = ids_of(index)
         checked_view(view)
@@ -47,11 +47,11 @@ class ById:
             return {"index": np.empty(0, np.int64)}
         return self._out.these(ids, view)
 
-    def update_priorities(self, index: Any, priority: Any) -> Applied:
+    def update_priorities(self, index: object, priority: object) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
         return self._in.prioritize(ids_of(index), floats_of(priority, "priority"))
 
-    def update(self, index: Any, /, **fields: Any) -> Applied:
+    def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""
         ids = ids_of(index)
         table_state = self._table_state
@@ -61,7 +61,7 @@ class ById:
         with table_state.lock:
             return table_state.own().patch(ids, columns)
 
-    def delete(self, index: Any) -> Applied:
+    def delete(self, index: object) -> Applied:
         """See `ReplayBuffer.delete`."""
         ids = ids_of(index)
         table_state = self._table_state
@@ -110,7 +110,7 @@ def columns_of(step_packer: StepPacker, fields: Mapping[str, Any], rows: int) ->
     return columns
 
 
-def _in_rows(value: Any, rows: int, field: Field) -> Any:
+def _in_rows(value: object, rows: int, field: Field) -> Any:
     """Reshape a value to ``[rows, *field.shape]`` if only its shape differs, as ``[rows, 1]`` from
     a network.
     """

@@ -51,7 +51,7 @@ class Ends:
         self.stored = frozenset(names & {"terminated", "truncated"})
         self.done = "done" in names
 
-    def into(self, step: dict[str, Any], terminated: Any, truncated: Any) -> int:
+    def into(self, step: dict[str, Any], terminated: object, truncated: object) -> int:
         """Add the missing fields to ``step``. Return the flags beside its fields."""
         flags = 0
         for name, flag, said in (
@@ -67,7 +67,9 @@ class Ends:
             step["done"] = _one_ended("terminated", terminated)
         return flags
 
-    def into_columns(self, batch: dict[str, Any], terminated: Any, truncated: Any) -> Ids | None:
+    def into_columns(
+        self, batch: dict[str, Any], terminated: object, truncated: object
+    ) -> Ids | None:
         """As `into`, for many steps.
 
         Parameters
@@ -95,7 +97,7 @@ class Ends:
         return flags
 
 
-def _one_ended(name: str, said: Any) -> bool:
+def _one_ended(name: str, said: object) -> bool:
     try:
         return bool(said)
     except (ValueError, RuntimeError):  # numpy's and torch's, for several values
@@ -104,7 +106,7 @@ def _one_ended(name: str, said: Any) -> bool:
         ) from None
 
 
-def _ended(name: str, said: Any, count: int) -> Bools:
+def _ended(name: str, said: object, count: int) -> Bools:
     """Return one bool for each of ``count`` steps, from one for all or one for each."""
     if said is False or said is True:
         return np.full(count, said)

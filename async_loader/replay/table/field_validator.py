@@ -52,7 +52,7 @@ class FieldValidator:
             self._low = -self._high
             self._largest = float(np.finfo(field.dtype).max)
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: object) -> Any:
         """Return one step's value, or an equal one of the field's dtype.
 
         Raises
@@ -77,7 +77,7 @@ class FieldValidator:
             raise self._wrong_shape(array.shape, self.field.shape)
         return self._converted(array)
 
-    def column(self, value: Any) -> Array:
+    def column(self, value: object) -> Array:
         """As `value`, for many steps: an array or tensor ``[rows, *field.shape]``."""
         array = tensors.as_array(value)
         if array is None:
@@ -91,7 +91,7 @@ class FieldValidator:
             raise self._wrong_shape(array.shape, ("rows", *self.field.shape))
         return self._converted(array)
 
-    def _refuse_tensor(self, value: Any) -> None:
+    def _refuse_tensor(self, value: object) -> None:
         """Raise SchemaError for a tensor that cannot become an array."""
         if tensors.is_tensor(value):
             raise SchemaError(
@@ -99,7 +99,7 @@ class FieldValidator:
                 f"give {_expected(self.field)}, as {tensors.made_dense(value)} makes it"
             )
 
-    def _number_fits(self, value: Any) -> bool:
+    def _number_fits(self, value: object) -> bool:
         """Check a number without making an array. ``False``: not decided."""
         if isinstance(value, bool | np.bool_):
             return True
@@ -158,7 +158,7 @@ def _number(value: complex) -> Array | None:
     return None if array.dtype.kind == "O" else array
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     return f"the integer {value}" if isinstance(value, int) else type(value).__name__
 
 

@@ -45,9 +45,9 @@ class Inserter:
         step: Mapping[str, Any],
         stream: Hashable,
         said: int,
-        priority: Any,
+        priority: object,
         timeout_s: float | None,
-        final: Any,
+        final: object,
         new: Ids | None = None,
     ) -> int:
         """Insert one step and return its id.
@@ -86,7 +86,12 @@ class Inserter:
         return int(new[0])
 
     def _one(
-        self, step_packer: StepPacker, step: Mapping[str, Any], said: int, priority: Any, final: Any
+        self,
+        step_packer: StepPacker,
+        step: Mapping[str, Any],
+        said: int,
+        priority: object,
+        final: object,
     ) -> tuple[list[Any], list[Any] | None, int, Floats]:
         """Check one step.
 
@@ -103,10 +108,10 @@ class Inserter:
     def extend(
         self,
         batch: Mapping[str, Any],
-        stream: Any,
-        priority: Any,
+        stream: object,
+        priority: object,
         timeout_s: float | None,
-        final_obs: Any,
+        final_obs: object,
         said: Ids | None = None,
         ids: Callable[[int], Ids] | None = None,
         whole: bool = False,
@@ -194,7 +199,12 @@ class Inserter:
                 raise type(error)(f"{i} of {count} steps are in: {error}") from None
 
     def _write(
-        self, write: Callable[[], None], count: int, timeout_s: float | None, rows: int, names: Any
+        self,
+        write: Callable[[], None],
+        count: int,
+        timeout_s: float | None,
+        rows: int,
+        names: object,
     ) -> None:
         """Call ``write`` under the lock as soon as the limiter allows ``count`` items, and wake
         waiting calls.
@@ -216,7 +226,7 @@ class Inserter:
     def end_episodes(
         self,
         streams: Sequence[Hashable],
-        final_obs: Any,
+        final_obs: object,
         flags: int,
         timeout_s: float | None = None,
     ) -> None:
@@ -321,7 +331,7 @@ class Inserter:
                 f"{limits.why_not_insert(count)}"
             )
 
-    def _priorities(self, priority: Any, count: int) -> Floats:
+    def _priorities(self, priority: object, count: int) -> Floats:
         if priority is None:
             return (
                 self.checked(np.full(count, _NAN))

@@ -115,7 +115,7 @@ class StepPacker:
         length_of(self.schema, columns)
         return columns
 
-    def steps(self, batch: Mapping[str, Any], final_obs: Any, said: Ids | None) -> Steps:
+    def steps(self, batch: Mapping[str, Any], final_obs: object, said: Ids | None) -> Steps:
         """Check many steps. Any thread, without the lock.
 
         Parameters
@@ -189,7 +189,7 @@ class StepPacker:
             flags[has_final] |= AWAITS
         return flags
 
-    def final_values(self, final: Any) -> list[Any]:
+    def final_values(self, final: object) -> list[Any]:
         """Check one final observation and return its values. Any thread, without the lock."""
         self._check_followed()
         return [
@@ -197,7 +197,7 @@ class StepPacker:
             for i, value in zip(self.followed, self._final_leaves(final), strict=True)
         ]
 
-    def final_columns(self, final: Any, ends: Bools) -> tuple[list[Array], Bools]:
+    def final_columns(self, final: object, ends: Bools) -> tuple[list[Array], Bools]:
         """Return the final observations ``[rows, ...]`` of steps that end an episode, and which
         these are.
 
