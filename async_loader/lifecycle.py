@@ -14,8 +14,8 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Final, cast
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, Generic, TypeVar, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
 from async_loader.interrupts import SignalsDeferred
@@ -246,6 +246,39 @@ def join(thread: threading.Thread, timeout_s: float | None) -> bool:
     return not thread.is_alive()
 
 
+S = TypeVar("S", bound=enum.Enum)
+
+
+class StateTable(Generic[S]):
+    """A state that only makes the moves of a table, from any thread.
+
+    Parameters
+    ----------
+    first : enum member
+    moves : mapping of each state to the states that may follow it
+
+    Attributes
+    ----------
+    state : enum member
+        Changed by `to` alone. A plain attribute: hot paths read it.
+    """
+
+    __slots__ = ("_lock", "_moves", "state")
+
+    def __init__(self, first: S, moves: Mapping[S, Collection[S]]) -> None:
+        self.state, self._moves = first, moves
+        # An RLock: a finalizer may run inside `to` in the same thread and ask for a move of its own.
+        self._lock = threading.RLock()
+
+    def to(self, state: S) -> bool:
+        """Move if that is legal from here; return whether it was. Exactly one caller wins a move."""
+        with self._lock:
+            if state not in self._moves[self.state]:
+                return False
+            self.state = state
+            return True
+
+
 class State(enum.Enum):
     """Where a loader is in its life. `_MOVES` holds the legal moves."""
 
@@ -256,7 +289,7 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-_MOVES = {
+_MOVES: dict[State, set[State]] = {
     State.NEW: {State.RUNNING, State.CLOSING},
     State.RUNNING: {State.BROKEN, State.CLOSING},
     State.BROKEN: {State.CLOSING},
@@ -265,22 +298,10 @@ _MOVES = {
 }
 
 
-class StateMachine:
-    """A state that only makes legal moves, from any thread."""
+class StateMachine(StateTable[State]):
+    """The life of a loader."""
+
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._state = State.NEW
-        # An RLock: a finalizer may run inside `to` in the same thread and ask for a move of its own.
-        self._lock = threading.RLock()
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-    def to(self, state: State) -> bool:
-        """Move if that is legal from here; say whether it was. Exactly one caller wins a move."""
-        with self._lock:
-            if state not in _MOVES[self._state]:
-                return False
-            self._state = state
-            return True
+        super().__init__(State.NEW, _MOVES)

@@ -1,11 +1,11 @@
-"""One server at an address, and no second one: locks, binds and unlinks. Reads and writes no message.
+"""One server at an address: its lock, its sockets, their files.
 
-NOTE [one server at a path]. The file of a unix socket stays when its server is killed, and a bind
-fails until it is removed; to remove that of a living server would take its clients over without an
-error. Hence the lock: ``x.lock`` is held by flock for as long as the sockets are, and its holder's
-pid stands in it. The file is removed by the process that holds the lock; one that gets a lock on a removed
-file sees that its name leads elsewhere, and tries again. A killed server's lock is free, and the files
-that it left are removed by its successor, under the lock.
+# NOTE [one server at a path]
+The file of a unix socket stays when its server is killed, and a bind fails until it is removed; to
+remove that of a living server would take its clients over without an error. Hence the lock:
+``x.lock`` is held by flock as long as the sockets, and has its holder's pid. Only the holder
+removes the file; a process that locks a removed file sees that the name leads elsewhere, and tries
+again. A killed server's lock is free, and its successor removes its files, under the lock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from pathlib import Path
 from types import TracebackType
 
 from async_loader.errors import AddressInUse, ConfigError
-from async_loader.feeder.addresses import PLANES, Address, check_bind
+from async_loader.feeder.addresses import Address, check_bind
 from async_loader.feeder.listen_sockets import listen
+from async_loader.feeder.wire import Plane
 
 _log = logging.getLogger(__name__)
 _SUFFIXES = ("", ".insert", ".pull", ".memory")
@@ -36,51 +37,59 @@ class AddressLock:
     ----------
     address : Address
     encrypted : bool
-        Whether the sockets will have CURVE.
+        Whether the sockets will use CURVE.
     allow_insecure : bool
-        Bind beyond this machine without; a warning is logged.
+        Bind beyond this machine without CURVE; a warning is logged.
 
     Attributes
     ----------
     endpoints : dict of str
-        What each plane was bound to, with the ports that the system chose.
+        Endpoint of each plane, with the ports that the system chose.
 
     Raises
     ------
     AddressInUse
-        If another server holds it. For tcp, `bind` finds that out.
+        If another server holds it. For tcp, `bind` raises it.
     InsecureBindError
     ConfigError
-        If the folder of an ipc address is not there, or not to be written to.
+        If the folder of an ipc address is missing, or cannot be written to.
 
     Examples
     --------
     ::
 
-        with Claim(settings.address(), encrypted=gatekeeper is not None) as claim:
-            control, endpoint = claim.bind("control")
-            insert, endpoint = claim.bind("insert")
+        with AddressLock(settings.address(), encrypted=True) as lock:
+            control, endpoint = lock.bind("control")
+            insert, endpoint = lock.bind("insert")
     """
 
-    def __init__(self, address: Address, *, encrypted: bool = False, allow_insecure: bool = False) -> None:
+    def __init__(
+        self, address: Address, *, encrypted: bool = False, allow_insecure: bool = False
+    ) -> None:
         self.address = address
         self.endpoints: dict[str, str] = {}
         self._lock: int | None = None
         self.insecure = check_bind(address, encrypted=encrypted, allow_insecure=allow_insecure)
         if self.insecure:
-            _log.warning("%s is bound without keys: whoever reaches it reads and writes the tables", address)
+            _log.warning(
+                "%s is bound without keys: all who reach it can read and write the tables", address
+            )
         elif address.scheme == "tcp" and not encrypted:
-            _log.info("%s has no keys: every user of this machine can read and write the tables; ipc is for you alone", address)
+            _log.info(
+                "%s has no keys: every user of this machine can read and write the tables; ipc is "
+                "for you alone",
+                address,
+            )
         if address.scheme == "ipc":
             self._lock = _lock(address)
             try:
-                self._unlink()  # what a killed server left
+                self._unlink()  # files of a killed server
             except BaseException:
                 self._release()
                 raise
 
     def bind(self, plane: str) -> tuple[socket.socket, str]:
-        """A socket that listens for ``control``, ``insert`` or ``pull``, and the endpoint that clients connect to.
+        """Return a listening socket of a plane, and its endpoint for clients.
 
         Raises
         ------
@@ -88,8 +97,8 @@ class AddressLock:
         ConfigError
             If it cannot be bound for another reason.
         """
-        if plane not in PLANES:
-            raise ConfigError(f"there is no plane {plane!r}: known are {', '.join(PLANES)}")
+        if plane not in (known := [one.value for one in Plane]):
+            raise ConfigError(f"there is no plane {plane!r}: known are {', '.join(known)}")
         wanted: Address = getattr(self.address, plane)
         try:
             listener, self.endpoints[plane] = listen(wanted)
@@ -98,7 +107,10 @@ class AddressLock:
         return listener, self.endpoints[plane]
 
     def close(self) -> None:
-        """Remove the socket files and let go of the lock. After the sockets were closed; may be called again."""
+        """Remove the socket files and release the lock.
+
+        After the sockets were closed; may be called again.
+        """
         if self._lock is None:
             return
         try:
@@ -109,7 +121,12 @@ class AddressLock:
     def __enter__(self) -> AddressLock:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _unlink(self) -> None:
@@ -117,7 +134,7 @@ class AddressLock:
             path = self.address.path + suffix
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                    raise ConfigError(f"{path} is there, and no socket: name another address")
+                    raise ConfigError(f"{path} exists and is not a socket: name another address")
                 os.unlink(path)
 
     def _release(self) -> None:
@@ -129,7 +146,7 @@ class AddressLock:
 
 
 def _lock(address: Address) -> int:
-    """The held lock of an ipc address."""
+    """Take the lock of an ipc address; return its descriptor."""
     path = f"{address.path}.lock"
     while True:
         try:
@@ -170,19 +187,29 @@ def _refusal(address: Address, plane: str, error: OSError) -> Exception:
         return in_use(address, pid_at(address.port))
     if error.errno == errno.ENAMETOOLONG:
         return ConfigError(f"{address} is too long for a socket: use a shorter path")
-    return ConfigError(f"{address} ({plane}) cannot be bound: {error.strerror}: bind to an address of this machine")
+    return ConfigError(
+        f"{address} ({plane}) cannot be bound: {error.strerror}: bind to an address of this machine"
+    )
 
 
 def in_use(address: Address, pid: int | None) -> AddressInUse:
-    """The error for an address that process ``pid`` listens at."""
-    who = "another process" if pid is None else "this process" if pid == os.getpid() else f"process {pid}"
+    """Return the error for an address that process ``pid`` listens at."""
+    who = (
+        "another process"
+        if pid is None
+        else "this process"
+        if pid == os.getpid()
+        else f"process {pid}"
+    )
     end = "close that one" if pid == os.getpid() else "end that one"
     return AddressInUse(f"{address} is in use by {who}: {end}, or bind to another address", pid)
 
 
 def pid_at(port: int) -> int | None:
-    """Who listens at a tcp port, as far as this user may know: a process of another user stays unknown."""
-    inodes = {inode for table in ("tcp", "tcp6") for inode in _listeners(Path("/proc/net") / table, port)}
+    """Return the process that listens at a tcp port, if it is one of this user."""
+    inodes = {
+        inode for table in ("tcp", "tcp6") for inode in _listeners(Path("/proc/net") / table, port)
+    }
     if not inodes:
         return None
     for process in Path("/proc").glob("[0-9]*"):
@@ -195,7 +222,7 @@ def pid_at(port: int) -> int | None:
 
 
 def _listeners(table: Path, port: int) -> Iterator[str]:
-    """Links, as they stand in ``/proc/PID/fd``, of the sockets that listen at a port."""
+    """Yield the links in ``/proc/PID/fd`` of the sockets that listen at a port."""
     try:
         lines = table.read_text().splitlines()[1:]
     except OSError:

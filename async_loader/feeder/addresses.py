@@ -1,4 +1,4 @@
-"""Where a feeder listens: ``tcp://host:port`` and ``ipc:///path``, and what follows from them. Opens no socket."""
+"""Addresses of a feeder: ``tcp://host:port`` and ``ipc:///path``, and those of its planes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from async_loader.errors import ConfigError, InsecureBindError
+from async_loader.feeder.wire import Plane
 
 PATH_BYTES = 107
-"""Of a unix socket's path: ``sun_path`` has 108, and one ends it."""
+"""Bytes of a unix socket's path: ``sun_path`` has 108, and one ends it."""
 _LONGEST = ".insert"  # and ".memory"
 _HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,253}[A-Za-z0-9_])?")
-PLANES = ("control", "insert", "pull")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Of the control plane; the others follow from it.
+    """The address of the control plane; the others follow from it.
 
     Attributes
     ----------
@@ -52,38 +52,41 @@ class Address:
     @property
     def insert(self) -> Address:
         """``x.insert``, or the next port."""
-        return self._beside("insert", 1)
+        return self._beside(Plane.INSERT, 1)
 
     @property
     def pull(self) -> Address:
         """``x.pull``, or the port after that."""
-        return self._beside("pull", 2)
+        return self._beside(Plane.PULL, 2)
 
     @property
     def memory(self) -> str | None:
-        """Path of the unix socket that hands out shared memory; tcp has none."""
+        """Path of the unix socket for offers of shared memory; tcp has none."""
         return f"{self.path}.memory" if self.scheme == "ipc" else None
 
-    def _beside(self, plane: str, step: int) -> Address:
+    def _beside(self, plane: Plane, step: int) -> Address:
         if self.scheme == "ipc":
-            return replace(self, path=f"{self.path}.{plane}")
+            return replace(self, path=f"{self.path}.{plane.value}")
         return replace(self, port=self.port + step) if self.port else self
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it, for certain: a name means what a resolver says, and is not."""
+        """Whether only this machine can reach it, for certain.
+
+        Not for names, which a resolver maps.
+        """
         if self.scheme == "ipc":
             return True
         try:
             ip = ipaddress.ip_address(self.host)
         except ValueError:
             return False
-        # IPv4-mapped addresses count as foreign: whether they are loopback has changed between versions of Python.
+        # IPv4-mapped addresses count as foreign: versions of Python differ on them.
         return ip.is_loopback and getattr(ip, "ipv4_mapped", None) is None
 
 
 def parse(text: str) -> Address:
-    """An address as a user writes it. ``localhost`` is 127.0.0.1.
+    """Parse an address as a user writes it. ``localhost`` is 127.0.0.1.
 
     Raises
     ------
@@ -94,19 +97,34 @@ def parse(text: str) -> Address:
         return _ipc(text, text.removeprefix("ipc://"))
     if text.startswith("tcp://"):
         return _tcp(text, text.removeprefix("tcp://"))
-    raise ConfigError(f"address {text[:300]!r}: it begins with tcp:// or ipc://, as in tcp://127.0.0.1:5555 or ipc:///run/feeder")
+    raise ConfigError(
+        f"address {text[:300]!r}: it begins with tcp:// or ipc://, as in tcp://127.0.0.1:5555 or "
+        "ipc:///run/feeder"
+    )
 
 
 def _ipc(text: str, path: str) -> Address:
     if not path.startswith("/"):
-        what = "abstract sockets have no permissions" if path.startswith("@") else "the path is not absolute"
+        what = (
+            "abstract sockets have no permissions"
+            if path.startswith("@")
+            else "the path is not absolute"
+        )
         raise ConfigError(f"address {text[:300]!r}: {what}: use ipc:///an/absolute/path")
-    if not path.isprintable() or path.endswith("/") or any(part in ("", ".", "..") for part in path.split("/")[1:]):
-        raise ConfigError(f"address {text[:300]!r}: the path is to name a file, without '//', '.', '..' or a '/' at its end")
+    if (
+        not path.isprintable()
+        or path.endswith("/")
+        or any(part in ("", ".", "..") for part in path.split("/")[1:])
+    ):
+        raise ConfigError(
+            f"address {text[:300]!r}: the path is to name a file, without '//', '.', '..' or a '/' "
+            "at its end"
+        )
     size = len(os.fsencode(path + _LONGEST))
     if size > PATH_BYTES:
         raise ConfigError(
-            f"address {text[:300]!r}: with {_LONGEST!r} its path has {size} bytes, a socket's has {PATH_BYTES} at most: "
+            f"address {text[:300]!r}: with {_LONGEST!r} its path has {size} bytes, a socket's has "
+            f"{PATH_BYTES} at most: "
             "use a shorter one"
         )
     return Address("ipc", path=path)
@@ -115,11 +133,15 @@ def _ipc(text: str, path: str) -> Address:
 def _tcp(text: str, rest: str) -> Address:
     host, colon, port = rest.rpartition(":")
     if not colon or not re.fullmatch(r"\*|[0-9]{1,5}", port, re.ASCII):
-        raise ConfigError(f"address {text[:300]!r}: a port is missing, as in tcp://127.0.0.1:5555 (or :* for any that is free)")
-    number = 0 if port == "*" else int(port)
-    if number > 65535 - len(PLANES) + 1:
         raise ConfigError(
-            f"address {text!r}: port {number} is too high, the planes take it and the two after it: use 65533 at most"
+            f"address {text[:300]!r}: a port is missing, as in tcp://127.0.0.1:5555 (or :* for any "
+            "that is free)"
+        )
+    number = 0 if port == "*" else int(port)
+    if number > 65535 - len(Plane) + 1:
+        raise ConfigError(
+            f"address {text!r}: port {number} is too high, the planes take it and the two after "
+            "it: use 65533 at most"
         )
     if host.startswith("[") and host.endswith("]"):
         return Address("tcp", _ipv6(text, host[1:-1]), number)
@@ -127,7 +149,9 @@ def _tcp(text: str, rest: str) -> Address:
         host = "127.0.0.1"
     digits = re.fullmatch(r"[0-9.]+", host) is not None
     if (host != "*" and not _HOSTNAME.fullmatch(host)) or (digits and not _is_ipv4(host)):
-        raise ConfigError(f"address {text[:300]!r}: {host[:260]!r} is no host: use a name, 127.0.0.1, [::1] or *")
+        raise ConfigError(
+            f"address {text[:300]!r}: {host[:260]!r} is no host: use a name, 127.0.0.1, [::1] or *"
+        )
     return Address("tcp", host, number)
 
 
@@ -135,7 +159,10 @@ def _ipv6(text: str, host: str) -> str:
     try:
         ipaddress.IPv6Address(host)
     except ValueError:
-        raise ConfigError(f"address {text[:300]!r}: {host[:260]!r} is no IPv6 address: write it as in tcp://[::1]:5555") from None
+        raise ConfigError(
+            f"address {text[:300]!r}: {host[:260]!r} is no IPv6 address: write it as in "
+            "tcp://[::1]:5555"
+        ) from None
     return host
 
 
@@ -159,8 +186,10 @@ def check_bind(address: Address, *, encrypted: bool = False, allow_insecure: boo
         return False
     if not allow_insecure:
         raise InsecureBindError(
-            f"{address} can be reached from other machines, and without keys whoever reaches it reads and writes the tables: "
-            "make keys with 'async-loader keys FOLDER' and name them in security.keys, or bind to 127.0.0.1, or ipc, "
+            f"{address} can be reached from other machines, and without keys all who reach it can "
+            "read and write the tables: "
+            "make keys with 'async-loader keys FOLDER' and name them in security.keys, or bind to "
+            "127.0.0.1, or ipc, "
             "or allow it with --allow-insecure (security.allow_insecure)"
         )
     return True
@@ -172,13 +201,16 @@ def default(name: str = "feeder") -> Address:
     Raises
     ------
     ConfigError
-        If the folder is somebody else's, or open to others.
+        If the folder belongs to another user, or is open to others.
     """
     return parse(f"ipc://{runtime_folder() / name}")
 
 
 def runtime_folder() -> Path:
-    """``$XDG_RUNTIME_DIR/async_loader``, or a folder of this user in the temporary one; it is made if it is not there."""
+    """``$XDG_RUNTIME_DIR/async_loader``, or a folder of this user in the temporary one.
+
+    It is made if it is not there.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if base.startswith("/") and Path(base).is_dir():
         return private_folder(Path(base) / "async_loader")
@@ -191,19 +223,27 @@ def private_folder(path: Path) -> Path:
     Raises
     ------
     ConfigError
-        If what is there is no folder, somebody else's, or open to others.
+        If the path is not a folder, belongs to another user, or is open to others.
     """
     try:
         path.mkdir(mode=0o700, parents=False, exist_ok=True)
-        found = os.lstat(path)  # not through a link: in a shared folder anyone can put one there
+        found = os.lstat(path)  # not through a link: in a shared folder any user can put one there
     except OSError as error:
         raise ConfigError(f"{path} cannot be made: {error.strerror}: name another place") from None
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{path} is no folder but a {_kind(found.st_mode)}: remove it, or name another place")
+        raise ConfigError(
+            f"{path} is no folder but a {_kind(found.st_mode)}: remove it, or name another place"
+        )
     if found.st_uid != os.geteuid():
-        raise ConfigError(f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}: name another place")
+        raise ConfigError(
+            f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}: name another "
+            "place"
+        )
     if found.st_mode & 0o077:
-        raise ConfigError(f"{path} has mode {stat.S_IMODE(found.st_mode):o}, others can enter it: chmod 700 {path}")
+        raise ConfigError(
+            f"{path} has mode {stat.S_IMODE(found.st_mode):o}, others can enter it: chmod 700 "
+            f"{path}"
+        )
     return path
 
 

@@ -1,4 +1,4 @@
-"""What the commands of the feeder do: serve, status, drain. Parses nothing; what others say of themselves stays text."""
+"""The feeder's commands: serve, status, drain. Text of peers is cleaned before it is printed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("async_loader.feeder")
 Status = Mapping[str, Any]
 LIVE_S, LOG_S, RATE_S = 1.0, 60.0, 0.5
-"""How often a terminal's line is redrawn; how often a log has one; what rates are measured over when they are asked for once."""
+"""Seconds between redraws of a terminal's line; between lines of a log.
+
+For rates of a single status.
+"""
 
 
 def serve(settings: ServerSettings, console: Console) -> int:
-    """Run a server until it is drained or told to end; its exit code."""
+    """Run a server until it is drained or stopped; return the exit code."""
     from async_loader.feeder.serving import FeederProcess
 
     server = FeederProcess(settings)
@@ -34,38 +37,52 @@ def serve(settings: ServerSettings, console: Console) -> int:
 
 
 def log_to(console: Console) -> None:
-    """Plain lines, or on a terminal lines above the live one."""
+    """Log plain lines, or on a terminal lines above the live one."""
     from rich.logging import RichHandler
 
-    handler = RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler()
-    plain = "%(message)s" if console.is_terminal else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    handler = (
+        RichHandler(console=console, show_path=False)
+        if console.is_terminal
+        else logging.StreamHandler()
+    )
+    plain = (
+        "%(message)s" if console.is_terminal else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     logging.basicConfig(format=plain, level=logging.INFO, handlers=[handler])
 
 
-# -- while serving -------------------------------------------------------------------------------------------------------
+# -- while serving ---------------------------------------------------------------------------------
 
 
 class RateLog:
-    """Statuses, one after the other, as lines with the rates in between."""
+    """Lines of a log: sizes, and rates since the line before."""
 
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
         self._before: Status | None = None
 
     def line(self) -> str | None:
-        """``None`` if there is nothing to say right now."""
+        """Return the next line; ``None`` if there is no status now."""
         try:
             now = self._status()
-        except (RuntimeError, AsyncLoaderError):  # asked from another thread, while sessions, or the server, come and go
+        except (
+            RuntimeError,
+            AsyncLoaderError,
+        ):  # another thread changes the sessions, or closes the server
             return None
         before, self._before = self._before, now
-        parts = [_serving(name, table, _seconds(before, now), _table(before, name)) for name, table in now["tables"].items()]
+        parts = [
+            _serving(name, table, _seconds(before, now), _table(before, name))
+            for name, table in now["tables"].items()
+        ]
         parts.append(f"{len(now['sessions'])} sessions")
         return ("draining: " if now.get("draining") else "") + ", ".join(parts)
 
 
 def _serving(name: str, table: Status, seconds: float, before: Status | None) -> str:
-    said = f"{clean(name)} {_count(table['size'])}" + (f"/{_count(table['capacity'])}" if table["capacity"] else "")
+    said = f"{clean(name)} {_count(table['size'])}" + (
+        f"/{_count(table['capacity'])}" if table["capacity"] else ""
+    )
     if before is None or seconds <= 0:
         return said
     came, went = ((table[what] - before[what]) / seconds for what in ("inserted", "sampled"))
@@ -83,7 +100,7 @@ def _table(status: Status | None, name: str) -> Status | None:
 
 @contextlib.contextmanager
 def _live(status: Callable[[], Status], console: Console) -> Iterator[None]:
-    """One line at the terminal's end, redrawn."""
+    """Redraw one line at the terminal's end."""
     from rich.live import Live
     from rich.text import Text
 
@@ -101,7 +118,7 @@ def _live(status: Callable[[], Status], console: Console) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(status: Callable[[], Status], console: Console) -> Iterator[None]:
-    """Lines in the log."""
+    """Write lines to the log."""
     pace = RateLog(status)
     _log.info("%s", _opening(status()))
 
@@ -115,12 +132,15 @@ def _logged(status: Callable[[], Status], console: Console) -> Iterator[None]:
 
 
 def _opening(status: Status) -> str:
-    return f"serving {', '.join(map(clean, status['tables']))} at {clean(status['address'])} (process {status['pid']})"
+    return (
+        f"serving {', '.join(map(clean, status['tables']))} at {clean(status['address'])} (process "
+        f"{status['pid']})"
+    )
 
 
 @contextlib.contextmanager
 def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
-    """``do``, on a thread of its own, now and every so many seconds until the end."""
+    """Call ``do`` on a thread, now and every ``seconds`` until the end."""
     end = EndFlag()
 
     def run() -> None:
@@ -138,11 +158,13 @@ def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
         end.close()
 
 
-# -- asking one that serves ------------------------------------------------------------------------------------------------
+# -- asking one that serves ------------------------------------------------------------------------
 
 
-def show_status(address: str | None, keys: str | None, *, as_json: bool, watch: bool, console: Console) -> None:
-    """Print what a server says of itself; with ``watch`` once a second, until Ctrl-C."""
+def show_status(
+    address: str | None, keys: str | None, *, as_json: bool, watch: bool, console: Console
+) -> None:
+    """Print a server's status; with ``watch`` once a second, until Ctrl-C."""
     with _client(address, keys) as client:
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
@@ -177,7 +199,7 @@ def _watch(client: Any, as_json: bool, console: Console) -> None:
 
 
 def drain(address: str | None, keys: str | None, *, as_json: bool, console: Console) -> None:
-    """Tell a server to take nothing new, to give out what it has, and to end. Returns when it has done so."""
+    """Tell a server to take nothing new, deliver what it has, and end; return when it has."""
     with _client(address, keys) as client:
         client.drain()
         if as_json:
@@ -193,7 +215,7 @@ def _client(address: str | None, keys: str | None) -> Iterator[Any]:
 
 
 def status_tables(status: Status, before: Status | None = None) -> list[RenderableType]:
-    """What a server says of itself, for people. Rates are those since ``before``, or since its start."""
+    """Return a status as tables. Rates are since ``before``, or since the start."""
     from rich.text import Text
 
     pid, address = clean(str(status.get("pid", "?"))), clean(str(status.get("address", "?")))
@@ -218,7 +240,8 @@ def _weights(status: Status) -> Iterator[str]:
         for table, one in status.get("tables", {}).items():
             lag = one.get("policies", {}).get(name)
             if lag is not None and "lag" in lag:
-                yield f"  {clean(table)} gets steps of version {lag['oldest']}: {lag['lag']} behind, {_duration(lag['lag_s'])}"
+                behind = f"{lag['lag']} behind, {_duration(lag['lag_s'])}"
+                yield f"  {clean(table)} gets steps of version {lag['oldest']}: {behind}"
     for name in waiting.keys() - status.get("weights", {}).keys():
         yield f"weights {clean(name)}: {waiting[name]} wait for the first"
 
@@ -233,8 +256,19 @@ def _tables(status: Status, before: Status | None) -> RenderableType:
         else:
             rates = [one["inserts_per_s"], one["samples_per_s"]]
         flow = [*map(_count, rates), f"{one['samples_per_insert']:.3g}"]
-        rows.append([name, size, *flow, str(one["writers"]), str(one["readers"]), "\n".join(map(str, one["waiting"]))])
-    return _grid(["table", "size", "in/s", "out/s", "out/in", "writers", "readers", "who waits"], rows)
+        rows.append(
+            [
+                name,
+                size,
+                *flow,
+                str(one["writers"]),
+                str(one["readers"]),
+                "\n".join(map(str, one["waiting"])),
+            ]
+        )
+    return _grid(
+        ["table", "size", "in/s", "out/s", "out/in", "writers", "readers", "who waits"], rows
+    )
 
 
 def _sessions(sessions: list[Status]) -> RenderableType:
@@ -260,7 +294,7 @@ def _grid(names: list[str], rows: list[list[str]]) -> RenderableType:
 
 
 def clean(text: str) -> str:
-    """Text of others without what a terminal would obey."""
+    """Return a peer's text without control characters."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(text))
 
 
@@ -277,4 +311,10 @@ def _bytes(number: float) -> str:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+    return (
+        f"{hours} h {minutes} min"
+        if hours
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{seconds:.1f} s"
+    )

@@ -1,14 +1,14 @@
-"""CURVE keys as files: made once, never overwritten, and read only if nobody else can. Opens no socket.
+"""CURVE keys as files: made once, never overwritten, and read only if no other user can read them.
 
 ::
 
     FOLDER/            0700
-      server.secret    the server's; stays where the server is
-      NAME.secret      what one client needs: its own keys and the server's public one. Take it to the client, nowhere else
+      server.secret    the server's own keys; they stay with the server
+      NAME.secret      for one client: its own keys and the server's public one; copy it there only
       clients/
-        NAME.key       public: who may connect. Remove it to lock NAME out, at the next start
+        NAME.key       a client's public key. Remove it to lock NAME out, at the next start
 
-A file is one JSON object. ``NAME`` is who a client is to the server, whatever it says of itself.
+A file is one JSON object. ``NAME`` is the client's user name at the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import zmq
@@ -35,19 +35,19 @@ Key = Annotated[str, Meta(min_length=40, max_length=40)]
 
 
 class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of a client, as the server keeps it; Z85, as all keys here."""
+    """A client's public key, as the server keeps it; in Z85, as all keys here."""
 
     name: str
     public: Key
 
 
 class ServerKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The server's own, and whose connections it takes.
+    """The server's own keys, and the clients that may connect.
 
     Attributes
     ----------
     clients : dict of str
-        Names by public key. Not in the file of the server's secret.
+        Names by public key. Not in the file ``server.secret``.
     """
 
     public: Key
@@ -59,7 +59,7 @@ class ServerKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class ClientKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A client's own, and the server's public one."""
+    """A client's own keys, and the server's public one."""
 
     name: str
     public: Key
@@ -74,7 +74,7 @@ F = TypeVar("F", PublicKey, ServerKeys, ClientKeys)
 
 
 def make_keys(folder: str | Path, names: Iterable[str] = ()) -> list[Path]:
-    """Make keys of the server, unless they are there, and of the clients named.
+    """Make keys of the server, unless they exist, and of the named clients.
 
     Returns
     -------
@@ -84,7 +84,8 @@ def make_keys(folder: str | Path, names: Iterable[str] = ()) -> list[Path]:
     Raises
     ------
     ConfigError
-        For a name that is none, or has keys already; if there is nothing to make; for a folder that others can enter.
+        For a wrong name, or one that has keys; if there is nothing to make; for a folder that other
+        users can enter.
     """
     folder, names = Path(folder), list(names)
     for name in names:
@@ -99,12 +100,18 @@ def make_keys(folder: str | Path, names: Iterable[str] = ()) -> list[Path]:
         _write(there, ServerKeys(public=public, secret=secret))
         made.append(there)
     elif not names:
-        raise ConfigError(f"{there} is there, and is not overwritten: name clients to make keys for, or another folder")
+        raise ConfigError(
+            f"{there} exists and is not overwritten: name clients to make keys for, or another "
+            "folder"
+        )
     server = _read(there, ServerKeys).public
     for name in names:  # before any is written
         for path in (folder / f"{name}.secret", clients / f"{name}.key"):
             if os.path.lexists(path):
-                raise ConfigError(f"{path} is there, and is not overwritten: name another client, or remove it first")
+                raise ConfigError(
+                    f"{path} is there, and is not overwritten: name another client, or remove it "
+                    "first"
+                )
     for name in names:
         public, secret = _pair()
         made.append(folder / f"{name}.secret")
@@ -114,12 +121,12 @@ def make_keys(folder: str | Path, names: Iterable[str] = ()) -> list[Path]:
 
 
 def load_server_keys(folder: str | Path) -> ServerKeys:
-    """The server's keys, and those of the clients that it knows.
+    """Return the server's keys, and those of its clients.
 
     Raises
     ------
     ConfigError
-        If one is missing, is not as it was written, or could be read or changed by others.
+        If one is missing or damaged, or could be read or changed by other users.
     """
     folder = Path(folder)
     own = _read(folder / f"{SERVER}.secret", ServerKeys)
@@ -131,20 +138,25 @@ def load_server_keys(folder: str | Path) -> ServerKeys:
         if path.stem != one.name:
             raise ConfigError(f"{path} is of {one.name!r}: name it {one.name}.key")
         if one.public in clients:
-            raise ConfigError(f"{path} has the key of {clients[one.public]!r}: give every client a key of its own")
+            raise ConfigError(
+                f"{path} has the key of {clients[one.public]!r}: give every client a key of its own"
+            )
         clients[one.public] = one.name
     if not clients:
-        raise ConfigError(f"{folder / 'clients'} has no key, nobody could connect: async-loader keys {folder} NAME")
+        raise ConfigError(
+            f"{folder / 'clients'} has no key, so no client could connect: async-loader keys "
+            f"{folder} NAME"
+        )
     return ServerKeys(public=own.public, secret=own.secret, clients=clients)
 
 
 def load_client_keys(path: str | Path) -> ClientKeys:
-    """A client's keys, from its ``NAME.secret``.
+    """Return a client's keys, from its ``NAME.secret``.
 
     Raises
     ------
     ConfigError
-        If the file is missing, is not as it was written, or could be read or changed by others.
+        If the file is missing or damaged, or could be read or changed by other users.
     """
     keys = _read(Path(path), ClientKeys)
     _check_name(keys.name)
@@ -162,7 +174,8 @@ def _pair() -> tuple[str, str]:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name == SERVER:
         raise ConfigError(
-            f"{name[:100]!r} is no client's name: use up to 64 letters, digits, '_', '-' and '.', and not {SERVER!r}"
+            f"{name[:100]!r} is not a name for a client: use up to 64 letters, digits, '_', '-' "
+            f"and '.', and not {SERVER!r}"
         )
 
 
@@ -184,24 +197,47 @@ def _write(path: Path, keys: msgspec.Struct) -> None:
 
 
 def _read(path: Path, kind: type[F]) -> F:
-    """A key file of this user's, which nobody else can read or write."""
+    """Read a key file of this user that no other user can read or write."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         hint = "it is a link" if error.errno == errno.ELOOP else error.strerror
-        raise ConfigError(f"{path} cannot be read: {hint}: async-loader keys makes such files") from None
+        raise ConfigError(
+            f"{path} cannot be read: {hint}: async-loader keys makes such files"
+        ) from None
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)  # of what was opened, not of what may lie there by now
+        found = os.fstat(fd)  # of the open file, not of the path, which may lead to another by now
         if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{path} is no file: async-loader keys makes them")
+            raise ConfigError(
+                f"{path} is not a regular file; create key files with `async-loader keys`"
+            )
         if found.st_uid != os.geteuid():
-            raise ConfigError(f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}: chown it")
+            raise ConfigError(
+                f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}: chown it"
+            )
         if found.st_mode & 0o077:
-            raise ConfigError(f"{path} has mode {stat.S_IMODE(found.st_mode):o}, others can get at it: chmod 600 {path}")
+            raise ConfigError(
+                f"{path} has mode {stat.S_IMODE(found.st_mode):o}, others can get at it: chmod 600 "
+                f"{path}"
+            )
         data = file.read(_MOST + 1)
     try:
         if len(data) > _MOST:
             raise ConfigError(f"it has more than {_MOST} bytes")
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no key file of this kind: {error}") from None
+        raise ConfigError(f"{path} is not a key file of this kind: {error}") from None
+
+
+def apply_client_keys(socket: zmq.Socket[Any], keys: ClientKeys | str | Path) -> None:
+    """Give a socket a client's keys, or those in its file, before it connects.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing, is not a key file, or could be read by other users.
+    """
+    own = keys if isinstance(keys, ClientKeys) else load_client_keys(keys)
+    socket.curve_serverkey = own.server.encode()
+    socket.curve_publickey = own.public.encode()
+    socket.curve_secretkey = own.secret.encode()

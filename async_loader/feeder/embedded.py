@@ -1,8 +1,9 @@
-"""A feeder for one script: a child process at a private address, which ends with its parent whatever happens to that.
+"""A feeder for one script: a child process at a private address, which ends with its parent.
 
-NOTE [ending with the parent]. The child waits on a pidfd of its parent: the end of a pipe would not tell it, while some other
-child of the parent holds the other end, and the parent's pid may be somebody else's by the time it is looked at. It has a
-session of its own, so that Ctrl-C in a terminal reaches the parent only, which then closes things in their order.
+# NOTE [ending with the parent]
+The child waits on a pidfd of its parent: another child could hold the other end of a pipe, and the
+parent's pid may be reused by the time it is read. It has a session of its own, so that Ctrl-C in a
+terminal reaches the parent only, which then closes everything in order.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_errors import settings_of
 from async_loader.lifecycle import LONGEST_S, Deadline, readable, seconds
 
-_LAST_WORDS_S = 15.0  # a server that was told to stop, and is still there, is ended then
+_LAST_WORDS_S = 15.0  # a server that was told to stop is killed after this
 
 
 class Embedded:
@@ -35,23 +36,24 @@ class Embedded:
     Parameters
     ----------
     settings : ServerSettings
-        Its ``bind`` is not looked at.
+        Its ``bind`` is ignored.
     timeout_s : float
         How long it may take to start. Where no kernels are kept, that includes compiling them: minutes on a busy machine.
 
     Raises
     ------
     Broken
-        If it ended before it was ready; its last words are in the message.
+        If it ended before it was ready; the message has the end of its log.
     Timeout
     Unsupported
-        Where the kernel has no pidfds.
+        If the kernel has no pidfds.
     """
 
     def __init__(self, settings: ServerSettings, timeout_s: float = 300.0) -> None:
         if not hasattr(os, "pidfd_open"):
             raise Unsupported(
-                "an embedded feeder needs Linux 5.3 or later: start one with `async-loader serve`, and connect to it"
+                "an embedded feeder needs Linux 5.3 or later: start one with `async-loader serve`, "
+                "and connect to it"
             )
         self._folder = tempfile.mkdtemp(prefix="async-loader-")  # 0700
         self.address = f"ipc://{self._folder}/feeder"
@@ -61,8 +63,12 @@ class Embedded:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "async_loader.feeder.embedded", str(parent), str(told)],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=(parent, told), start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(parent, told),
+                start_new_session=True,
+            )
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -70,7 +76,9 @@ class Embedded:
             os.close(parent)
             os.close(told)
             log.close()
-        self._finalizer = weakref.finalize(self, _end, self._process, self._folder, os.getpid(), 10.0)
+        self._finalizer = weakref.finalize(
+            self, _end, self._process, self._folder, os.getpid(), 10.0
+        )
         try:
             self._begin(bound, ready, timeout_s)
         except BaseException:
@@ -86,7 +94,9 @@ class Embedded:
     def _begin(self, settings: ServerSettings, ready: int, timeout_s: float) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(msgspec.msgpack.encode(settings, enc_hook=int))  # sizes are ints of a kind of their own
+            self._process.stdin.write(
+                msgspec.msgpack.encode(settings, enc_hook=int)
+            )  # sizes are ints of a kind of their own
             self._process.stdin.close()
         deadline, child = Deadline(timeout_s), os.pidfd_open(self._process.pid)
         try:
@@ -95,8 +105,14 @@ class Embedded:
                 return
             if seen:
                 self._process.wait()
-                raise Broken(f"the embedded feeder ended with exit code {self._process.returncode}: {self._last_words()}")
-            raise Timeout(f"the embedded feeder was not ready after {timeout_s:g} s: {self._last_words() or 'it said nothing'}")
+                raise Broken(
+                    f"the embedded feeder ended with exit code {self._process.returncode}: "
+                    f"{self._last_words()}"
+                )
+            raise Timeout(
+                f"the embedded feeder was not ready after {timeout_s:g} s: "
+                f"{self._last_words() or 'its log is empty'}"
+            )
         finally:
             os.close(child)
 
@@ -106,15 +122,19 @@ class Embedded:
         return ""
 
     def fate(self) -> Broken:
-        """What to tell those who still need it when it has ended by itself."""
-        how = f"the embedded feeder (pid {self.pid}) has ended with exit code {self._process.poll()}, and its tables with it"
+        """Return the error for clients when the feeder has ended by itself."""
+        how = (
+            f"the embedded feeder (pid {self.pid}) has ended with exit code "
+            f"{self._process.poll()}, and its tables with it"
+        )
         said = f" (it said: {words})" if (words := self._last_words()) else ""
         return Broken(
-            f"{how}{said}: connect('embedded') starts another; `async-loader serve` starts one that outlives its clients"
+            f"{how}{said}: connect('embedded') starts another; `async-loader serve` starts one "
+            "that outlives its clients"
         )
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Let it drain, and end it if it does not. May be called again."""
+        """Let it drain, and kill it if it does not end. May be called again."""
         limit = min(seconds("timeout_s", timeout_s), LONGEST_S)
         if self._finalizer.alive:
             _end(self._process, self._folder, os.getpid(), limit)
@@ -123,7 +143,7 @@ class Embedded:
 
 def _end(process: subprocess.Popen[bytes], folder: str, pid: int, timeout_s: float) -> None:
     if os.getpid() != pid:
-        process.returncode = 0  # a fork's copy: it is nobody's child there, and there is nothing to wait for
+        process.returncode = 0  # in a fork it is not a child, so there is nothing to wait for
         return
     if process.stdin is not None:
         process.stdin.close()
@@ -137,23 +157,28 @@ def _end(process: subprocess.Popen[bytes], folder: str, pid: int, timeout_s: flo
     shutil.rmtree(folder, ignore_errors=True)
 
 
-# -- in the child --------------------------------------------------------------------------------------------------------
+# -- in the child ----------------------------------------------------------------------------------
 
 
 def main(parent: int, told: int) -> int:
-    """Serve until the parent is gone, or says so. ``parent`` is a pidfd, ``told`` is written to as soon as clients may come."""
+    """Serve until SIGTERM or the parent's end.
+
+    ``parent`` is a pidfd; ``told`` is written to when clients may connect.
+    """
     from async_loader.feeder.serving import FeederProcess
 
     settings = settings_of(msgspec.msgpack.decode(sys.stdin.buffer.read()), ServerSettings)
     try:
         server = FeederProcess(settings, private=True)
-        threading.Thread(target=_follow, args=(parent, server), name="async-loader-parent", daemon=True).start()
-        with contextlib.suppress(BrokenPipeError):  # the parent is gone already, as will be seen
+        threading.Thread(
+            target=_follow, args=(parent, server), name="async-loader-parent", daemon=True
+        ).start()
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended, which `_follow` sees
             os.write(told, b"\1")
         os.close(told)
         return server.run()
     finally:
-        if readable([parent], 0):  # nobody else is left to do it
+        if readable([parent], 0):  # the parent cannot do it any more
             assert settings.bind is not None
             shutil.rmtree(os.path.dirname(settings.bind.removeprefix("ipc://")), ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Sockets that listen at an address: made, bound, never waiting. Accepts no connection."""
+"""Listening sockets at an address, non-blocking."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _BACKLOG = 512
 
 
 def listen(address: Address) -> tuple[socket.socket, str]:
-    """A socket that listens there, and the endpoint that clients connect to, with the port that the system chose.
+    """Return a listening socket and its endpoint for clients, with the port that the system chose.
 
-    The file of a unix socket that is there already is removed: that no living server has it is for `Claim` to know.
+    An existing file of a unix socket is removed: `AddressLock` excludes a living server.
 
     Raises
     ------
     OSError
-        If it cannot be bound; ``socket.gaierror`` for a name that is no host.
+        If it cannot be bound; ``socket.gaierror`` for an unknown host.
     """
     one, where = _unix(address) if address.scheme == "ipc" else _tcp(address)
     try:
@@ -70,7 +70,10 @@ def _endpoint(one: socket.socket) -> str:
 
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
-    """Files that are made meanwhile are this user's alone. Process-wide: for short, and for where no other thread makes files."""
+    """Create files for this user only.
+
+    Process-wide: for short, and only where no other thread creates files.
+    """
     before = os.umask(0o077)
     try:
         yield

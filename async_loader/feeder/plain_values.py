@@ -1,6 +1,6 @@
-"""Samplers and limiters as plain values, as a configuration and the wire have them, and back. Imports nothing that is named.
+"""Samplers and limiters as plain values, as in a configuration and on the wire, and back.
 
-A sampler is ``{"kind": "prioritized", "alpha": 0.6, ...}``, as `derived` makes it of its class.
+A sampler is ``{"kind": "prioritized", "alpha": 0.6, ...}``, as derived_settings.py defines it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from async_loader.replay.samplers.sampler import check_sampler
 
 
 def plain_of(sampler: object) -> dict[str, Any]:
-    """A sampler as it travels.
+    """Convert a sampler to plain values.
 
     Raises
     ------
     ConfigError
-        For what is no sampler, or one of a class that a feeder does not have.
+        If it is not a sampler, or of a class that a feeder does not have.
     """
-    import async_loader.feeder.table_settings  # noqa: F401 - says which classes have settings; late: most clients send none
+    # It registers the classes; late, since most clients send no sampler.
+    import async_loader.feeder.table_settings  # noqa: F401
     from async_loader.feeder.derived_settings import plain
 
     made: dict[str, Any] = plain(check_sampler("sampler", sampler), "sampler")
@@ -29,7 +30,7 @@ def plain_of(sampler: object) -> dict[str, Any]:
 
 
 def sampler_from(said: dict[str, Any]) -> Sampler:
-    """The sampler that a map says, new. Raises ConfigError."""
+    """Return a new sampler from plain values. Raises ConfigError."""
     from async_loader.feeder.settings_errors import settings_of  # late: as above
     from async_loader.feeder.table_settings import SamplerSettings
 
@@ -39,12 +40,12 @@ def sampler_from(said: dict[str, Any]) -> Sampler:
 
 
 def limiter_plain(limiter: RateLimiter | None) -> Any:
-    """Least size, samples per insert, error buffer."""
+    """Return least size, samples per insert and error buffer of a limiter."""
     return limiter_json(limiter)
 
 
 def limiter_from(said: Any) -> RateLimiter | None:
-    """The inverse of `limiter_plain`."""
+    """Return the limiter of `limiter_plain`."""
     if said is None:
         return None
     least, ratio, buffer = said

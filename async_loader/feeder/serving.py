@@ -1,17 +1,42 @@
-"""A server as its settings say: tables, keys, a claimed address, the loop. Decides none of it."""
+"""A feeder's process as its settings say: tables, keys, the locked address, the server."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from async_loader.feeder.front import Front
+from async_loader.feeder.address_lock import AddressLock
+from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.curve_keys import load_server_keys
+from async_loader.feeder.self_test import self_test
 from async_loader.feeder.server.event_loop import Server
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.settings import ServerSettings
 
 
+def lock_address(settings: ServerSettings) -> tuple[AddressLock, CurveAuthenticator | None]:
+    """Read the keys, test that they keep strangers out, then lock the address: in this order.
+
+    The lock binds the sockets, and is closed after them.
+
+    Raises
+    ------
+    ConfigError, InsecureBindError, AddressInUse, Broken
+        As `load_server_keys`, `AddressLock` and `self_test` do. Earlier steps are undone.
+    """
+    address, security = settings.address(), settings.security
+    authenticator = None
+    if security.keys is not None:
+        authenticator = CurveAuthenticator(load_server_keys(security.keys))
+        self_test(authenticator)
+    insecure = security.allow_insecure
+    lock = AddressLock(address, encrypted=authenticator is not None, allow_insecure=insecure)
+    return lock, authenticator
+
+
 class FeederProcess:
     """Ready for clients when the constructor returns.
+
+    Made, run and closed by one thread.
 
     Parameters
     ----------
@@ -23,29 +48,23 @@ class FeederProcess:
     ------
     ConfigError, OutOfMemory
         For settings that cannot be.
-    AddressInUse, InsecureBindError
+    InsecureBindError, AddressInUse, Broken
+        See `lock_address`.
     """
 
     def __init__(self, settings: ServerSettings, private: bool = False) -> None:
-        limits, tables = settings.limits, settings.make_tables()
-        self._front: Front | None = None
+        tables = settings.make_tables()
+        self._lock: AddressLock | None = None
         try:
-            self._front = front = Front(settings)
+            self._lock, self._authenticator = lock_address(settings)
             self._server = Server(
                 tables,
                 {},
-                limits=limits.wire(),
-                window_bytes=int(limits.window_bytes),
-                window_rows=limits.window_rows,
-                sessions=limits.sessions,
-                weight_bytes=int(limits.weight_bytes),
-                heartbeat_s=settings.heartbeat_s,
-                silence_s=settings.silence_s,
-                drain_s=settings.drain_s,
-                bind=front.bind,
-                memory=front.claim.address.memory,
+                settings,
+                bind=self._lock.bind,
+                memory=self._lock.address.memory,
                 checkpoints=Folders(settings.checkpoint.path, private),
-                authenticator=front.authenticator,
+                authenticator=self._authenticator,
             )
         except BaseException:
             for table in tables.values():
@@ -59,7 +78,7 @@ class FeederProcess:
         return str(self._server.status()["address"])
 
     def run(self) -> int:
-        """Serve until SIGTERM, SIGINT, a DRAIN or `stop`; the exit code. Once."""
+        """Serve until SIGTERM, SIGINT, a DRAIN or `stop`; return the exit code. Once."""
         try:
             self._server.run()
         finally:
@@ -75,5 +94,5 @@ class FeederProcess:
         return self._server.status()
 
     def _close(self) -> None:
-        if self._front is not None:
-            self._front.close()
+        if self._lock is not None:
+            self._lock.close()

@@ -1,4 +1,4 @@
-"""What a feeder is told when it starts: from a YAML file, from the command line, or from Python. Starts nothing."""
+"""Settings of a feeder: from a YAML file, from the command line, or from Python."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class LimitSettings(Settings, frozen=True, kw_only=True):
-    """How much the server takes. What a peer can make it hold is bounded by these.
+    """Limits of the server. They bound how much memory peers can make it use.
 
     Parameters
     ----------
     message_bytes : int
-        Of all body frames of a message.
+        Bytes of all body frames of a message.
     control_bytes : int
-        Of a control message's body.
+        Bytes of a control message's body.
     in_flight_bytes : int
-        Received from a session and not yet in a table, or made for one and not yet sent.
+        Bytes received from a session and not in a table, or drawn for one and not sent.
     sessions : int
     window_bytes, window_rows : int
-        What a writer may send ahead of its acknowledgements.
+        What a writer may send before it is acknowledged.
     weight_bytes : int
-        Of one version of published weights.
+        Bytes of one version of published weights.
     """
 
     message_bytes: Bytes = Bytes(bounds.MESSAGE_BYTES)
@@ -48,18 +48,55 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 1024 <= self.control_bytes <= bounds.CONTROL_BYTES:
-            raise ConfigError(f"control_bytes={self.control_bytes}: the wire allows 1024 to {bounds.CONTROL_BYTES}")
+            raise ConfigError(
+                f"control_bytes={self.control_bytes}: the wire allows 1024 to "
+                f"{bounds.CONTROL_BYTES}"
+            )
         for name in ("message_bytes", "window_bytes"):
             if getattr(self, name) > self.in_flight_bytes:
-                raise ConfigError(f"{name}={getattr(self, name)} is above in_flight_bytes={self.in_flight_bytes}: raise that")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} is above "
+                    f"in_flight_bytes={self.in_flight_bytes}: raise that"
+                )
 
     def wire(self) -> bounds.Limits:
-        """Those that WELCOME tells the client."""
+        """Return the limits in WELCOME."""
         return bounds.Limits(
             control_bytes=int(self.control_bytes),
             message_bytes=int(self.message_bytes),
             in_flight_bytes=int(self.in_flight_bytes),
         )
+
+
+class ServiceSettings(Settings, frozen=True, kw_only=True):
+    """How a server serves, whatever its tables, address and keys.
+
+    Parameters
+    ----------
+    limits : LimitSettings
+    heartbeat_s, silence_s : float
+        A side that has sent nothing for ``heartbeat_s`` sends a PING; a side that was silent for
+        ``silence_s`` is taken for dead.
+    drain_s : float
+        How long, at the end, received rows may wait for their table, and learners for the last
+        batches of a queue.
+
+    Raises
+    ------
+    ConfigError
+    """
+
+    limits: LimitSettings = LimitSettings()
+    heartbeat_s: Seconds = 1.0
+    silence_s: Seconds = 10.0
+    drain_s: Seconds = 10.0
+
+    def __post_init__(self) -> None:
+        if self.silence_s < 2 * self.heartbeat_s:
+            raise ConfigError(
+                f"silence_s={self.silence_s:g} is less than two heartbeats of "
+                f"{self.heartbeat_s:g} s: one late heartbeat would end a session, raise silence_s"
+            )
 
 
 class SecuritySettings(Settings, frozen=True, kw_only=True):
@@ -68,10 +105,11 @@ class SecuritySettings(Settings, frozen=True, kw_only=True):
     Parameters
     ----------
     keys : str, optional
-        The folder that ``async-loader keys`` made. With it, every connection is encrypted, and only known keys get in.
-        In a file, relative to that file.
+        The folder that ``async-loader keys`` made. With it, every connection is encrypted, and only
+        clients with known keys connect. In a file, relative to that file.
     allow_insecure : bool
-        Bind beyond this machine without keys: every process that reaches the port can read and write the tables.
+        Bind beyond this machine without keys: every process that reaches the port can read and
+        write the tables.
     """
 
     keys: str | None = None
@@ -84,27 +122,23 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     Parameters
     ----------
     path : str, optional
-        A folder; each table has one of its own in it, and clients name folders in that. Without it no table is saved or
-        loaded. In a file, relative to that file.
+        A folder with a folder for each table, in which clients name folders. Without it no table is
+        saved or loaded. In a file, relative to that file.
     """
 
     path: str | None = None
 
 
-class ServerSettings(Settings, frozen=True, kw_only=True):
-    """All of a feeder.
+class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
+    """All settings of a feeder: `ServiceSettings`, and these.
 
     Parameters
     ----------
     bind : str, optional
-        ``tcp://127.0.0.1:5555`` or ``ipc:///path``; by default a socket in a folder that only this user can enter.
+        ``tcp://127.0.0.1:5555`` or ``ipc:///path``; by default a socket in a folder that only this
+        user can enter.
     tables : dict of TableSettings
         One at least.
-    limits : LimitSettings
-    heartbeat_s, silence_s : float
-        A side that has sent nothing for ``heartbeat_s`` says so; one that was silent for ``silence_s`` is taken for dead.
-    drain_s : float
-        How long, at the end, what was received may wait for its table.
     security : SecuritySettings
     checkpoint : CheckpointSettings
 
@@ -121,36 +155,30 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
 
     bind: str | None = None
     tables: dict[str, TableSettings]
-    limits: LimitSettings = LimitSettings()
-    heartbeat_s: Seconds = 1.0
-    silence_s: Seconds = 10.0
-    drain_s: Seconds = 10.0
     security: SecuritySettings = SecuritySettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.tables:
-            raise ConfigError("tables: it is empty: give one at least, as in replay: {capacity: 1000000}")
+            raise ConfigError(
+                "tables: it is empty: give one at least, as in replay: {capacity: 1000000}"
+            )
         if len(self.tables) > bounds.FIELDS:
             raise ConfigError(f"tables: there are {len(self.tables)}, {bounds.FIELDS} are allowed")
         for name in self.tables:
             _table_name(name)
-        if self.silence_s < 2 * self.heartbeat_s:
-            raise ConfigError(
-                f"silence_s={self.silence_s:g} is less than two heartbeats of {self.heartbeat_s:g} s: one that is late would end "
-                "a session, raise silence_s"
-            )
         if self.bind is not None:
             addresses.parse(self.bind)
 
     @classmethod
     def load(cls, path: str | Path) -> ServerSettings:
-        """From a YAML file.
+        """Read a YAML file.
 
         Raises
         ------
         ConfigError
-            Names the file, the field's path and what was expected there.
+            Names the file, the field's path and the expected value.
         """
         return _checked(read_yaml(Path(path)), Path(path))
 
@@ -164,16 +192,27 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
         allow_insecure: bool = False,
         checkpoint: str | Path | None = None,
     ) -> ServerSettings:
-        """From the command line: a file if there is one, and on top of it tables as in ``replay:1000000`` or ``replay:8GiB``."""
+        """Read the command line.
+
+        A file if there is one, and tables as in ``replay:1000000``, ``replay:8GiB``.
+        """
         plain: dict[str, Any] = {} if config is None else read_yaml(Path(config))
         added = [table_of(text) for text in tables]
         if len({name for name, _ in added}) < len(added):
-            raise ConfigError(f"--table: {[name for name, _ in added]} share names: give every table a name of its own")
+            raise ConfigError(
+                f"--table: {[name for name, _ in added]} share names: give every table a name of "
+                "its own"
+            )
         given = plain.get("tables") or {}
         if added and isinstance(given, dict):
             plain["tables"] = {**given, **dict(added)}
-        if not plain.get("tables") and plain.keys() <= set(cls.__struct_fields__):  # a misspelt key is named below
-            raise ConfigError("there is no table: give one, as in --table replay:1000000, or a --config that has one")
+        if not plain.get("tables") and plain.keys() <= set(
+            cls.__struct_fields__
+        ):  # a misspelt key is named below
+            raise ConfigError(
+                "there is no table: give one, as in --table replay:1000000, or a --config that has "
+                "one"
+            )
         if bind is not None:
             plain["bind"] = bind
         settings = _checked(plain, None if config is None else Path(config))
@@ -185,15 +224,15 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
 
     @classmethod
     def from_plain(cls, tables: dict[str, Any]) -> ServerSettings:
-        """From tables as a YAML file has them, and nothing else. Raises ConfigError, as `load`."""
+        """Return settings with these tables, as in a YAML file. Raises ConfigError, as `load`."""
         return _checked({"tables": tables}, None)
 
     def address(self) -> addresses.Address:
-        """Where to bind."""
+        """Return where to bind."""
         return addresses.default() if self.bind is None else addresses.parse(self.bind)
 
     def make_tables(self) -> dict[str, ReplayBuffer]:
-        """All tables, empty. If one cannot be made, none is left.
+        """Make all tables, empty. If one cannot be made, all others are closed.
 
         Raises
         ------
@@ -213,7 +252,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
 
 
 def table_of(text: str) -> tuple[str, dict[str, Any]]:
-    """``replay:1000000`` or ``replay:8GiB`` as a name and plain settings.
+    """Return the name and plain settings in ``replay:1000000`` or ``replay:8GiB``.
 
     Raises
     ------
@@ -221,32 +260,43 @@ def table_of(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, colon, size = text.rpartition(":")
     if not colon or not name or not size.strip():
-        raise ConfigError(f"--table {text!r}: it is a name and a size, as in replay:1000000 (steps) or replay:8GiB")
+        raise ConfigError(
+            f"--table {text!r}: it is a name and a size, as in replay:1000000 (steps) or "
+            "replay:8GiB"
+        )
     _table_name(name)
     return name, sized(size)
 
 
 def _table_name(name: str) -> None:
     if not 1 <= len(name) <= 256 or not name.isprintable() or name != name.strip():
-        raise ConfigError(f"tables: the name {name[:300]!r} will not do: 1 to 256 printable characters, no space at either end")
+        raise ConfigError(
+            f"tables: the name {name[:300]!r} will not do: 1 to 256 printable characters, no space "
+            "at either end"
+        )
 
 
 def _checked(plain: dict[str, Any], path: Path | None) -> ServerSettings:
     where = "" if path is None else str(path)
     tables = plain.get("tables")
     if isinstance(tables, dict):
-        plain = {**plain, "tables": {name: _spelled_out(one, where, name) for name, one in tables.items()}}
+        plain = {
+            **plain,
+            "tables": {name: _spelled_out(one, where, name) for name, one in tables.items()},
+        }
     settings = settings_of(plain, ServerSettings, where)
     keys = settings.security.keys
     if path is not None and keys is not None:
         settings = replace(settings, security=replace(settings.security, keys=_beside(path, keys)))
     if path is not None and settings.checkpoint.path is not None:
-        settings = replace(settings, checkpoint=CheckpointSettings(path=_beside(path, settings.checkpoint.path)))
+        settings = replace(
+            settings, checkpoint=CheckpointSettings(path=_beside(path, settings.checkpoint.path))
+        )
     return settings
 
 
 def _beside(path: Path, named: str) -> str:
-    """What a file names, relative to that file."""
+    """Return a path in a file, relative to that file."""
     return str(path.parent / Path(named).expanduser())
 
 
@@ -254,4 +304,6 @@ def _spelled_out(table: Any, where: str, name: object) -> Any:
     try:
         return spelled_out(table)
     except (ConfigError, SchemaError) as error:
-        raise ConfigError(": ".join(part for part in (where, f"tables.{name}.{error}") if part)) from None
+        raise ConfigError(
+            ": ".join(part for part in (where, f"tables.{name}.{error}") if part)
+        ) from None

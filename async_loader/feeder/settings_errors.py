@@ -1,4 +1,4 @@
-"""Plain values made into settings, and what is wrong with them in words. Reads YAML; knows no setting by name."""
+"""Reads YAML, converts plain values to settings, and explains errors."""
 
 from __future__ import annotations
 
@@ -23,35 +23,40 @@ if TYPE_CHECKING:
 else:
 
     class Bytes(int):
-        """An int that a file may say as ``64MiB``."""
+        """An int that a file may write as ``64MiB``."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML's plain values. A key that comes twice is refused, and ``1e-6`` is a number, as in YAML 1.2."""
+    """Plain values only. Duplicate keys are refused, and ``1e-6`` is a number, as in YAML 1.2."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:
             name = self.construct_object(key, deep=True)
             if isinstance(name, Hashable) and name in seen:
-                raise ConfigError(f"line {key.start_mark.line + 1}: {name!r} is there twice: leave one of them out")
+                raise ConfigError(
+                    f"line {key.start_mark.line + 1}: {name!r} is there twice: leave one of them "
+                    "out"
+                )
             seen.add(name if isinstance(name, Hashable) else id(key))
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
 )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The map that a file holds; an empty file holds an empty one.
+    """Return the map in a file; an empty file is an empty map.
 
     Raises
     ------
     ConfigError
-        Names the file, and the line if it is no YAML.
+        Names the file, and the line of a YAML error.
     """
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
@@ -60,19 +65,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: it cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: it is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: it is not YAML: {' '.join(str(error).split())}") from None
     if value is not None and not isinstance(value, dict):
-        raise ConfigError(f"{path}: it holds {_named(value)}, and settings are a map, as in 'bind: tcp://127.0.0.1:5555'")
+        raise ConfigError(
+            f"{path}: it holds {_named(value)}, and settings are a map, as in 'bind: "
+            "tcp://127.0.0.1:5555'"
+        )
     return value or {}
 
 
 def settings_of(value: Mapping[str, Any], kind: type[S], where: str = "") -> S:
-    """``value`` as settings.
+    """Return ``value`` as settings.
 
     Raises
     ------
     ConfigError
-        Names ``where``, the path of the field, and what was expected there.
+        Names ``where``, the path of the field, and the expected value.
     """
     try:
         made: S = _convert(value, kind)
@@ -98,7 +106,7 @@ def _bytes(kind: type, value: Any) -> Any:
         raise ConfigError(str(error).removeprefix("=")) from None
 
 
-# -- what is wrong, and where: msgspec's own paths leave out the keys of maps ---------------------------------------------------
+# -- what is wrong, and where: msgspec's own paths leave out the keys of maps ----------------------
 
 
 def _explain(value: Any, kind: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
@@ -109,16 +117,31 @@ def _explain(value: Any, kind: Any, path: tuple[str, ...]) -> tuple[tuple[str, .
             if said := _keys(value, kind, path):
                 return said
             hints = typing.get_type_hints(kind, include_extras=True)
-            parts = [(f.encode_name, hints[f.name]) for f in msgspec.structs.fields(kind) if f.encode_name in value]
+            parts = [
+                (f.encode_name, hints[f.name])
+                for f in msgspec.structs.fields(kind)
+                if f.encode_name in value
+            ]
         else:
             inner = typing.get_args(kind)[1:] if typing.get_origin(kind) is dict else ()
-            if inner and (strange := next((key for key in value if not isinstance(key, str)), None)) is not None:
-                return (*path, str(strange)), f"expected a name, got {_named(strange)}: put it in quotes"
+            if (
+                inner
+                and (strange := next((key for key in value if not isinstance(key, str)), None))
+                is not None
+            ):
+                return (
+                    *path,
+                    str(strange),
+                ), f"expected a name, got {_named(strange)}: put it in quotes"
             parts = [(key, inner[0]) for key in value] if inner else []
         for name, part in parts:
             if _fails(value[name], part):
                 return _explain(value[name], part, (*path, name))
-    if isinstance(value, list) and typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is ...:
+    if (
+        isinstance(value, list)
+        and typing.get_origin(kind) is tuple
+        and typing.get_args(kind)[-1] is ...
+    ):
         for number, one in enumerate(value):
             if _fails(one, inner := typing.get_args(kind)[0]):
                 return _explain(one, inner, (*path, str(number)))
@@ -126,13 +149,20 @@ def _explain(value: Any, kind: Any, path: tuple[str, ...]) -> tuple[tuple[str, .
 
 
 def _meant(value: Any, kind: Any) -> Any:
-    """Which part of a union ``value`` is meant to be: a map is the only one that takes maps, or the kind that it names."""
-    if typing.get_origin(kind) not in (typing.Union, types.UnionType) or not isinstance(value, Mapping | list):
+    """Which part of a union ``value`` is meant to be.
+
+    A map is the only one that takes maps, or the kind that it names.
+    """
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType) or not isinstance(
+        value, Mapping | list
+    ):
         return kind
     if isinstance(value, list):
         lists = [one for one in typing.get_args(kind) if typing.get_origin(one) is tuple]
         return lists[0] if len(lists) == 1 else kind
-    maps = [one for one in typing.get_args(kind) if typing.get_origin(one) is dict or _is_struct(one)]
+    maps = [
+        one for one in typing.get_args(kind) if typing.get_origin(one) is dict or _is_struct(one)
+    ]
     if len(maps) > 1 or any(_is_struct(one) and _tag(one) for one in maps):
         maps = [one for one in maps if _is_struct(one) and _tag(one) == value.get("kind")]
     return maps[0] if len(maps) == 1 else kind
@@ -146,20 +176,28 @@ def _tag(kind: Any) -> Any:
     return kind.__struct_config__.tag
 
 
-def _keys(value: Mapping[str, Any], kind: type[msgspec.Struct], path: tuple[str, ...]) -> tuple[tuple[str, ...], str] | None:
+def _keys(
+    value: Mapping[str, Any], kind: type[msgspec.Struct], path: tuple[str, ...]
+) -> tuple[tuple[str, ...], str] | None:
     """What is wrong with the names of a map's keys."""
     fields = msgspec.structs.fields(kind)
-    known = [field.encode_name for field in fields] + [kind.__struct_config__.tag_field] * bool(kind.__struct_config__.tag)
+    known = [field.encode_name for field in fields] + [kind.__struct_config__.tag_field] * bool(
+        kind.__struct_config__.tag
+    )
     for key in value:
         if key not in known:
             near = _below(key, kind)
             what = f"did you mean {near[0]!r}?" if near else hint(str(key), map(str, known))
             return (*path, str(key)), f"there is no such setting: {what}"
-    missing = [field.encode_name for field in fields if field.required and field.encode_name not in value]
+    missing = [
+        field.encode_name for field in fields if field.required and field.encode_name not in value
+    ]
     if not missing:
         return None
     tag = kind.__struct_config__.tag
-    example = f", as in {{kind: {tag}, {', '.join(f'{name}: ...' for name in missing)}}}" if tag else ""
+    example = (
+        f", as in {{kind: {tag}, {', '.join(f'{name}: ...' for name in missing)}}}" if tag else ""
+    )
     return path, f"it needs {', '.join(map(repr, missing))}{example}"
 
 
@@ -195,7 +233,11 @@ def _plain(text: str, value: Any) -> str:
     expected = re.fullmatch(r"Expected `(.*?)`(?:, got `.*`)?(.*)", text)
     if expected is None:
         return text.replace("`", "'")
-    kinds = [{"object": "a map", "array": "a list"}.get(one, one) for one in expected[1].split(" | ") if one != "null"]
+    kinds = [
+        {"object": "a map", "array": "a list"}.get(one, one)
+        for one in expected[1].split(" | ")
+        if one != "null"
+    ]
     return f"expected {' or '.join(kinds)}{expected[2]}, got {_named(value)}"
 
 
@@ -206,4 +248,6 @@ def _why_kind(given: Any, tags: list[str]) -> str:
 
 
 def _named(value: Any) -> str:
-    return {list: "a list", dict: "a map", type(None): "nothing"}.get(type(value), repr(value)[:100])
+    return {list: "a list", dict: "a map", type(None): "nothing"}.get(
+        type(value), repr(value)[:100]
+    )

@@ -1,6 +1,7 @@
-"""What a feeder says of itself, by name: the keys of `Client.status`, of ``async-loader status --json``. Holds nothing.
+"""The status of a feeder: the keys of `Client.status` and of ``async-loader status --json``.
 
-Rates that end in ``_per_s`` are those of now, over the last seconds; ``_per_s_mean`` are means since the start.
+Rates that end in ``_per_s`` are current, over the last seconds; ``_per_s_mean`` are means since the
+start.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ class PolicyLag(TypedDict, total=False):
     Attributes
     ----------
     newest, oldest : int
-        Versions that the newest steps of writers were made with: of the one that is furthest ahead, and furthest behind.
+        Versions of the newest steps of writers: of the writer furthest ahead, and furthest behind.
     lag : int
-        Versions between ``oldest`` and what is published. Not there while nothing is.
+        Versions between ``oldest`` and the published one. Missing while none is published.
     lag_s : float
         Seconds between the publication of these two.
     """
@@ -42,13 +43,13 @@ class TableStatus(TypedDict):
         Since the start.
     samples_per_insert : float
     waiting : list of str
-        Who waits, and for what: eight at most.
+        Requests that wait, and why: eight at most.
     policies : dict of str to PolicyLag
         By name of the weights.
     writers, readers : int
         That are open.
     rows_in, duplicates, gaps : int
-        Rows that came in; messages that came twice, and before others that were missing.
+        Rows received; messages received twice; messages received after a missing one.
     batches_out, redelivered : int
     """
 
@@ -87,7 +88,7 @@ class SessionStatus(TypedDict):
     age_s, silent_s : float
     writers, readers : int
     in_flight_bytes : int
-        Received, and not in a table yet.
+        Received, and not in a table.
     """
 
     id: int
@@ -108,13 +109,13 @@ class FeederStatus(TypedDict):
     Attributes
     ----------
     incarnation : str
-        Another one after each start.
+        A new one after each start.
     pid : int
     address : str
     version : int
-        The newest of the wire that it understands.
+        The newest version of the wire that it understands.
     connections : dict of str to int
-        Open ones, and those that were ended, by reason.
+        Open connections, and ended ones by reason.
     uptime_s : float
     draining : bool
     tables : dict of str to TableStatus
@@ -124,12 +125,12 @@ class FeederStatus(TypedDict):
     weights : dict of str to int
         The newest version of each name.
     weights_stale : int
-        Versions that were published and not taken.
+        Published versions that were ignored.
     weights_waiting : dict of str to int
         Clients that wait for newer ones.
     weights_age_s : dict of str to float
     counters : dict of str to int
-        Messages and bytes, and what was refused.
+        Messages and bytes, and refusals.
     """
 
     incarnation: str

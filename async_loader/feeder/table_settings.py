@@ -1,4 +1,4 @@
-"""What a table of the feeder is made of, as a file or a script says it. Decides nothing: the replay package's constructors do."""
+"""Settings of a feeder's tables. The constructors of the replay package check them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from msgspec import Meta
 
 from async_loader import spaces, tensors, tree
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.feeder.derived_settings import ObjectSettings, Settings, made_of, parameters, part_of, plain, snake, union_of
+from async_loader.feeder.derived_settings import (
+    ObjectSettings,
+    Settings,
+    made_of,
+    parameters,
+    part_of,
+    plain,
+    snake,
+    union_of,
+)
 from async_loader.feeder.settings_errors import Bytes
 from async_loader.replay import samplers
 from async_loader.replay.arguments import storable
@@ -25,7 +34,11 @@ from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.views import Transitions
 from async_loader.schema import Field, Schema
 
-KINDS = [one for one in map(vars(samplers).get, samplers.__all__) if isinstance(one, type) and issubclass(one, Binding)]
+KINDS = [
+    one
+    for one in map(vars(samplers).get, samplers.__all__)
+    if isinstance(one, type) and issubclass(one, Binding)
+]
 """The samplers of the package."""
 
 part_of(samplers.Linear)
@@ -51,15 +64,15 @@ else:
 
 _FIELD = frozenset(FieldSettings.__struct_fields__)
 _ALONE = {"limiter": RateLimiter, "view": Transitions, "beta": samplers.Linear}
-"""What a map without ``kind`` is."""
+"""The class of a map without ``kind``."""
 
 
 class _Table(Settings, frozen=True, kw_only=True):
-    """One table: a size, and the keywords of `ReplayBuffer`; or ``queue`` or ``stack``, and the keywords of these.
+    """One table: a size, and the keywords of `ReplayBuffer`; or ``queue`` or ``stack``, and theirs.
 
-    In a file ``capacity`` is steps, or bytes as in ``8GiB``. Objects are maps with a ``kind``, or the kind alone, as in
-    ``sampler: fifo``. A schema is a map by names, which may nest, or be dotted; a field is its dtype, or a map. A table without
-    one takes the first writer's.
+    In a file ``capacity`` is steps, or bytes as in ``8GiB``. Objects are maps with a ``kind``, or
+    the kind alone, as in ``sampler: fifo``. A schema is a map by names, nested or dotted; a field
+    is its dtype, or a map. A table without a schema takes the first writer's.
 
     Raises
     ------
@@ -75,8 +88,15 @@ class _Table(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if sum(one is not None for one in (self.queue, self.stack)) > 1:
             raise ConfigError("queue and stack: a table is one of them")
-        if self.capacity is None and self.max_bytes is None and self.queue is None and self.stack is None:
-            raise ConfigError("it needs a capacity (steps), max_bytes, or both; or queue, or stack (items)")
+        if (
+            self.capacity is None
+            and self.max_bytes is None
+            and self.queue is None
+            and self.stack is None
+        ):
+            raise ConfigError(
+                "it needs a capacity (steps), max_bytes, or both; or queue, or stack (items)"
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             self._make(None).close()
@@ -86,12 +106,13 @@ class _Table(Settings, frozen=True, kw_only=True):
         linked = [] if schema is None else [field.name for field in schema.fields if field.linked]
         if linked and not isinstance(made_of(self.remover), samplers.Fifo | None):
             raise ConfigError(
-                f"field {linked[0]!r} has stack or next, which needs steps to be removed in order: use remover: fifo, "
+                f"field {linked[0]!r} has stack or next, which needs steps to be removed in order: "
+                "use remover: fifo, "
                 f"not {self.remover.__struct_config__.tag}"
             )
 
     def step_schema(self) -> Schema | None:
-        """The schema of a step, nested as the dotted names say."""
+        """Return the schema of a step, nested by its dotted names."""
         if self.schema is None:
             return None
         nested: dict[str, Any] = {}
@@ -101,24 +122,34 @@ class _Table(Settings, frozen=True, kw_only=True):
             for key in above:
                 place = place.setdefault(key, {})
                 if not isinstance(place, dict):
-                    raise SchemaError(f"field {name!r} lies in {key!r}, which is a field itself: rename one of them")
+                    raise SchemaError(
+                        f"field {name!r} lies in {key!r}, which is a field itself: rename one of "
+                        "them"
+                    )
             if last in place or not all((*above, last)):
-                raise SchemaError(f"field {name!r} has no name of its own: give every field one, as in 'obs.pixels'")
+                raise SchemaError(
+                    f"field {name!r} has no name of its own: give every field one, as in "
+                    "'obs.pixels'"
+                )
             place[last] = field.make(name=name)
         return storable(Schema.of(nested))
 
     def make(self) -> ReplayBuffer:
-        """The table, empty; with a schema its memory is taken now.
+        """Make the table, empty; with a schema its memory is allocated now.
 
         Raises
         ------
         OutOfMemory
-            If there is a schema, and not as much memory.
+            If there is a schema, and not enough memory.
         """
         return self._make(self.step_schema())
 
     def _make(self, schema: Schema | None) -> ReplayBuffer:
-        given = {name: made_of(getattr(self, name)) for name in self.__struct_fields__ if getattr(self, name) is not None}
+        given = {
+            name: made_of(getattr(self, name))
+            for name in self.__struct_fields__
+            if getattr(self, name) is not None
+        }
         given.pop("schema", None)
         given |= {} if schema is None else {"schema": schema}
         if self.capacity is None and self.max_bytes is not None:
@@ -129,7 +160,10 @@ class _Table(Settings, frozen=True, kw_only=True):
         make, size = getattr(ReplayBuffer, kind), given.pop(kind)
         given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}
         if others := sorted(given.keys() - inspect.signature(make).parameters.keys()):
-            raise ConfigError(f"a {kind} sets {', '.join(others)} itself: leave it out, or say capacity in place of {kind}")
+            raise ConfigError(
+                f"a {kind} sets {', '.join(others)} itself: leave it out, or say capacity in place "
+                f"of {kind}"
+            )
         made: ReplayBuffer = make(size, **given)
         return made
 
@@ -146,7 +180,9 @@ else:
             ("max_bytes", Bytes | None, None),
             ("queue", int | None, None),
             ("stack", int | None, None),
-            *parameters(ReplayBuffer, ("capacity", "max_bytes"), schema=dict[str, FieldSettings] | None),
+            *parameters(
+                ReplayBuffer, ("capacity", "max_bytes"), schema=dict[str, FieldSettings] | None
+            ),
         ],
         bases=(_Table,), module=__name__, frozen=True, kw_only=True, forbid_unknown_fields=True,
     )  # fmt: skip
@@ -154,18 +190,21 @@ else:
 
 
 def sized(text: str) -> dict[str, Any]:
-    """``1000000`` (steps) or ``8GiB`` of a command line as plain settings of a table."""
+    """Return plain settings of a size on the command line: ``1000000`` (steps) or ``8GiB``."""
     steps = text.strip().replace("_", "")
-    return {"capacity": int(steps)} if re.fullmatch(r"[0-9]+", steps) else {"max_bytes": text.strip()}
+    return (
+        {"capacity": int(steps)} if re.fullmatch(r"[0-9]+", steps) else {"max_bytes": text.strip()}
+    )
 
 
 def spelled_out(table: Any) -> Any:
-    """A table as a file or a script says it, as a file says it in full.
+    """Return a table's short form, of a file or a script, as a file's full form.
 
     Raises
     ------
     ConfigError
-        Both ``capacity`` and ``max_bytes`` say bytes; an object that a feeder does not make; a kind that is a table of its own.
+        Both ``capacity`` and ``max_bytes`` are bytes; an object that a feeder does not make; a kind
+        that is a table of its own.
     """
     if isinstance(table, int) and not isinstance(table, bool):
         return {"capacity": table}
@@ -176,17 +215,22 @@ def spelled_out(table: Any) -> Any:
     full = dict(table)
     if isinstance(full.get("capacity"), str):
         if full.get("max_bytes") is not None:
-            raise ConfigError(f"capacity: {table['capacity']!r} beside max_bytes={full['max_bytes']!r}: give bytes once")
+            raise ConfigError(
+                f"capacity: {table['capacity']!r} beside max_bytes={full['max_bytes']!r}: give "
+                "bytes once"
+            )
         full["max_bytes"] = full.pop("capacity")
     for name in full.keys() - {"schema", "capacity", "max_bytes"}:
-        full[name] = _with_kind(name, plain(full[name], name) if isinstance(name, str) else full[name])
+        full[name] = _with_kind(
+            name, plain(full[name], name) if isinstance(name, str) else full[name]
+        )
     if full.get("schema") is not None:
         full["schema"] = _schema(full["schema"])
     return full
 
 
 def _with_kind(name: str, value: Any) -> Any:
-    """A part with its kind, and within it those of its own parts."""
+    """Add the kind to an object's map, and to the maps within it."""
     if isinstance(value, str) and name in ("sampler", "remover", "limiter", "view"):
         value = {"kind": value}
     if not isinstance(value, dict):
@@ -194,20 +238,31 @@ def _with_kind(name: str, value: Any) -> Any:
     if name == "limiter" and (kind := value.get("kind")) in ("queue", "stack"):
         size = value.get("size", "...")
         raise ConfigError(
-            f"limiter: a {kind} is a kind of table: say {kind}: {size} in place of the limiter, the sampler and max_times_sampled"
+            f"limiter: a {kind} is a kind of table: say {kind}: {size} in place of the limiter, "
+            "the sampler and max_times_sampled"
         )
-    inner = {key: _with_kind(key, one) if isinstance(key, str) else one for key, one in value.items()}
-    return {"kind": snake(_ALONE[name].__name__), **inner} if name in _ALONE and "kind" not in inner else inner
+    inner = {
+        key: _with_kind(key, one) if isinstance(key, str) else one for key, one in value.items()
+    }
+    return (
+        {"kind": snake(_ALONE[name].__name__), **inner}
+        if name in _ALONE and "kind" not in inner
+        else inner
+    )
 
 
 def _schema(spec: Any) -> Any:
-    """Fields by dotted names, each a map; what is no schema as it is."""
+    """Return fields by dotted names, each a map; other values as they are."""
     if not isinstance(spec, Mapping | Schema | list | tuple) and not spaces.is_space(spec):
         return spec
     named: dict[Any, Any] = {}
-    for name, field in _fields(spec, "") if isinstance(spec, Mapping) else _of_schema(Schema.of(spec)):
+    for name, field in (
+        _fields(spec, "") if isinstance(spec, Mapping) else _of_schema(Schema.of(spec))
+    ):
         if name in named:
-            raise SchemaError(f"field {name!r} is there twice, nested and with dots: leave one of them out")
+            raise SchemaError(
+                f"field {name!r} is there twice, nested and with dots: leave one of them out"
+            )
         named[name] = field
     return named
 
@@ -231,7 +286,7 @@ def _fields(spec: Mapping[Any, Any], prefix: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether it is of Python and no value of a file: the schema understands it, or says what it does not understand."""
+    """Return whether a field is an object of Python, not a value of a file."""
     pair = isinstance(value, tuple | list) and len(value) == 2 and not isinstance(value[0], str)
     return pair or isinstance(value, Field | np.dtype | np.ndarray | np.generic | type) or (
         spaces.is_space(value) or tensors.is_tensor(value)
@@ -240,7 +295,10 @@ def _is_object(value: Any) -> bool:
 
 def _of_schema(schema: Schema) -> Iterator[tuple[str, Any]]:
     if odd := _no_dict(schema.structure):
-        raise ConfigError(f"schema: it has a {odd.__name__}, and a feeder's settings nest maps alone: name its fields by a dict")
+        raise ConfigError(
+            f"schema: it has a {odd.__name__}, and a feeder's settings nest maps alone: name its "
+            "fields by a dict"
+        )
     for field in schema.fields:
         given = {name: getattr(field, name) for name in _FIELD}
         yield field.name, {**given, "shape": list(field.shape), "dtype": field.dtype.name}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+
 import numpy as np
 
 _LARGEST = (32 << 20) - (64 << 10)
@@ -23,3 +26,20 @@ def keep_freed_memory() -> None:
     if not _told:
         _told = True
         np.empty(_LARGEST, np.uint8)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as in glibc's malloc.h
+_MMAP_BYTES = 32 << 20  # the most that glibc takes
+KEPT_BYTES = 256 << 20
+"""Free memory at the end of the heap at most: as much as one session of a feeder may have in flight."""
+
+
+def keep_freed() -> None:
+    """Let malloc keep blocks below 32 MiB when they are freed: new pages cost more than filling them.
+
+    For the whole process: call it where the process does nothing else. A no-op without glibc.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)
+        mallopt(_TRIM_THRESHOLD, KEPT_BYTES)

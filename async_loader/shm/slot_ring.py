@@ -26,6 +26,8 @@ from async_loader.interrupts import SignalsDeferred
 from async_loader.shm.segment import Segment
 
 _PAGE = 4096
+COPY_BELOW = 64 << 10
+"""Bytes below which copying a batch costs less than lending its slot."""
 
 Lease = npt.NDArray[np.uint8]
 

@@ -13,7 +13,7 @@ from benchmarks.feeder.processes import Child, child
 from benchmarks.feeder.workloads import Work
 from benchmarks.replay.workloads import BATCH, FRAME, STACK
 
-PRELOAD = ("async_loader.feeder.server", "async_loader.feeder.client.client", "async_loader.replay.base.compiled")
+PRELOAD = ("async_loader.feeder.server", "async_loader.feeder.client.connect", "async_loader.replay.base.compiled")
 TABLE = "replay"
 STEPS = 100
 """That an actor appends before it looks at the clock."""
@@ -45,7 +45,8 @@ def serving(work: Work, transport: str) -> Iterator[tuple[Child, str]]:
 
 def _serve(pipe: Any, work: Work, transport: str, folder: str) -> None:
     from async_loader.feeder.server import Server
-    from async_loader.feeder.server.sockets import Plane
+    from async_loader.feeder.settings import ServiceSettings
+    from async_loader.feeder.wire import Plane
 
     if transport == "tcp":
         endpoints = dict.fromkeys(Plane, "tcp://127.0.0.1:*")
@@ -53,7 +54,7 @@ def _serve(pipe: Any, work: Work, transport: str, folder: str) -> None:
         address = f"ipc://{Path(folder) / 'feeder'}"
         endpoints = {Plane.CONTROL: address, Plane.INSERT: f"{address}.insert", Plane.PULL: f"{address}.pull"}
     memory = f"{Path(folder) / 'feeder'}.memory" if transport != "tcp" else None
-    server = Server({TABLE: table(work)}, endpoints, memory=memory, drain_s=0.1)
+    server = Server({TABLE: table(work)}, endpoints, ServiceSettings(drain_s=0.1), memory=memory)
     threading.Thread(target=_stop_when_told, args=(pipe, server), daemon=True).start()
     pipe.send(server.endpoints[Plane.CONTROL])
     server.run()

@@ -129,7 +129,7 @@ def test_the_files_of_a_killed_server_are_cleaned(tmp_path):
 
 def test_a_file_that_is_no_socket_is_not_removed(tmp_path):
     (tmp_path / "x").write_text("precious")
-    with pytest.raises(ConfigError, match="no socket: name another"):
+    with pytest.raises(ConfigError, match="not a socket: name another"):
         AddressLock(parse(f"ipc://{tmp_path}/x"))
     assert {path.name for path in tmp_path.iterdir()} == {"x"}
 

@@ -8,6 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import ConfigError, SchemaError, Timeout
@@ -94,7 +95,7 @@ def test_a_producer_is_its_keys_alone(server, folder):
         assert stolen.schema is None  # it is open, and opens again, as whose it says then, once there is a schema
         mine.append(x=np.int64(1))
         mine.flush()
-        stolen._line._producer = mine._line._producer
+        stolen._channel.wanted = replace(stolen._channel.wanted, producer=mine._channel.wanted.producer)
         with pytest.raises(ConfigError, match="belongs to another key than 'bob'"):
             append_and_flush(stolen, 2)
         mine.append(x=np.int64(3))
@@ -107,7 +108,7 @@ def test_a_producer_is_its_keys_alone(server, folder):
 def test_who_owns_which_producer_is_not_remembered_for_longer_than_the_producers(server, folder, monkeypatch):
     monkeypatch.setattr(insert_queue, "GONE", 3)
     monkeypatch.setattr(insert_queue, "CLOSED", 3)
-    owners = server._front.authenticator._owners
+    owners = server._authenticator._owners
     with connect(server.address, keys=folder / "alice.secret", timeout_s=PATIENCE_S) as client:
         for i in range(10):
             with client.table("replay").writer() as writer:

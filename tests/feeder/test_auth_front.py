@@ -6,11 +6,12 @@ import pytest
 import zmq
 
 from async_loader.errors import AddressInUse, Broken, ConfigError, InsecureBindError
-from async_loader.feeder.curve_auth import CurveAuthenticator, apply_client_keys
-from async_loader.feeder.front import Front
-from async_loader.feeder.server.sockets import Plane, ServerSockets
+from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.curve_keys import apply_client_keys
+from async_loader.feeder.server.sockets import ServerSockets
+from async_loader.feeder.serving import lock_address
 from async_loader.feeder.settings import SecuritySettings, ServerSettings, TableSettings
-from async_loader.feeder.wire import Limits
+from async_loader.feeder.wire import Limits, Plane
 from async_loader.lifecycle import Deadline
 
 PATIENCE_S = 20.0
@@ -39,47 +40,49 @@ def heard(ports, client):
 
 
 def test_with_keys_a_client_is_known_by_its_name(context, folder):
-    with context.socket(zmq.DEALER) as client, Front(settings("tcp://127.0.0.1:*", folder)) as front:
-        ports = ServerSockets({}, Limits(), front.bind, front.authenticator.mechanism)
+    lock, authenticator = lock_address(settings("tcp://127.0.0.1:*", folder))
+    with context.socket(zmq.DEALER) as client, lock:
+        ports = ServerSockets({}, Limits(), lock.bind, authenticator.mechanism)
         apply_client_keys(client, folder / "alice.secret")
         assert heard(ports, client) == "alice"
         ports.close()
 
 
 def test_without_keys_a_client_has_no_name(context, tmp_path):
-    with context.socket(zmq.DEALER) as client, Front(settings(f"ipc://{tmp_path}/x")) as front:
-        ports = ServerSockets({}, Limits(), front.bind)
+    lock, authenticator = lock_address(settings(f"ipc://{tmp_path}/x"))
+    assert authenticator is None
+    with context.socket(zmq.DEALER) as client, lock:
+        ports = ServerSockets({}, Limits(), lock.bind)
         assert ports.endpoints[Plane.CONTROL] == f"ipc://{tmp_path}/x"
-        assert front.authenticator is None
         assert heard(ports, client) is None
         ports.close()
-    front.close()
+    lock.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_beyond_this_machine_it_takes_keys_or_leave(folder):
     with pytest.raises(InsecureBindError):
-        Front(settings("tcp://*:*"))
-    Front(settings("tcp://*:*", allow_insecure=True)).close()
-    with Front(settings("tcp://*:*", folder)) as front:
-        assert not front.claim.insecure
+        lock_address(settings("tcp://*:*"))
+    lock_address(settings("tcp://*:*", allow_insecure=True))[0].close()
+    with lock_address(settings("tcp://*:*", folder))[0] as lock:
+        assert not lock.insecure
 
 
 @pytest.mark.parametrize("bind", ["ipc://{}/x", "tcp://127.0.0.1:*"])
 def test_a_lock_that_does_not_hold_is_found_before_anything_is_claimed(folder, tmp_path, monkeypatch, bind):
     monkeypatch.setattr(CurveAuthenticator, "_admit", lambda self, public: "anyone")
     with pytest.raises(Broken, match="got in"):
-        Front(settings(bind.format(tmp_path), folder))
+        lock_address(settings(bind.format(tmp_path), folder))
     assert {path.name for path in tmp_path.iterdir()} == {"keys"}
     monkeypatch.undo()
-    Front(settings("tcp://127.0.0.1:*", folder)).close()
+    lock_address(settings("tcp://127.0.0.1:*", folder))[0].close()
 
 
 def test_what_fails_later_undoes_what_came_before(folder, tmp_path):
-    with Front(settings(f"ipc://{tmp_path}/x")):
+    with lock_address(settings(f"ipc://{tmp_path}/x"))[0]:
         with pytest.raises(AddressInUse):
-            Front(settings(f"ipc://{tmp_path}/x", folder))
-    Front(settings(f"ipc://{tmp_path}/x", folder)).close()
+            lock_address(settings(f"ipc://{tmp_path}/x", folder))
+    lock_address(settings(f"ipc://{tmp_path}/x", folder))[0].close()
     with pytest.raises(ConfigError, match=r"server\.secret cannot be read"):
-        Front(settings(f"ipc://{tmp_path}/x", tmp_path / "none"))
+        lock_address(settings(f"ipc://{tmp_path}/x", tmp_path / "none"))
     assert {path.name for path in tmp_path.iterdir()} == {"keys"}

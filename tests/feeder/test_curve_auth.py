@@ -11,11 +11,18 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from async_loader.errors import Broken, ConfigError
-from async_loader.feeder import curve_auth
-from async_loader.feeder.curve_auth import CurveAuthenticator, apply_client_keys
-from async_loader.feeder.curve_keys import ClientKeys, ServerKeys, load_client_keys, load_server_keys, make_keys
-from async_loader.feeder.server.sockets import Plane, ServerSockets
-from async_loader.feeder.wire import Limits
+from async_loader.feeder import self_test as own_test
+from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.curve_keys import (
+    ClientKeys,
+    ServerKeys,
+    apply_client_keys,
+    load_client_keys,
+    load_server_keys,
+    make_keys,
+)
+from async_loader.feeder.server.sockets import ServerSockets
+from async_loader.feeder.wire import Limits, Plane
 from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline
 
@@ -141,9 +148,9 @@ def test_a_producer_belongs_to_the_first_who_asks(authenticator):
 
 
 def test_the_trial_passes_where_unknown_keys_are_refused_and_leaves_nothing(authenticator, tmp_path, monkeypatch):
-    monkeypatch.setattr(curve_auth.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(own_test.tempfile, "tempdir", str(tmp_path))
     before = set(tmp_path.iterdir())
-    authenticator.self_test()
+    own_test.self_test(authenticator)
     assert (authenticator.allowed, authenticator.refused) == (0, 0)
     assert set(tmp_path.iterdir()) == before
 
@@ -151,27 +158,27 @@ def test_the_trial_passes_where_unknown_keys_are_refused_and_leaves_nothing(auth
 def test_a_lock_that_opens_to_all_fails_the_trial(authenticator, monkeypatch):
     monkeypatch.setattr(authenticator, "_admit", lambda public: "anyone")
     with pytest.raises(Broken, match="got in"):
-        authenticator.self_test()
+        own_test.self_test(authenticator)
 
 
 def test_a_lock_that_asks_for_no_key_fails_the_trial(authenticator, monkeypatch):
     """Connections without a mechanism that has keys are refused by the client, but not by this server."""
     monkeypatch.setattr(authenticator, "mechanism", Null)
     with pytest.raises(Broken, match="not refused by the authenticator"):
-        authenticator.self_test()
+        own_test.self_test(authenticator)
 
 
 def test_a_refusal_by_another_gatekeeper_fails_the_trial(authenticator, folder, monkeypatch):
     other = CurveAuthenticator(load_server_keys(folder))
     monkeypatch.setattr(authenticator, "mechanism", other.mechanism)
     with pytest.raises(Broken, match="not refused by the authenticator"):
-        authenticator.self_test()
+        own_test.self_test(authenticator)
 
 
 def test_a_server_that_does_not_answer_fails_the_trial(authenticator, monkeypatch):
     monkeypatch.setattr(ServerSockets, "_accept", lambda self, fd, now: None)
     with pytest.raises(Broken, match="had no answer"):
-        authenticator.self_test(timeout_s=0.2)
+        own_test.self_test(authenticator, timeout_s=0.2)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------
@@ -202,7 +209,7 @@ def test_nothing_is_overwritten(folder):
 
 @pytest.mark.parametrize("name", ["", "server", "../x", "a/b", ".x", "-x", "a b", "x" * 65, "é", "a\n"])
 def test_a_name_that_is_none_is_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match="no client's name"):
+    with pytest.raises(ConfigError, match="not a name for a client"):
         make_keys(tmp_path / "keys", [name])
     assert not (tmp_path / "keys").exists()
 
@@ -233,7 +240,7 @@ def test_links_and_fifos_are_no_keys(folder, tmp_path):
     with pytest.raises(ConfigError, match="it is a link"):
         load_client_keys(tmp_path / "link")
     os.mkfifo(tmp_path / "fifo", 0o600)
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         load_client_keys(tmp_path / "fifo")
 
 
@@ -241,9 +248,9 @@ def test_links_and_fifos_are_no_keys(folder, tmp_path):
 def test_what_is_no_key_file_is_refused(folder, text):
     for path in (folder / "server.secret", folder / "alice.secret"):
         path.write_text(text)
-    with pytest.raises(ConfigError, match="no key file"):
+    with pytest.raises(ConfigError, match="not a key file"):
         load_client_keys(folder / "alice.secret")
-    with pytest.raises(ConfigError, match="no key file"):
+    with pytest.raises(ConfigError, match="not a key file"):
         load_server_keys(folder)
 
 
@@ -269,7 +276,7 @@ def test_without_clients_or_keys_there_is_no_server(tmp_path):
     with pytest.raises(ConfigError, match=r"server\.secret cannot be read"):
         load_server_keys(tmp_path)
     make_keys(tmp_path / "keys")
-    with pytest.raises(ConfigError, match="nobody could connect"):
+    with pytest.raises(ConfigError, match="no client could connect"):
         load_server_keys(tmp_path / "keys")
 
 

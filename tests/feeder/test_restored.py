@@ -14,7 +14,8 @@ import pytest
 from async_loader import Field, ReplayBuffer, Transitions, Uniform
 from async_loader.feeder import connect
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.settings import ServiceSettings
+from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline, Patience
 
 SCHEMA = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32, "done": np.bool_, "terminated": np.bool_}
@@ -27,7 +28,7 @@ def serving(folder: Path, buffer: ReplayBuffer) -> Iterator[str]:
     """A feeder in a thread, always at the same address."""
     base = f"ipc://{folder}/f"
     endpoints = {Plane.CONTROL: base, Plane.INSERT: f"{base}.insert", Plane.PULL: f"{base}.pull"}
-    server = Server({"t": buffer}, endpoints, drain_s=0.0)
+    server = Server({"t": buffer}, endpoints, settings=ServiceSettings(drain_s=0.0))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -451,8 +451,8 @@ MISTAKES = [
     ("tables: {a: {capacity: 10}}\nbind: 5555", "bind: expected str, got 5555"),
     ("tables: {a: {capacity: 10}}\nbind: udp://x", "it begins with tcp:// or ipc://"),
     ("tables: {a: {capacity: 10}}\nsecurity: {key: x}", "security.key: there is no such setting: did you mean 'keys'?"),
-    ("tables: !!python/object/apply:os.getcwd []", "it is no YAML"),
-    ("a: [", "it is no YAML"),
+    ("tables: !!python/object/apply:os.getcwd []", "it is not YAML"),
+    ("a: [", "it is not YAML"),
     ("- 1", "it holds a list"),
 ]
 

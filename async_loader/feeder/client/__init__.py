@@ -1,13 +1,14 @@
-"""The feeder's client: one IO thread, three sockets, and what waits for them. Owns no row.
+"""The feeder's client: one IO thread and three sockets behind writers, sources and calls.
 
 ::
 
-    RemoteWriter ──rows──▶ Part ──sealed──▶ Outbox (go-back-N) ─┐                    ┌─▶ control
-                                                 WriterChannel     ├─▶ Connection ◀─────┼─▶ insert
-    AsyncDataLoader ◀── RemoteSource ◀── inbox ◀─ ReaderChannel ◀──┤   one IO thread    └─▶ pull
-    Client.status, publish, latest, ────────── Call ────────────┘   Session, Planes
-    TableClient.update_priorities
+    RemoteWriter ─▶ RowSink ─▶ RowQueue (RowBuffer, Outbox) ─▶ WriterChannel ─┐
+                                                                              │           ┌▶ control
+    RemoteSource ◀─ Deliveries ◀───────────────────────────── ReaderChannel ◀─┼▶ IoThread ┼▶ insert
+    TableClient.sample ◀───────────────────────────────────── SampleChannel ◀─┤           └▶ pull
+    Client.status, publish; TableClient.get, update ───────── Calls ◀─────────┘
 
-`session` and `outbox` are arithmetic; `planes` alone knows ZeroMQ; `connection` is the only thread. A user's thread waits at
-`News` (any number of them) or, in a source's plan, at a Bell.
+`session`, `outbox`, `row_queue` and `deliveries` are arithmetic; `sockets` alone uses ZeroMQ;
+`io_thread` is the only thread. User threads wait at a `Notifier` or, in a source's plan, at an
+`EventFd`.
 """

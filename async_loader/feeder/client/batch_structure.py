@@ -1,4 +1,4 @@
-"""Columns of a batch as the batch that a user gets: nested as steps are, with ids of this client. Copies the ids only."""
+"""Builds a user's batch from columns: nested as steps are, with ids of this client."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from async_loader import tree
 from async_loader.schema import Schema
 
 SERVER_BITS = 48
-"""Above the bits of an id is which server gave it; see `Connection.servers`. The ids of the first are as it gave them."""
+"""Higher bits of an id are the number of its server; see `Connection.servers`. The first is 0."""
 
 
 class BatchStructure:
-    """How the batches of one schema are put together.
+    """Builds the batches of one schema.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class BatchStructure:
         self._names = root.keys if flat and root is not None else None
 
     def batch(self, columns: Sequence[npt.NDArray[Any]], server: int) -> dict[str, Any]:
-        """The batch; ``server`` says whose ids it has."""
+        """Return the batch; ``server`` is the number of the server that gave its ids."""
         if server:
             columns = list(columns)
             columns[self._index] = columns[self._index] + (server << SERVER_BITS)
@@ -43,11 +43,11 @@ class BatchStructure:
 
 
 def local_ids(index: npt.NDArray[np.int64], server: int) -> npt.NDArray[np.bool_]:
-    """Which ids are of this server."""
+    """Return which ids are of this server."""
     here: npt.NDArray[np.bool_] = index >> SERVER_BITS == server
     return here
 
 
 def remote_ids(index: npt.NDArray[np.int64], server: int) -> npt.NDArray[np.int64]:
-    """Ids of this server, as it gave them."""
+    """Return ids of this server as it gave them."""
     return index - (server << SERVER_BITS)

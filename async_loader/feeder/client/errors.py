@@ -1,4 +1,4 @@
-"""Errors of a feeder as errors of ours. Nothing of the wire or of ZeroMQ is left in what users catch."""
+"""A feeder's errors as errors of this package. Users never see errors of the wire or of ZeroMQ."""
 
 from __future__ import annotations
 
@@ -32,23 +32,29 @@ _KINDS: dict[int, type[AsyncLoaderError]] = {
     ErrorCode.OUT_OF_MEMORY: OutOfMemory,
     ErrorCode.CORRUPT: CorruptCheckpoint,
 }
-"""All others, and those that came later, are Broken: the other side cannot."""
+"""All others, and those of later versions, are Broken."""
 
 
 def error_of(body: Error, where: str) -> AsyncLoaderError:
-    """What to raise in the thread that asked. ``where``: an address, or a table."""
+    """Return the error for the thread that asked. ``where``: an address, or a table."""
     kind = _KINDS.get(body.code, Broken)
     again = " (it may be asked again)" if body.retryable and kind is Broken else ""
     return kind(f"the feeder says ({where}): {body.text}{again}")
 
 
 def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSError:
-    """What a call of a table raised there, in the words that it has here. What is not the call's own: as `error_of`."""
+    """Return what a call of a table raised there, with its text; other errors as `error_of`."""
     if body.code == ErrorCode.FILES:
         return OSError(body.expected or 0, body.text)
     if body.code == ErrorCode.NOT_ENOUGH:
         return NotEnoughData(body.text, needed, body.expected or 0)
-    if body.code in (ErrorCode.CONFIG, ErrorCode.SCHEMA, ErrorCode.TIMEOUT, ErrorCode.OUT_OF_MEMORY, ErrorCode.CORRUPT):
+    if body.code in (
+        ErrorCode.CONFIG,
+        ErrorCode.SCHEMA,
+        ErrorCode.TIMEOUT,
+        ErrorCode.OUT_OF_MEMORY,
+        ErrorCode.CORRUPT,
+    ):
         return _KINDS[body.code](body.text)
     if body.code == ErrorCode.UNSUPPORTED:
         return Unsupported(body.text)
@@ -58,19 +64,37 @@ def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSE
 
 
 def refusal_of(event: int, value: int, keys: bool) -> tuple[str, bool]:
-    """What a handshake that failed says of our keys, and whether the next one will say the same.
+    """Return why a handshake failed, and whether the next one will fail too.
 
     Parameters
     ----------
     event, value : int
-        As a socket's monitor tells them.
+        From a socket's monitor.
     keys : bool
         Whether this side has any.
     """
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == 400:
-        return "does not know this client's key: let it make one with 'async-loader keys', and start it again", True
-    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+        return (
+            "does not know this client's key: let it make one with 'async-loader keys', and start "
+            "it again",
+            True,
+        )
+    if (
+        event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+    ):
         if keys:
-            return "has no keys, and this client has: leave keys= (--keys) out, or start it with security.keys", True
-        return "takes connections with known keys only: give keys= (--keys), the NAME.secret that was made for this client", True
-    return f"ends connections before they begin{': are the keys for another feeder?' if keys else ''}", False
+            return (
+                "has no keys, and this client has: leave keys= (--keys) out, or start it with "
+                "security.keys",
+                True,
+            )
+        return (
+            "takes connections with known keys only: give keys= (--keys), the NAME.secret that was "
+            "made for this client",
+            True,
+        )
+    return (
+        f"ends connections before they begin{': are the keys for another feeder?' if keys else ''}",
+        False,
+    )

@@ -1,4 +1,4 @@
-"""Whether this process is a fork of the one that made something: asked at every append, so it is a number, not a system call."""
+"""Detects forks by a number: every append checks it, so it must not be a system call."""
 
 from __future__ import annotations
 

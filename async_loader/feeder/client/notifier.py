@@ -1,4 +1,4 @@
-"""What threads of a user wait at until the IO thread has news. Holds no lock while it waits."""
+"""Wakes user threads when the IO thread has changed something."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from async_loader.lifecycle import AutoResetEvent, Deadline
 
 
 class Notifier:
-    """Wakes everybody who waits; any number of threads on either side.
+    """Wakes all waiting threads; any number of threads on either side.
 
     Parameters
     ----------
     lock : threading.Lock
-        Under which what they wait for changes.
+        Under which the awaited state changes.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -23,17 +23,19 @@ class Notifier:
         self._gates: list[AutoResetEvent] = []
 
     def ring(self) -> None:
-        """Something changed. Never waits; cheap when nobody waits."""
+        """Wake all waiting threads. Never waits; cheap when no thread waits."""
         for gate in tuple(self._gates):
             gate.open()
 
-    def until(self, attempt: Callable[[], bool], deadline: Deadline, why: Callable[[], str]) -> None:
-        """Return when ``attempt``, called under the lock, says so.
+    def until(
+        self, attempt: Callable[[], bool], deadline: Deadline, why: Callable[[], str]
+    ) -> None:
+        """Return when ``attempt``, called under the lock, returns True.
 
         Raises
         ------
         Timeout
-            Saying ``why``.
+            With the text of ``why``.
         """
         gate = AutoResetEvent()
         try:

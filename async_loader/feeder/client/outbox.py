@@ -1,4 +1,4 @@
-"""What a writer has not yet been told is in the table, in order. Go-back-N, as arithmetic: no socket, no clock, no lock.
+"""Messages of a writer that are not acknowledged, in order. Go-back-N, as arithmetic.
 
 ::
 
@@ -7,8 +7,9 @@
      ▼                    ▼                 ▼
     [e0 e1 e2 ...        ei ei+1 ...       ek ...      en]      sequence of entry i: base + i
 
-NOTE [numbers that were used]. A message that was ever sent under a number may still arrive, however often it was rewound. So only
-those from ``high`` on may be dropped, whose numbers nobody has seen yet.
+# NOTE [numbers that were used]
+A message that was ever sent under a number may still arrive, however often it was rewound. So only
+messages from ``high`` on may be dropped: their numbers were never sent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import islice
 from typing import Any
 
 _HISTORY = 1 << 16
-"""Messages of which it is remembered how many rows they had, for a server that comes back with less than it had."""
+"""Acknowledged messages whose row counts are kept, for a server that restarts with fewer rows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,13 +32,13 @@ class Entry:
     ----------
     rows, nbytes : int
     cut : bool
-        It stands where others were dropped, and holds no step.
+        It replaces dropped messages, and has no step.
     sent : int
-        How often it was, or may have been.
+        How often it was sent, or may have been.
     finals : int
-        Rows that are no steps, but what was observed after one.
+        Rows that are final observations, not steps.
     elsewhere : bool
-        A server that is no more may have had it, and may have handed its rows out.
+        An earlier server may have had it, and may have delivered its rows.
     """
 
     payload: Any
@@ -50,13 +51,13 @@ class Entry:
 
     @property
     def steps(self) -> int:
-        """Rows that a user would miss."""
+        """Rows that count as steps."""
         return 0 if self.cut else self.rows - self.finals
 
 
 @dataclass(slots=True)
 class Counts:
-    """Since the outbox was made. `dropped` and `lost` are rows."""
+    """Counts since the outbox was made."""
 
     messages_sent: int = 0
     messages_resent: int = 0
@@ -68,14 +69,14 @@ class Counts:
 
 
 class Outbox:
-    """Messages that are to be delivered once each, in order, by sending them as often as it takes.
+    """Delivers each message once, in order, by sending it as often as it takes.
 
     Parameters
     ----------
     buffer_bytes : int
-        Kept at most, whether sent or not; one message is kept however large it is.
+        Bytes kept at most, sent or not; a single message may be larger.
     done : callable, optional
-        Told of each that was sent once, and is acknowledged: nobody reads it any more.
+        Called with each message that was sent once and is acknowledged: its memory is free.
     """
 
     def __init__(self, buffer_bytes: int, done: Callable[[Entry], None] | None = None) -> None:
@@ -84,7 +85,7 @@ class Outbox:
         self.base = 0
         self.nbytes = 0
         self.done_total = 0
-        """Messages that came in, and are acknowledged or dropped."""
+        """Messages that were put, and are acknowledged or dropped."""
         self.counts = Counts()
         self.entries: deque[Entry] = deque()
         self._cursor = self._high = 0
@@ -98,7 +99,7 @@ class Outbox:
 
     @property
     def put_total(self) -> int:
-        """Messages that came in."""
+        """Messages that were put."""
         return self.done_total + len(self.entries)
 
     @property
@@ -116,25 +117,31 @@ class Outbox:
         return len(self.entries) - self._cursor
 
     def room(self, nbytes: int) -> bool:
-        """Whether a message of this size may come."""
+        """Return whether a message of this size may be put."""
         return not self.entries or self.nbytes + nbytes <= self.buffer_bytes
 
     def put(self, entry: Entry) -> None:
         self.nbytes += entry.nbytes
         self.entries += (entry,)
 
-    # -- sending ---------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def next(self) -> tuple[int, Entry] | None:
-        """The message to send now and its sequence; ``None``: none, or the window is full. One fits any window."""
+        """Return the next message and its sequence; ``None``: none, or the window is full.
+
+        One message fits any window.
+        """
         if self._cursor == len(self.entries):
             return None
         entry = self.entries[self._cursor]
-        full = self._sent_bytes + entry.nbytes > self.window_bytes or self._sent_rows + entry.rows > self.window_rows
+        full = (
+            self._sent_bytes + entry.nbytes > self.window_bytes
+            or self._sent_rows + entry.rows > self.window_rows
+        )
         return None if self._cursor and full else (self.base + self._cursor, entry)
 
     def sent(self) -> None:
-        """What `next` gave is on its way."""
+        """Note that the message of `next` was sent."""
         entry = self.entries[self._cursor]
         entry.sent += 1
         again = self._cursor < self._high
@@ -147,7 +154,10 @@ class Outbox:
         self.counts.bytes_sent += entry.nbytes
 
     def probe(self) -> tuple[int, Entry] | None:
-        """The newest that is under way, to be sent again after long silence: a GAP or an ACK answers it."""
+        """Return the newest sent message, to be sent again after long silence.
+
+        ACK or GAP answers it.
+        """
         if not self._cursor:
             return None
         self._rewound = -1
@@ -156,13 +166,16 @@ class Outbox:
         self.counts.messages_resent += 1
         return self.base + self._cursor - 1, self.entries[self._cursor - 1]
 
-    # -- what comes back -------------------------------------------------------------------------------------------------
+    # -- what comes back ---------------------------------------------------------------------------
 
     def window(self, nbytes: int, rows: int) -> None:
         self.window_bytes, self.window_rows = nbytes, rows
 
     def acked(self, applied: int) -> bool:
-        """All below ``applied`` are in the table; whether that is news. Old ACKs, and those of what was never sent, are none."""
+        """Handle a cumulative ACK. Return True if it advances the watermark.
+
+        False for stale ACKs, and for ACKs beyond what was sent.
+        """
         count = min(applied - self.base, self._high)
         if count <= 0:
             return False
@@ -185,9 +198,10 @@ class Outbox:
         return True
 
     def gap(self, expected: int) -> bool:
-        """Send again from ``expected``; whether that is news. What is below it may wait in the server: it is no ACK.
+        """Send again from ``expected``; return whether this rewinds.
 
-        Each of the messages that followed a lost one is answered so; only the first of the answers rewinds.
+        Not an ACK: earlier messages may wait in the server. Each message behind a lost one is
+        answered so; only the first answer rewinds.
         """
         back = expected - self.base
         if not 0 <= back < self._cursor or expected == self._rewound:
@@ -197,14 +211,14 @@ class Outbox:
         return True
 
     def reopened(self, applied: int, resumed: bool, cut: Entry | None = None) -> int:
-        """The writer was opened again, and the server is at ``applied``; the acknowledged rows that it does not have.
+        """Reopen at ``applied``; return how many acknowledged rows the server does not have.
 
         Parameters
         ----------
         resumed : bool
-            It knows the producer. If not, it has nothing of it.
+            The server knows the producer. If not, it has none of its rows.
         cut : Entry, optional
-            To be sent first where acknowledged rows are missing in between.
+            Sent first if acknowledged rows are missing.
         """
         self._rewound = -1
         self._rewind(0)
@@ -223,14 +237,15 @@ class Outbox:
         elif lost and cut is not None:
             self.entries.appendleft(cut)
             self.nbytes += cut.nbytes
-            self.done_total -= 1  # whoever counts up to what was put before still gets there
+            self.done_total -= 1  # so that earlier values of `put_total` are still reached
         self.counts.rows_lost += lost
         return lost
 
     def drop_oldest(self, cut: Callable[[Sequence[Entry]], Entry]) -> int:
-        """Drop the oldest message whose number nobody has seen; its rows, 0 if there is none.
+        """Drop the oldest message that was never sent; return its rows, 0 if there is none.
 
-        ``cut`` makes what stands in its place, so that no one takes what comes after for its continuation.
+        ``cut`` makes its replacement, which ends the streams, so that later rows do not continue
+        them.
         """
         at = self._high
         taken = list(islice(self.entries, at, at + 2))
@@ -251,13 +266,13 @@ class Outbox:
 
     def _rewind(self, to: int) -> None:
         for entry in islice(self.entries, to, self._cursor):
-            entry.sent += 1  # as it will be
+            entry.sent += 1  # once more, when it is sent again
             self._sent_bytes -= entry.nbytes
             self._sent_rows -= entry.rows
         self._cursor = to
 
     def _missing(self, messages: int) -> int:
-        """Steps of the last so many acknowledged messages."""
+        """Return the steps of the last ``messages`` acknowledged messages."""
         if messages >= len(self._history) and len(self._history) == _HISTORY:
             lost = self._acked_steps  # more than is remembered: at most all
             self._history.clear()

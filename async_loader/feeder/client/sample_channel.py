@@ -1,22 +1,26 @@
-"""Batches that are drawn when a call asks for one, of one table, size and view: memory for them, and what came too late.
+"""Batches that are drawn for a call: of one table, size and view.
 
 ::
 
-    sample() ──▶ Call ──▶ SAMPLE, with the slots that are free ──▶ the feeder draws ──▶ SAMPLED ──▶ sample()
-                                                                                          └──▶ take(): no call waits any more
+    sample() ─▶ Call ─▶ SAMPLE, with free slots ─▶ the feeder draws ─▶ SAMPLED ─▶ sample()
+                                                                          └─▶ take(), if given up
 
-NOTE [one round trip]. The first batch comes over the socket, with the schema of its rows. Then memory is made and offered, on a
-host that both share, without anybody waiting for it; batches come in it as soon as the feeder has taken it.
+# NOTE [one round trip]
+The first batch comes over the socket, with the schema of its rows. Then, on a shared host, memory
+is made and offered in the background; once the feeder has taken it, batches come in it.
 
-NOTE [used up]. Of a table that gives each row once, a batch is leased until the call that asked for it returns. What came for
-a call that was given up goes back with the next call; or the reader is closed, when no other is under way.
+# NOTE [used up]
+Of a table that gives each row once, a batch is leased until its call returns. A batch of a call
+that was given up goes back with the next call; or the reader is closed, if no other call is under
+way.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,29 +29,34 @@ import numpy.typing as npt
 from async_loader.errors import Broken, Malformed, OutOfMemory, Unsupported
 from async_loader.feeder.client.batch_copies import Unpacking
 from async_loader.feeder.client.batch_structure import BatchStructure
-from async_loader.feeder.client.connection import Connection, Failure
-from async_loader.feeder.client.reader_channel import ReaderPhase
-from async_loader.feeder.client.slots import ReaderSlots
-from async_loader.feeder.client.sockets import Plane
-from async_loader.feeder.shared import Offering
+from async_loader.feeder.client.channel import Failure
+from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.io_thread import IoThread
+from async_loader.feeder.client.offered_memory import FAILURES, OfferedMemory, endpoint_of
+from async_loader.feeder.client.reader_state import ReaderPhase
+from async_loader.feeder.client.slots import SPARE
 from async_loader.feeder.wire import (
     Batch,
     BatchForm,
     CloseReader,
     InSlot,
     Message,
+    Plane,
     Return,
     Sample,
     Sampled,
     View,
     schema_of,
 )
+from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
 
-SLOTS, SPARE = 2, 4
-"""Batches that the feeder may fill at a time; that a user may hold without their being copied."""
+_MOST_OPEN = 16
+"""Kinds of calls that are kept open."""
+SLOTS = 2
+"""Batches that the feeder may write at a time."""
 _MISSED = 4
-"""Batches that come over the socket, one after the other, until memory is offered again."""
+"""Batches in a row over the socket after which memory is offered again."""
 _log = logging.getLogger(__name__)
 
 
@@ -72,8 +81,7 @@ class SampleChannel:
         self._shown: BatchStructure | None = None
         self._schema_id = 0
         self._unpacking: Unpacking | None = None
-        self._slots: ReaderSlots | None = None
-        self._offering: Offering | None = None
+        self._memory = OfferedMemory()
         self._barred = False
         self._missed = 0
         self._pending = 0
@@ -85,18 +93,20 @@ class SampleChannel:
 
     @property
     def phase(self) -> ReaderPhase:
-        """Whether it is over."""
+        """READY or CLOSED."""
         return ReaderPhase.CLOSED if self.closed else ReaderPhase.READY
 
-    def sample(self, port: Connection, own_s: float | None, grace_s: float, waits: bool) -> dict[str, Any]:
-        """A batch.
+    def sample(
+        self, port: Connection, own_s: float | None, grace_s: float, waits: bool
+    ) -> dict[str, Any]:
+        """Return a batch.
 
         Parameters
         ----------
         own_s : float | None
-            How long the feeder may wait for it; ``None``: without end.
+            How long the feeder may wait; ``None``: without end.
         grace_s : float
-            How long its answer may take on top.
+            How long the answer may take on top.
         waits : bool
             See `wire.Sample`.
 
@@ -108,7 +118,7 @@ class SampleChannel:
         own, sent = Deadline(own_s), list[int]()
         deadline = Deadline(None if own_s is None else own_s + grace_s)
 
-        def make() -> Sample:  # the same bytes each time, but for a second sending
+        def make() -> Sample:  # the same bytes each time, so that they are cached
             left = own_s if not sent else own.left()
             sent[:] = [port.servers]
             return self._request(left, waits)
@@ -118,7 +128,9 @@ class SampleChannel:
         reply: Message | None = None
         try:
             where = f"table {self.table!r}"
-            reply = port.call(body, deadline, plane=Plane.PULL, number=self.number, make=make, where=where)
+            reply = port.call(
+                body, deadline, plane=Plane.PULL, number=self.number, make=make, where=where
+            )
             with self.lock:
                 columns = self._columns(reply)
                 shown = self._shown
@@ -136,7 +148,7 @@ class SampleChannel:
         return self._used_up(reply, batch, port)
 
     def _used_up(self, reply: Message, batch: dict[str, Any], port: Connection) -> dict[str, Any]:
-        """The batch, which is user code's from here on."""
+        """Return the batch; note its lease: user code has it from here on."""
         body = reply.body
         assert isinstance(body, Sampled)
         self.batches += 1
@@ -154,11 +166,11 @@ class SampleChannel:
 
     @property
     def _offers(self) -> bool:
-        """Whether memory is to be made."""
-        return self._slots is None and not self._barred and self._shown is not None
+        """Whether memory has to be made."""
+        return self._memory.slots is None and not self._barred and self._shown is not None
 
     def _columns(self, reply: Message) -> list[npt.NDArray[Any]]:
-        """The arrays of a batch. Under the lock."""
+        """Return the arrays of a batch. Under the lock."""
         body = reply.body
         assert isinstance(body, Sampled)
         if body.schema is not None:
@@ -166,11 +178,11 @@ class SampleChannel:
         if self._unpacking is None:
             raise Malformed(f"a batch of table {self.table!r} came without its schema")
         if body.slot is not None:
-            if self._slots is None:
+            if self._memory.slots is None:
                 raise Malformed("a batch came in shared memory, and none was offered")
             self._missed = 0
-            return self._slots.take(InSlot(body.slot, 0, body.rows)).arrays()
-        self._missed += self._slots is not None and self._offering is None
+            return self._memory.slots.take(InSlot(body.slot, 0, body.rows)).arrays()
+        self._missed += self._memory.slots is not None and not self._memory.under_offer
         (lying,) = self._unpacking.form.blocks(Batch(body.rows, [reply.data]))
         return self._unpacking.arrays(lying)
 
@@ -181,15 +193,15 @@ class SampleChannel:
         if form.schema_id != self._schema_id:
             self._shown, self._unpacking = BatchStructure(schema), Unpacking(form)
             self._schema_id = form.schema_id
-            self._missed = _MISSED  # memory is for batches of the schema from before
+            self._missed = _MISSED  # the memory is for batches of the old schema
 
     # -- the IO thread -----------------------------------------------------------------------------
 
     def _request(self, left: float | None, waits: bool) -> Sample:
         with self.lock:
             slots: tuple[int, ...] = ()
-            if self._slots is not None and self._offering is None:
-                slots = tuple(self._slots.give())
+            if self._memory.slots is not None and not self._memory.under_offer:
+                slots = tuple(self._memory.slots.give())
             unused, self._late = tuple(self._late[:64]), self._late[64:]
             return Sample(
                 table=self.table, batch_size=self.batch_size, view=self.view, timeout_s=left,
@@ -197,15 +209,15 @@ class SampleChannel:
             )  # fmt: skip
 
     def begin(self) -> None:
-        """See `Line`."""
+        """See `Channel`."""
         with self.lock:
-            self._forget_memory()
+            self._memory.forget()
             self._barred = False
             self._late.clear()
             self._used.clear()
 
-    def step(self, now: float, port: Connection) -> float | None:
-        """See `Line`."""
+    def step(self, now: float, port: IoThread) -> float | None:
+        """See `Channel`."""
         if not self._late and not self._used and self._settled and not self.closed:
             return None
         with self.lock:
@@ -223,7 +235,7 @@ class SampleChannel:
                 arrived = max([self._most_lease, *late]) + 1
                 gone = CloseReader(arrived, 0, np.array(late, np.uint64))
                 port.send(Plane.CONTROL, gone, self.number, port.sequence())
-                self._forget_memory()
+                self._memory.forget()
                 if self.closed:
                     self._close(port)
             elif not self._settled:
@@ -232,60 +244,86 @@ class SampleChannel:
 
     @property
     def _settled(self) -> bool:
-        """Whether nothing is to be done for memory."""
+        """Whether memory needs nothing."""
         if self._barred:
             return True
-        if self._slots is None:
+        if self._memory.slots is None:
             return self._shown is None
-        return self._offering is None and self._missed < _MISSED and not self._slots.worn
+        held = not self._memory.under_offer and self._missed < _MISSED
+        return held and not self._memory.slots.worn
 
-    def _offer(self, port: Connection) -> None:
-        """Make memory and offer it; or look whether it was taken. See NOTE [one round trip]."""
-        welcome = port.session.welcome
-        if welcome is None or welcome.memory_endpoint is None or self._shown is None:
+    def _offer(self, port: IoThread) -> None:
+        """Make memory and offer it, or check whether it was taken. See NOTE [one round trip]."""
+        if endpoint_of(port) is None or self._shown is None:
             self._barred = self._shown is not None
             return
         try:
-            if self._offering is not None:
-                if self._offering.taken():
-                    self._offering.close()
-                    self._offering = None
+            if self._memory.under_offer:
+                self._memory.taken()
                 return
-            self._forget_memory()
-            slots = self._slots = ReaderSlots(self._shown.schema, self.batch_size, SLOTS, SPARE)
-            offer = slots.offer(port.session.number, self.number)
-            self._offering = Offering(welcome.memory_endpoint, offer, slots.fileno())
-            port.watch(self._offering)
+            schema, rows = self._shown.schema, self.batch_size
+            self._missed = 0
+            self._memory.offer(schema, rows, SLOTS, SPARE, self.number, port)
         except (Unsupported, OutOfMemory, Malformed, Broken, OSError) as error:
-            self._forget_memory()
+            self._memory.forget()
             self._barred = True
-            text = "batches of table %r from %s come over its socket, not in shared memory: %s"
-            _log.debug(text, self.table, port.address, error)
+            _log.debug(FAILURES, self.table, port.address, error)
 
-    def _forget_memory(self) -> None:
-        slots, self._slots, self._missed = self._slots, None, 0
-        offering, self._offering = self._offering, None
-        if offering is not None:
-            offering.close()
-        if slots is not None:
-            slots.close()
-
-    def _close(self, port: Connection) -> None:
-        self._forget_memory()
+    def _close(self, port: IoThread) -> None:
+        self._memory.forget()
         port.forget(self)
 
     def take(self, message: Message, now: float) -> None:
-        """See `Line`: what came for a call that was given up."""
+        """See `Channel`. Keep the lease of a call that was given up."""
         body = message.body
         if not isinstance(body, Sampled):
             return
         with self.lock:
-            if body.slot is not None and self._slots is not None:
-                self._slots.take(InSlot(body.slot, 0, body.rows)).arrays()
+            if body.slot is not None and self._memory.slots is not None:
+                self._memory.slots.take(InSlot(body.slot, 0, body.rows)).arrays()
             if body.lease is not None:
                 self._late.append(body.lease)
 
     def end(self, failure: Failure) -> None:
-        """See `Line`."""
+        """See `Channel`."""
         with self.lock:
-            self._forget_memory()
+            self._memory.forget()
+
+
+class SampleChannels:
+    """The channels of one table, by batch size and view. Any thread.
+
+    Parameters
+    ----------
+    connection : Connection
+    table : str
+    opened : callable
+        Called with each new channel.
+    """
+
+    def __init__(
+        self, connection: Connection, table: str, opened: Callable[[SampleChannel], None]
+    ) -> None:
+        self._connection, self._table, self._opened = connection, table, opened
+        self._lock = threading.Lock()
+        self.open: OrderedDict[tuple[int, View | None], SampleChannel] = OrderedDict()
+
+    def get(self, batch_size: int, view: View | None) -> SampleChannel:
+        """Return the channel for calls of this kind; close the least recently used of many."""
+        key = batch_size, view
+        self._connection.check()
+        with self._lock:
+            channel = self.open.get(key)
+            if channel is not None and not channel.closed:
+                self.open.move_to_end(key)
+                return channel
+            with SignalsDeferred():  # else the channel of an interrupted call stays open
+                made: SampleChannel = self._connection.add(
+                    lambda number: SampleChannel(number, self._table, batch_size, view)
+                )
+                self.open[key] = made
+                self._opened(made)
+            if len(self.open) > _MOST_OPEN:
+                _, gone = self.open.popitem(last=False)
+                gone.closed = True
+            return made

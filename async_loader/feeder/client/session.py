@@ -1,11 +1,11 @@
-"""A session's life as a table of states: when to connect, to knock, to give up. Has no socket and no clock.
+"""A client's session with its server: when to connect, to send PING, to give up. Arithmetic only.
 
 ::
 
     WAITING ──due──▶ CONNECTING ──WELCOME──▶ OPEN
        ▲  ▲              │ no WELCOME          │ silence, UNKNOWN_SESSION, END
        │  └──────────────┘                     │
-       └───────────────────────────────────────┘          any ──too long without a session──▶ ENDED
+       └───────────────────────────────────────┘     WAITING, CONNECTING ──too long lost──▶ ENDED
 """
 
 from __future__ import annotations
@@ -14,50 +14,67 @@ import enum
 from collections.abc import Callable
 
 from async_loader.feeder.wire import Welcome
+from async_loader.lifecycle import StateTable
 
 BACKOFF_S, BACKOFF_MOST_S = 0.1, 5.0
-SILENCE_S = 10.0
-"""Until a WELCOME says otherwise."""
+HEARTBEAT_S, SILENCE_S = 1.0, 10.0
+"""Until a WELCOME brings the server's."""
 
 
 class SessionPhase(enum.Enum):
+    """Where a session is. `MOVES` holds the legal moves."""
+
     WAITING = "waiting"
     CONNECTING = "connecting"
     OPEN = "open"
     ENDED = "ended"
 
 
+_BEFORE = {SessionPhase.WAITING, SessionPhase.CONNECTING, SessionPhase.ENDED}
+MOVES = {
+    SessionPhase.WAITING: _BEFORE,
+    SessionPhase.CONNECTING: {SessionPhase.WAITING, SessionPhase.OPEN, SessionPhase.ENDED},
+    SessionPhase.OPEN: {SessionPhase.WAITING},
+    SessionPhase.ENDED: set[SessionPhase](),
+}
+
+
 class Action(enum.Enum):
-    """What is to be done now."""
+    """What the IO thread has to do now."""
 
     CONNECT = "connect"
-    """With new sockets; and say HELLO."""
+    """Open new sockets and send HELLO."""
     LEAVE = "leave"
-    """Close the sockets: the session is no more."""
+    """Close the sockets: the session is over."""
     PING = "ping"
     GIVE_UP = "give up"
 
 
 class Session:
-    """Where a client stands with its server.
+    """Where a client stands with its server. Belongs to the IO thread; other threads may read.
 
     Parameters
     ----------
     now : float
-        Seconds on a monotonic clock, here and everywhere.
+        Monotonic seconds, here and everywhere.
     wait_s : float | None
-        How long a lost session may stay lost; ``None``: for ever. The first one may take as long as it likes.
+        How long a lost session may stay lost; ``None``: for ever. The first one may take any time.
     jitter : callable
-        Numbers from 0 to 1, so that a thousand clients do not come back in the same moment.
+        Returns numbers from 0 to 1, which spread the reconnects of many clients.
+
+    Attributes
+    ----------
+    phases : StateTable
+        Moved by this class alone; hot paths read its ``state``.
     """
 
     def __init__(self, now: float, wait_s: float | None, jitter: Callable[[], float]) -> None:
         self._wait_s, self._jitter = wait_s, jitter
-        self.phase = SessionPhase.WAITING
+        self.phases = StateTable(SessionPhase.WAITING, MOVES)
         self.number = 0
         self.welcome: Welcome | None = None
         self.opened = 0
-        """How many sessions there were."""
+        """Sessions so far."""
         self.heard_at: float | None = None
         self._until = now
         self._lost_at: float | None = None
@@ -65,15 +82,22 @@ class Session:
         self._sent_at = self._asked_at = now
 
     @property
+    def phase(self) -> SessionPhase:
+        """Where the session is."""
+        return self.phases.state
+
+    @property
     def heartbeat_s(self) -> float:
-        return self.welcome.heartbeat_s if self.welcome is not None else 1.0
+        """Seconds after which the client sends PING."""
+        return HEARTBEAT_S if self.welcome is None else self.welcome.heartbeat_s
 
     @property
     def silence_s(self) -> float:
-        return self.welcome.silence_s if self.welcome is not None else SILENCE_S
+        """Seconds after which a silent server counts as lost."""
+        return SILENCE_S if self.welcome is None else self.welcome.silence_s
 
     def due(self) -> float | None:
-        """When `step` has something to say."""
+        """Return when `step` has to be called next."""
         if self.phase is SessionPhase.ENDED:
             return None
         if self.phase is not SessionPhase.OPEN:
@@ -83,7 +107,7 @@ class Session:
         return min(self._ping_at(), self.heard_at + self.silence_s)
 
     def step(self, now: float) -> Action | None:
-        """What is to be done by now; ask until it is nothing."""
+        """Return the next thing to do by now; call again until it is ``None``."""
         if self.phase is SessionPhase.OPEN:
             assert self.heard_at is not None
             if now >= self.heard_at + self.silence_s:
@@ -93,34 +117,32 @@ class Session:
                 self._sent_at = self._asked_at = now
                 return Action.PING
             return None
-        if self.phase is SessionPhase.ENDED:
-            return None
         gives_up_at = self._gives_up_at()
-        if gives_up_at is not None and now >= gives_up_at:
-            self.phase = SessionPhase.ENDED
+        if gives_up_at is not None and now >= gives_up_at and self.phases.to(SessionPhase.ENDED):
             return Action.GIVE_UP
-        if now < self._until:
+        if self.phase is SessionPhase.ENDED or now < self._until:
             return None
         if self.phase is SessionPhase.CONNECTING:
             self._wait(now)
             return Action.LEAVE
-        self.phase, self._until = SessionPhase.CONNECTING, now + self.silence_s
+        self.phases.to(SessionPhase.CONNECTING)
+        self._until = now + self.silence_s
         return Action.CONNECT
 
     def sent(self, now: float) -> None:
-        """Something was sent, on any plane."""
+        """Note that something was sent, on any plane."""
         self._sent_at = now
 
     def heard(self, now: float) -> None:
-        """Something came, on any plane: a sign of life."""
-        if self.phase is SessionPhase.OPEN:
+        """Note that something was received, on any plane: a sign of life."""
+        if self.phases.state is SessionPhase.OPEN:
             self.heard_at = now
 
     def welcomed(self, now: float, number: int, welcome: Welcome) -> bool:
-        """Whether that is the WELCOME that was waited for."""
-        if self.phase is not SessionPhase.CONNECTING:
+        """Begin the session. Return False for a WELCOME that answers no HELLO of this attempt."""
+        if not self.phases.to(SessionPhase.OPEN):
             return False
-        self.phase, self.number, self.welcome = SessionPhase.OPEN, number, welcome
+        self.number, self.welcome = number, welcome
         self.heard_at = self._sent_at = self._asked_at = now
         self._lost_at = None
         self._attempts = 0
@@ -128,20 +150,26 @@ class Session:
         return True
 
     def lost(self, now: float) -> None:
-        """The server is silent, has forgotten the session, or refuses one for now. The next attempt is made soon."""
+        """End the session: the server is silent, forgot it, or refused one.
+
+        Plan the next attempt.
+        """
         if self.phase is SessionPhase.OPEN:
             self._lost_at = now
         self._wait(now)
 
     def _wait(self, now: float) -> None:
-        most = min(BACKOFF_MOST_S, BACKOFF_S * 2**self._attempts)
-        self._attempts = min(self._attempts + 1, 16)
-        self.phase, self._until = SessionPhase.WAITING, now + most * (0.5 + 0.5 * self._jitter())
+        if self.phases.to(SessionPhase.WAITING):
+            most = min(BACKOFF_MOST_S, BACKOFF_S * 2**self._attempts)
+            self._attempts = min(self._attempts + 1, 16)
+            self._until = now + most * (0.5 + 0.5 * self._jitter())
 
     def _gives_up_at(self) -> float | None:
-        return None if self._wait_s is None or self._lost_at is None else self._lost_at + self._wait_s
+        if self._wait_s is None or self._lost_at is None:
+            return None
+        return self._lost_at + self._wait_s
 
     def _ping_at(self) -> float:
-        """Nothing was said for a heartbeat; or much was, and nothing came back."""
+        """A heartbeat after the last message sent; earlier if nothing has come back since."""
         assert self.heard_at is not None
         return min(self._sent_at, max(self.heard_at, self._asked_at)) + self.heartbeat_s

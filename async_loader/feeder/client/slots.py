@@ -1,9 +1,9 @@
-"""The memory of a reader in its learner's process: which slots the feeder has, and how a batch gets out of one. Sends nothing.
+"""The shared memory of a reader in its learner's process: slots, and the batches in them.
 
 ::
 
-    free ──give──▶ the feeder's ──BATCH──▶ Filled ──arrays──▶ lent, until the last view dies ──▶ free
-                                             └──── copied, when small or when slots are short ──▶ free
+    free ─give─▶ the feeder's ─BATCH─▶ FilledSlot ─arrays─▶ lent until the last view dies ─▶ free
+                                          └──── copied, if small or if slots are short ────▶ free
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from collections import deque
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
-from async_loader.feeder.client.batch_copies import COPY_BELOW, Arrays, Copier
+from async_loader.feeder.client.batch_copies import Arrays, Copier
 from async_loader.feeder.shared import Offer
 from async_loader.feeder.wire import InSlot
 from async_loader.schema import Schema
-from async_loader.shm.slot_ring import Lease, SlotRing
+from async_loader.shm.slot_ring import COPY_BELOW, Lease, SlotRing
+
+SPARE = 4
+"""Batches in shared memory that user code can hold without a copy, unless a loader holds more."""
 
 
 class ReaderSlots:
@@ -31,18 +34,18 @@ class ReaderSlots:
     schema : Schema
         Of a batch's rows.
     rows : int
-        Of a batch.
+        Rows of a batch.
     ahead : int
-        Batches that the feeder may fill before they are used.
+        Batches that the feeder may write ahead.
     spare : int
         Batches that the learner may hold without being copied.
 
     Raises
     ------
     OutOfMemory
-        When they would not fit.
+        If there is not enough memory.
     Unsupported
-        Where memory cannot be sealed.
+        If memory cannot be sealed.
     """
 
     def __init__(self, schema: Schema, rows: int, ahead: int, spare: int) -> None:
@@ -55,7 +58,7 @@ class ReaderSlots:
         self._theirs: dict[int, Lease] = {}
         self._roots: list[Lease] = []
         self._back: deque[int] = deque()
-        if self.copies:  # leased for good, since every batch leaves its slot at once
+        if self.copies:  # leased for good: every batch is copied out at once
             self._roots = [root for _, root in (self._leased() for _ in range(count))]
             self._back.extend(range(count))
             self._copier = Copier(self.layout)
@@ -67,16 +70,16 @@ class ReaderSlots:
         return leased
 
     def offer(self, session: int, number: int) -> Offer:
-        """What the feeder is told of them."""
+        """Return the offer of this memory."""
         return Offer(session, number, self._ring.count, self._ring.slot_bytes)
 
     def fileno(self) -> int:
-        """Of the memory."""
+        """Return the descriptor of the memory."""
         return self._ring.segment.fileno()
 
     @property
     def free(self) -> int:
-        """Slots that the feeder could have."""
+        """Slots that can be given to the feeder."""
         return len(self._back) if self.copies else self._ring.free
 
     @property
@@ -86,11 +89,14 @@ class ReaderSlots:
 
     @property
     def worn(self) -> bool:
-        """Whether forks have retired what could be lent: every batch is copied from now on."""
+        """Whether forks have retired all slots that can be lent.
+
+        If so, every batch is copied from now on.
+        """
         return self._ring.retired >= max(1, self._ring.spare)
 
     def give(self) -> list[int]:
-        """Those slots: they are the feeder's from here on."""
+        """Return the free slots; they are the feeder's from here on."""
         given = []
         if self.copies:
             for _ in range(len(self._back)):
@@ -104,16 +110,18 @@ class ReaderSlots:
         return given
 
     def take(self, place: InSlot) -> FilledSlot:
-        """The feeder has filled one. Raises Malformed for one that it does not have."""
+        """Take back a filled slot. Raises Malformed if the feeder does not have it."""
         if not 1 <= place.rows <= self._rows:
-            raise Malformed(f"a batch of {place.rows} rows came in shared memory, {self._rows} were asked for")
+            raise Malformed(
+                f"a batch of {place.rows} rows came in shared memory, {self._rows} were asked for"
+            )
         root = self._theirs.pop(place.slot, None)
         if root is None:
             raise Malformed(f"a batch came in slot {place.slot}, which the feeder was not given")
         return FilledSlot(self, place.slot, place.rows, root)
 
     def arrays(self, filled: FilledSlot) -> Arrays:
-        """The batch of a slot, as views while slots may be lent; once. Cost: 6 us and a copy of it when it is small."""
+        """Return a slot's batch, once: views while slots can be lent, else copies. Cost: 6 us."""
         root, rows = filled.root, filled.rows
         assert root is not None
         filled.root = None
@@ -127,11 +135,14 @@ class ReaderSlots:
         return arrays if rows == self._rows else [array[:rows] for array in arrays]
 
     def _may_lend(self, slot: int) -> bool:
-        """Slots that a fork has retired count as lent for ever: there have to be some that come and go."""
+        """Return whether a slot can be lent.
+
+        Slots that a fork has retired count as lent for ever.
+        """
         return self._ring.lent + self._ring.retired < self._ring.spare and self._ring.lend(slot)
 
     def close(self) -> None:
-        """The feeder fills none any more. What is lent keeps its memory."""
+        """Close the memory. Lent batches keep theirs."""
         self._theirs.clear()
         self._roots.clear()
         self._ring.segment.close()
@@ -142,7 +153,7 @@ class ReaderSlots:
 
 
 class FilledSlot:
-    """A batch in its slot, until `ReaderSlots.arrays` has made something of it."""
+    """A batch in its slot, not unpacked."""
 
     __slots__ = ("root", "rows", "slot", "slots")
 
@@ -151,7 +162,7 @@ class FilledSlot:
         self.root: Lease | None = root
 
     def arrays(self) -> Arrays:
-        """Once."""
+        """Return the arrays, once."""
         return self.slots.arrays(self)
 
 

@@ -1,4 +1,4 @@
-"""What a client has done, as a frozen snapshot. Counts nothing itself."""
+"""The counts of a client, as a frozen snapshot."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ class ClientStats:
     rows_added : int
         Rows that became part of a message, final observations too.
     rows_acked : int
-        Those that the feeder said are in its tables.
+        Rows that the feeder has acknowledged: they are in its tables.
     rows_dropped : int
-        Given up because the buffer was full (``overflow="drop_oldest"``).
+        Dropped because the buffer was full (``overflow="drop_oldest"``).
     rows_lost : int
-        Acknowledged, and lost with the feeder that had acknowledged them.
+        Acknowledged by a feeder that was lost with them.
     messages_sent, messages_resent, messages_acked : int
-        INSERTs; those sent again are counted in both.
+        INSERTs; repeated ones are in both of the first.
     bytes_sent : int
-        Of rows, with those that were sent again.
+        Bytes of rows, repeated ones too.
     bytes_kept : int
-        That are not acknowledged, at this moment.
+        Bytes that are not acknowledged at this moment.
     batches, batches_redelivered : int
-        That came; those of them that may have come before, here or to another learner.
+        Received batches; those with rows that a learner may have had before.
     sessions : int
         1 without a reconnect.
     last_heard_s : float | None
-        Seconds since anything came from the feeder.
+        Seconds since the feeder was last heard.
     connected : bool
-        There is a session at this moment.
+        Whether there is a session at this moment.
     """
 
     rows_added: int

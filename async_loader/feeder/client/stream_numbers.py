@@ -1,8 +1,9 @@
-"""Numbers for the names of a writer's streams, in the order in which they are first used. Sends nothing.
+"""Numbers of a writer's streams, by name, in the order of their first use.
 
-NOTE [a number again]. The table knows a stream by its producer and its number. Where an episode has ended, the next step of
-that number begins another one, whatever the stream is called here. So names whose episodes have ended are forgotten when there
-are many, and their numbers are given again.
+# NOTE [a number again]
+The table knows a stream by its producer and its number. After the end of an episode the next step
+of that number begins another one, whatever its name here. So of many names those whose episodes
+have ended are forgotten, and their numbers reused.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError
+from async_loader.feeder.wire import STREAMS
 from async_loader.replay.stream_names import stream_name
 
-MOST = 1 << 16
-"""Streams of a writer with open episodes: what a server takes."""
 OWN = 0
 _MANY = 256
-"""Names from which on those whose episodes have ended are forgotten."""
+"""With this many names, those whose episodes have ended are forgotten."""
 
 
 class StreamNumbers:
@@ -34,7 +34,7 @@ class StreamNumbers:
     Attributes
     ----------
     finished : set of int
-        Streams whose last step has ended its episode, or that have no step.
+        Streams whose last episode has ended, or that have no step.
     """
 
     def __init__(self, own: Hashable) -> None:
@@ -46,15 +46,18 @@ class StreamNumbers:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Names that are known."""
+        """Return the number of known names."""
         return len(self._numbers)
 
     def names(self) -> dict[Hashable, int]:
-        """All that are known. Do not change it."""
+        """Return all known names with their numbers. Do not change it."""
         return self._numbers
 
     def number(self, name: object) -> int:
-        """Of one stream, whose episode goes on from here. Raises ConfigError for what is no name."""
+        """Return the number of a stream, whose episode goes on.
+
+        Raises ConfigError for a wrong name.
+        """
         kind = type(name)
         found = name if kind is int or kind is str else stream_name(name)
         number = self._numbers.get(found)
@@ -64,11 +67,11 @@ class StreamNumbers:
         return number
 
     def known(self, name: object) -> int | None:
-        """Of a stream that has been used, and is not forgotten."""
+        """Return the number of a stream that was used and is not forgotten."""
         return self._numbers.get(stream_name(name))
 
     def of_rows(self, names: Hashable | Sequence[Hashable], rows: int) -> npt.NDArray[np.uint32]:
-        """Of one stream for all rows, or of each row's own, ``[rows]``."""
+        """Return the numbers of one stream for all rows, or of each row's own, ``[rows]``."""
         if not isinstance(names, list):
             return np.full(rows, self.number(names), np.uint32)
         numbers = [self.number(name) for name in names]
@@ -80,16 +83,21 @@ class StreamNumbers:
                 self._forget_ended()
             if self._free:
                 number = self._free.pop()
-            elif self._next < MOST:
+            elif self._next < STREAMS:
                 number, self._next = self._next, self._next + 1
             else:
-                text = f"{MOST} streams of this writer have open episodes, which is all that a feeder takes"
+                text = (
+                    f"{STREAMS} streams of this writer have open episodes, which is all that a "
+                    "feeder takes"
+                )
                 raise ConfigError(f"stream={name!r}: {text}: end some, or use another writer")
             self._numbers[name] = number
             return number
 
     def _forget_ended(self) -> None:
-        gone = [name for name, number in self._numbers.items() if number in self.finished and number]
+        gone = [
+            name for name, number in self._numbers.items() if number in self.finished and number
+        ]
         for name in gone:
             number = self._numbers.pop(name)
             self.finished.discard(number)
@@ -97,9 +105,9 @@ class StreamNumbers:
         self._many = max(_MANY, 2 * len(self._numbers))
 
     def ended(self, numbers: Iterable[int]) -> None:
-        """The last step of each of these has ended its episode."""
+        """Note that the episodes of these streams have ended."""
         self.finished.update(numbers)
 
     def open(self) -> list[int]:
-        """Streams whose episodes go on, as far as is known here."""
+        """Return the streams with an open episode, as far as this writer knows."""
         return [number for number in list(self._numbers.values()) if number not in self.finished]

@@ -1,4 +1,4 @@
-"""Weights of a network, there and back, in parts. Keeps none of them."""
+"""Publishing and fetching weights, in parts."""
 
 from __future__ import annotations
 
@@ -13,30 +13,42 @@ import numpy.typing as npt
 
 from async_loader import tensors as torch_tensors
 from async_loader.errors import Broken, ConfigError, SchemaError
-from async_loader.feeder.client.connection import Call, Connection
-from async_loader.feeder.wire import BFLOAT16, Latest, Message, Publish, TensorSpec, Weights, bytes_of, specs_of, tensors_of
+from async_loader.feeder.client.calls import Call
+from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.wire import (
+    BFLOAT16,
+    Latest,
+    Message,
+    Publish,
+    TensorSpec,
+    Weights,
+    bytes_of,
+    specs_of,
+    tensors_of,
+)
 from async_loader.feeder.wire import Published as WirePublished
 from async_loader.lifecycle import LONGEST_S, Deadline
 
 PART_BYTES = 4 << 20
-"""Of a message: other control messages wait no longer than it takes."""
+"""Bytes of one message: other control messages wait no longer than it takes."""
 AHEAD = 4
-"""Parts that are under way: a round trip for each would take longer than the part."""
+"""Parts under way: a round trip for each would take longer than the part."""
 _RESTARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a learner published.
+    """Weights that a learner published.
 
     Attributes
     ----------
     version : int
     tensors : dict of arrays or torch tensors
-        This caller's own. numpy has no bfloat16: such tensors are uint16 arrays, the bits of the numbers, of which
-        ``(bits.astype("u4") << np.uint32(16)).view("f4")`` makes float32.
+        Copies. numpy has no bfloat16: such tensors are uint16 arrays of the bits, which
+        ``(bits.astype("u4") << np.uint32(16)).view("f4")`` turns into float32.
     run : str
-        Which client published them: versions count within a run. A training script that is started again begins another.
+        The client that published them: versions count within a run. A restarted training script
+        begins another run.
     """
 
     version: int
@@ -44,31 +56,51 @@ class Published:
     run: str = ""
 
 
-def publish(connection: Connection, name: str, tensors: Mapping[str, Any], version: int, deadline: Deadline) -> WirePublished:
-    """See `Client.publish`: what the feeder said last."""
+def publish(
+    connection: Connection, name: str, tensors: Mapping[str, Any], version: int, deadline: Deadline
+) -> WirePublished:
+    """See `Client.publish`; return the feeder's last answer."""
     bfloat16 = {key for key, value in tensors.items() if torch_tensors.is_bfloat16(value)}
-    arrays = {key: _array(key, torch_tensors.to_bits(value) if key in bfloat16 else value) for key, value in tensors.items()}
+    arrays = {
+        key: _array(key, torch_tensors.to_bits(value) if key in bfloat16 else value)
+        for key, value in tensors.items()
+    }
     specs, whole = specs_of(arrays, bfloat16), memoryview(bytes_of(arrays))
     if not whole.nbytes:
-        raise ConfigError(f"weights {name!r} hold no bytes: give at least one tensor that is not empty")
+        raise ConfigError(
+            f"weights {name!r} hold no bytes: give at least one tensor that is not empty"
+        )
     first = connection.session.opened
     for _ in range(_RESTARTS):
         session = connection.session.opened
         try:
             said = _send(connection, name, version, specs, whole, deadline)
-            again = connection.session.opened != first and (said.run, said.version) == (connection.client, version)
-            return WirePublished(newest=True) if again else said  # the answer to its last part was lost: these are the newest
+            again = connection.session.opened != first and (said.run, said.version) == (
+                connection.client,
+                version,
+            )
+            return (
+                WirePublished(newest=True) if again else said
+            )  # the answer to its last part was lost: these are the newest
         except Exception:
-            # A server that was started anew has no first parts: from the beginning, then.
+            # A restarted server does not have the first parts: begin again.
             if connection.session.opened == session or deadline.expired:
                 raise
-    raise Broken(f"weights {name!r} could not be published: the connection was lost {_RESTARTS} times meanwhile")
+    raise Broken(
+        f"weights {name!r} could not be published: the connection was lost {_RESTARTS} times "
+        "meanwhile"
+    )
 
 
 def _send(
-    connection: Connection, name: str, version: int, specs: tuple[TensorSpec, ...], whole: memoryview, deadline: Deadline
+    connection: Connection,
+    name: str,
+    version: int,
+    specs: tuple[TensorSpec, ...],
+    whole: memoryview,
+    deadline: Deadline,
 ) -> WirePublished:
-    """All parts, some of them ahead of what the server has said yes to; none after a no."""
+    """Send all parts, some ahead of their answers; stop after a refusal."""
     most, asked = _part_bytes(connection), deque[Call]()
 
     def answer() -> WirePublished:
@@ -78,7 +110,13 @@ def _send(
 
     try:
         for at in range(0, whole.nbytes, most):
-            body = Publish(name=name, version=version, total_bytes=whole.nbytes, offset=at, specs=specs if not at else ())
+            body = Publish(
+                name=name,
+                version=version,
+                total_bytes=whole.nbytes,
+                offset=at,
+                specs=specs if not at else (),
+            )
             asked.append(connection.ask(body, data=whole[at : at + most]))
             if len(asked) > AHEAD and not (said := answer()).newest:
                 return said
@@ -90,19 +128,29 @@ def _send(
 
 
 def latest(
-    connection: Connection, name: str, newer_than: int | None, run: bytes | None, wait_s: float, deadline: Deadline,
+    connection: Connection,
+    name: str,
+    newer_than: int | None,
+    run: bytes | None,
+    wait_s: float,
+    deadline: Deadline,
     as_torch: bool,
-) -> Published | None:  # fmt: skip
+) -> Published | None:
     """See `Client.latest`."""
     most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
-    reply = connection.call(Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit), deadline)
+    reply = connection.call(
+        Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit), deadline
+    )
     while True:
         first = reply.body
         assert isinstance(first, Weights)
         if reply.data is None:
             return None
         if first.offset:
-            raise Broken(f"weights {name!r} begin at byte {first.offset}: the feeder answers what was not asked")
+            raise Broken(
+                f"weights {name!r} begin at byte {first.offset}: the feeder answers what was not "
+                "asked"
+            )
         whole = bytearray(first.total_bytes)
         newer = _receive(connection, first, reply.data, whole, deadline)
         if newer is None:
@@ -117,8 +165,13 @@ def latest(
     return Published(first.version, found, (first.run or b"").hex())
 
 
-def _receive(connection: Connection, first: Weights, data: Any, whole: bytearray, deadline: Deadline) -> Message | None:
-    """Fill ``whole`` with the first part and those that follow; if another version has come, its first part instead."""
+def _receive(
+    connection: Connection, first: Weights, data: Any, whole: bytearray, deadline: Deadline
+) -> Message | None:
+    """Fill ``whole`` with all parts.
+
+    Return the first part of another version, if there is one now.
+    """
     most = memoryview(data).nbytes
     whole[:most] = data
     offsets, asked = iter(range(most, len(whole), most)), deque[tuple[int, Call]]()
@@ -142,7 +195,8 @@ def _receive(connection: Connection, first: Weights, data: Any, whole: bytearray
             if other or body.offset != at or part.nbytes != min(most, len(whole) - at):
                 text = f"{part.nbytes} bytes from byte {body.offset} of version {body.version}"
                 raise Broken(
-                    f"weights {first.name!r} came in parts that do not fit: {text}, asked for byte {at} of {first.version}"
+                    f"weights {first.name!r} came in parts that do not fit: {text}, asked for byte "
+                    f"{at} of {first.version}"
                 )
             whole[at : at + part.nbytes] = part
     finally:
@@ -157,7 +211,10 @@ def _array(name: str, value: Any) -> npt.NDArray[Any]:
     array = torch_tensors.as_array(value)
     if array is None:
         kind = getattr(value, "dtype", type(value).__name__)
-        raise SchemaError(f"tensor {name!r} is {kind}, which cannot travel: give an array or tensor of a dtype that numpy has")
+        raise SchemaError(
+            f"tensor {name!r} is {kind}, which cannot travel: give an array or tensor of a dtype "
+            "that numpy has"
+        )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.asarray(array)

@@ -1,14 +1,15 @@
-"""The server: one process, one thread, which owns tables and says nothing to anybody who was not asked for.
+"""The server: one process, one thread, which owns tables.
 
 ::
 
-    control ROUTER ─▶ Control ─▶ Sessions ─┬▶ InsertQueue ──▶ ServedTable ──▶ BatchScheduler ─▶ pull ROUTER
-    insert ROUTER ──▶ InsertQueue               └▶ Weights
-    pull ROUTER ────▶ BatchScheduler
+                       ┌─ control ─▶ ControlHandler ─▶ Sessions, WeightStore, CallHandler
+    ServerSockets ─▶ Dispatcher ─ insert ─▶ InsertHandler ─▶ InsertQueue ─▶ ServedTable
+                       └─ pull ────▶ PullHandler ◀── BatchScheduler, SampleQueue ◀──┘
 
-The loop waits for all sockets at once. In every round control messages come first, then inserts and pulls, each up to a
-budget, so that a flood of data delays a heartbeat by no more than that. What a table does not let in or out stays where it is, in
-order, and is tried again whenever the table has changed.
+`event_loop` waits for all sockets at once. In every round control messages come first, then inserts
+and pulls, each up to a budget, so that a flood of data delays a heartbeat by no more than that.
+Rows and batches that a table's limiter holds up stay in their queues, in order, and are tried again
+when the table has changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Listening sockets of all planes: connections in, without spinning where there is no descriptor left. Speaks no protocol."""
+"""Accepts connections of all planes, without spinning when the process has no descriptor left."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from enum import Enum
 
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _AT_ONCE = 16
-"""Connections that one door takes before others have their turn: a handshake with keys costs 0.3 ms."""
+"""Connections of one listening socket before the others: a handshake with keys costs 0.3 ms."""
 REST_S = 0.5
-"""How long doors are not looked at where a connection could be neither taken nor refused."""
+"""Pause after a connection could be neither accepted nor refused."""
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 6))
-"""A peer that has gone without a word holds its descriptor for three minutes."""
+"""A peer that vanished holds its descriptor for three minutes."""
 
 
 class Acceptor:
-    """Takes connections.
+    """Accepts connections.
 
     Parameters
     ----------
     make_room : callable
-        Ends a connection that can be spared; whether there was one.
+        Ends a connection that can be spared; returns whether there was one.
 
     Attributes
     ----------
@@ -33,9 +33,10 @@ class Acceptor:
 
     Notes
     -----
-    NOTE [out of descriptors]. A connection that cannot be accepted keeps its listening socket readable: a loop that only
-    failed would spin. So a connection that can be spared is ended; where all are needed, a descriptor that is kept for this
-    is let go of, and the connection closed at once; and where not even that works, doors are not looked at for `REST_S`.
+    NOTE [out of descriptors]. A connection that cannot be accepted keeps its listening socket
+    readable: a loop that only failed would spin. So a connection that can be spared is ended; if
+    all are needed, a reserved descriptor is closed, and the new connection accepted and closed at
+    once; if not even that works, no connection is accepted for `REST_S`.
     """
 
     def __init__(self, make_room: Callable[[], bool]) -> None:
@@ -45,7 +46,7 @@ class Acceptor:
         self.turned_away = 0
 
     def add(self, plane: Enum, listener: socket.socket) -> int:
-        """Take connections of a plane there; what to poll for reading."""
+        """Accept connections of a plane there; return what to poll for reading."""
         self._listeners[listener.fileno()] = listener, plane
         return listener.fileno()
 
@@ -53,16 +54,16 @@ class Acceptor:
         return fd in self._listeners
 
     def filenos(self) -> list[int]:
-        """What to poll for reading."""
+        """Return what to poll for reading."""
         return list(self._listeners)
 
     def accept(self, fd: int) -> Iterator[tuple[Enum, socket.socket]]:
-        """Some of the connections that wait at a door.
+        """Accept some of the waiting connections of a listening socket.
 
         Raises
         ------
         OSError
-            If one can be neither taken nor refused now.
+            If one can be neither accepted nor refused now.
         """
         listener, plane = self._listeners[fd]
         for _ in range(_AT_ONCE):
@@ -73,7 +74,7 @@ class Acceptor:
             yield plane, sock
 
     def _accept(self, listener: socket.socket) -> socket.socket | None:
-        """The next connection; ``None``: no more wait. See NOTE [out of descriptors]."""
+        """Return the next connection; ``None``: no more wait. See NOTE [out of descriptors]."""
         for _ in range(_AT_ONCE):
             try:
                 return listener.accept()[0]
@@ -87,7 +88,7 @@ class Acceptor:
         return None
 
     def _turn_away(self, listener: socket.socket) -> None:
-        """Raises OSError."""
+        """Accept a connection with the reserved descriptor and close it. Raises OSError."""
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1
@@ -100,7 +101,7 @@ class Acceptor:
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """No connection comes any more; files of unix sockets are gone. Again does nothing."""
+        """Close the listening sockets and remove their files. May be called again."""
         for listener, _ in self._listeners.values():
             path = listener.getsockname() if listener.family == socket.AF_UNIX else None
             listener.close()
@@ -114,7 +115,7 @@ class Acceptor:
 
 
 def _prepare(sock: socket.socket) -> None:
-    """Raises nothing: a connection that has ended already is found when it is read."""
+    """Set socket options. An ended connection raises nothing: reading finds it."""
     sock.setblocking(False)
     if sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):

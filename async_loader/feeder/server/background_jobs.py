@@ -1,7 +1,9 @@
-"""Slow work beside the loop: saves and loads of tables, one at a time, on a thread of their own. Sends nothing.
+"""Saves and loads of tables, one at a time, on a thread beside the loop.
 
-NOTE [slow work]. A save writes gigabytes. The loop hands it over, serves everybody else meanwhile, and is rung when it is
-over. A table that is being loaded rests until then: what arrives for it is refused for now, and sent again.
+# NOTE [slow work]
+A save writes gigabytes. The loop hands it to the thread, serves all clients meanwhile, and is woken
+when it is done. A table that is being loaded rests until then: INSERTs for it are refused for now
+and sent again, other messages are kept.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from async_loader.feeder.wire import ErrorCode
 from async_loader.lifecycle import AutoResetEvent, join
 
 MOST = 16
-"""Jobs that wait or run."""
+"""Jobs that wait or run, at most."""
 
 
 @dataclass(slots=True, eq=False)
 class BackgroundJob:
-    """Work, and what becomes of it.
+    """Work, and its result.
 
     Attributes
     ----------
@@ -43,7 +45,7 @@ class BackgroundJobs:
     Parameters
     ----------
     ring : callable
-        Called on the thread whenever a job is over.
+        Called on the thread after each job.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -57,23 +59,25 @@ class BackgroundJobs:
 
     @property
     def busy(self) -> bool:
-        """Whether a job was not finished yet."""
+        """Whether a job is not finished."""
         return self._count > 0
 
     def add(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Raises Malformed, LIMIT."""
+        """Queue a job. Raises Malformed, LIMIT."""
         if self._count >= MOST:
-            text = f"{MOST} saves and loads wait here, which is all that can: ask later"
+            text = f"{MOST} saves and loads wait here, which is the limit: ask later"
             raise Malformed(text, ErrorCode.LIMIT)
         self._count += 1
         self._waiting.append(BackgroundJob(work, done))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="async-loader-background-jobs", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="async-loader-background-jobs", daemon=True
+            )
             self._thread.start()
         self._gate.open()
 
     def finish(self) -> None:
-        """Tell of the jobs that are over. In the loop; cheap while there are none."""
+        """Call ``done`` of the jobs that have ended. In the loop; cheap while there are none."""
         while self._over:
             job = self._over.popleft()
             self._count -= 1
@@ -88,7 +92,7 @@ class BackgroundJobs:
                 job = self._waiting.popleft()
                 try:
                     job.result = job.work()
-                except BaseException as error:  # told to the one that asked
+                except BaseException as error:  # sent to the client that asked
                     job.result = error
                 self._over.append(job)
                 self._ring()
@@ -96,7 +100,7 @@ class BackgroundJobs:
                 return
 
     def close(self, timeout_s: float) -> bool:
-        """Begin no other job; whether the one that runs was over in time. Again does nothing."""
+        """Begin no other job; return whether the running one ended in time. May be called again."""
         self._end = True
         self._gate.open()
         return self._thread is None or join(self._thread, timeout_s)

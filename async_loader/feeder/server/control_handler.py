@@ -1,4 +1,4 @@
-"""Control messages, one after the other: who asks for what, and the answer. Never waits for anything; has no socket."""
+"""The control plane: sessions, writers, readers and weights are opened and closed here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Literal
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.insert_queue import WriterState
-from async_loader.feeder.server.pending_closes import PendingCloses
-from async_loader.feeder.server.pending_replies import PendingReplies, PendingReply
+from async_loader.feeder.server.pending import PendingCloses, PendingReplies, PendingReply
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.weights import WeightsReceipt
@@ -50,8 +49,7 @@ class ControlHandler:
     Parameters
     ----------
     server_state : ServerState
-        Everything that the server has.
-    calls : Calls
+    calls : CallHandler
     welcome : callable
         Makes the WELCOME of a version.
     status : callable
@@ -68,7 +66,12 @@ class ControlHandler:
         status: Callable[[], dict[str, Any]],
         patience_s: float,
     ) -> None:
-        self._server_state, self._calls, self._welcome, self._status = server_state, calls, welcome, status
+        self._server_state, self._calls, self._welcome, self._status = (
+            server_state,
+            calls,
+            welcome,
+            status,
+        )
         self._waits = PendingReplies()
         self._pending_closes = PendingCloses(patience_s, self.ack)
         self.drain_asked: list[tuple[Session, Message]] = []
@@ -85,7 +88,10 @@ class ControlHandler:
         }
 
     def hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
-        """A new session, and what to tell it. Raises Malformed, with VERSION, DRAINING or LIMIT."""
+        """Open a session; return it and the answer.
+
+        Raises Malformed: VERSION, DRAINING or LIMIT.
+        """
         hello = message.body
         assert isinstance(hello, Hello)
         version = agree((OLDEST, NEWEST), (hello.oldest, hello.newest))
@@ -94,28 +100,33 @@ class ControlHandler:
         if before is not None:
             self.leave(before)
         session = self._server_state.sessions.open(hello, version, user)
-        return session, Message(self._welcome(version), session.number, message.sequence, version=version)
+        return session, Message(
+            self._welcome(version), session.number, message.sequence, version=version
+        )
 
     def leave(self, session: Session) -> None:
-        """A session is over."""
+        """End a session."""
         self._server_state.sessions.drop(session)
         self._waits.forget(session)
-        self._calls.forget(session)
+        self._calls.samples.forget(session)
         for writer in session.writers.values():
             self._pending_closes.drop(writer)
         self._server_state.leave(session)
 
     def _check_stays(self) -> None:
         if self._server_state.draining:
-            raise Malformed("this server is shutting down and takes nothing new: try another, or later", ErrorCode.DRAINING)
+            raise Malformed(
+                "this server is shutting down and takes nothing new: try another, or later",
+                ErrorCode.DRAINING,
+            )
 
     def answer(self, session: Session, message: Message) -> Message | None:
-        """What to tell now; ``None``: nothing, or later.
+        """Return the answer; ``None``: there is none, or it comes later.
 
         Raises
         ------
         Malformed
-            For what is not to be done.
+            If the message cannot be done.
         """
         answer = self._answers.get(message.type)
         if answer is None:
@@ -124,10 +135,10 @@ class ControlHandler:
             return answer(session, message)
         except Malformed:
             raise
-        except AsyncLoaderError as error:  # a table that cannot be; anything else is a fault of ours
+        except AsyncLoaderError as error:  # e.g. a schema that no table can have
             raise Malformed(str(error), ErrorCode.UNSUPPORTED) from error
 
-    # -- writers ---------------------------------------------------------------------------------------------------------
+    # -- writers -----------------------------------------------------------------------------------
 
     def _open_writer(self, session: Session, message: Message) -> Message:
         body, number = message.body, message.number
@@ -142,11 +153,18 @@ class ControlHandler:
         session.check_room()
         new = served.table.schema is None
         schema = None if body.schema is None else schema_of(body.schema)
-        if server_state.authenticator is not None and not server_state.authenticator.owns(session.user, body.producer):
-            text = f"this producer belongs to another key than {session.user!r}: draw an id of your own"
+        if server_state.authenticator is not None and not server_state.authenticator.owns(
+            session.user, body.producer
+        ):
+            text = (
+                f"this producer belongs to another key than {session.user!r}: draw an id of your "
+                "own"
+            )
             raise Malformed(text, ErrorCode.UNAUTHORIZED)
         try:
-            writer, resumed = served.insert_queue.open(session.number, number, body.producer, body.epoch, schema)
+            writer, resumed = served.insert_queue.open(
+                session.number, number, body.producer, body.epoch, schema
+            )
         except BaseException:
             server_state.release(body.producer)
             raise
@@ -155,10 +173,14 @@ class ControlHandler:
             self._waits.news(served)
         assert served.table.schema is not None
         reply = Writer(
-            schema=spec_of(served.table.schema), applied=writer.told, durable=0,
-            window_bytes=server_state.window_bytes, window_rows=server_state.window_rows, resumed=resumed,
+            schema=spec_of(served.table.schema),
+            applied=writer.told,
+            durable=0,
+            window_bytes=server_state.window_bytes,
+            window_rows=server_state.window_rows,
+            resumed=resumed,
             no_priorities=served.table.no_priorities if session.version >= 3 else None,
-        )  # fmt: skip
+        )
         return message.reply(reply, schema=served.insert_queue.layout.schema_id)
 
     def _close_writer(self, session: Session, message: Message) -> None:
@@ -172,10 +194,10 @@ class ControlHandler:
     def ack(self, applied: int) -> Ack:
         return Ack(applied, 0, self._server_state.window_bytes, self._server_state.window_rows)
 
-    # -- readers ---------------------------------------------------------------------------------------------------------
+    # -- readers -----------------------------------------------------------------------------------
 
     def _open_reader(self, session: Session, message: Message) -> Message | None:
-        """The answer waits for the first writer's schema, if there is none: learners are often there first."""
+        """Open a reader. The answer waits for the table's schema: learners often come first."""
         wanted = message.body
         assert isinstance(wanted, OpenReader)
         self._check_stays()
@@ -196,7 +218,7 @@ class ControlHandler:
         return None
 
     def _told(self, message: Message, make: Callable[[], Message]) -> Message:
-        """A late answer; an ERROR where ``make`` raises."""
+        """Return a late answer; an ERROR if ``make`` raises."""
         try:
             return make()
         except Malformed as error:
@@ -206,7 +228,10 @@ class ControlHandler:
 
     def _wait(self, wait: PendingReply, key: Any = None) -> None:
         if len(self._waits) >= _MOST_WAITS:
-            raise Malformed(f"{_MOST_WAITS} requests wait here, which is all that can: ask later", ErrorCode.LIMIT)
+            raise Malformed(
+                f"{_MOST_WAITS} requests wait here, which is the limit: ask later",
+                ErrorCode.LIMIT,
+            )
         self._waits.add(wait, key)
 
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
@@ -216,7 +241,9 @@ class ControlHandler:
             session.number, message.number, wanted, message.sequence, shared
         )
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
-        reply = Reader(schema=spec_of(reader.schema), leased=scheduler.table.leased, transport=transport)
+        reply = Reader(
+            schema=spec_of(reader.schema), leased=scheduler.table.leased, transport=transport
+        )
         return message.reply(reply, schema=reader.form.schema_id)
 
     def _end_reader(self, session: Session, number: int) -> None:
@@ -230,11 +257,13 @@ class ControlHandler:
         assert isinstance(body, CloseReader)
         if reader is not None:
             leases = body.unused.tolist()
-            reader.scheduler.settle(reader, body.arrived, set(leases[: body.seen]), set(leases[body.seen :]))
+            reader.scheduler.settle(
+                reader, body.arrived, set(leases[: body.seen]), set(leases[body.seen :])
+            )
         self._end_reader(session, message.number)
         return message.reply(Done())
 
-    # -- weights ---------------------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     def _publish(self, session: Session, message: Message) -> Message:
         part, weights = message.body, self._server_state.weights
@@ -244,14 +273,18 @@ class ControlHandler:
             self._waits.news(part.name)
             self._server_state.published.add(part.name, part.version, self._server_state.clock())
         version, run = weights.newest(part.name) or (None, None)
-        return message.reply(Published(newest=taken is not WeightsReceipt.STALE, version=version, run=run))
+        return message.reply(
+            Published(newest=taken is not WeightsReceipt.STALE, version=version, run=run)
+        )
 
     def _latest(self, session: Session, message: Message) -> Message | None:
         wanted = message.body
         assert isinstance(wanted, Latest)
 
         def answer(over: bool) -> Message | None:
-            found = self._server_state.weights.answer(wanted, self._server_state.limits.message_bytes)
+            found = self._server_state.weights.answer(
+                wanted, self._server_state.limits.message_bytes
+            )
             if found is not None:
                 return message.reply(found[0], data=found[1])
             return message.reply(self._server_state.weights.nothing(wanted)) if over else None
@@ -259,13 +292,17 @@ class ControlHandler:
         now = answer(wanted.timeout_s is None)
         if now is None:
             assert wanted.timeout_s is not None
-            self._wait(PendingReply(session, wanted.name, answer, self._server_state.clock() + wanted.timeout_s))
+            self._wait(
+                PendingReply(
+                    session, wanted.name, answer, self._server_state.clock() + wanted.timeout_s
+                )
+            )
         return now
 
-    # -- later -----------------------------------------------------------------------------------------------------------
+    # -- later -------------------------------------------------------------------------------------
 
     def late_answers(self) -> Late:
-        """What can be told by now to those who wait: for weights, for a schema, for the table to take what they sent."""
+        """Yield answers that are due now: to LATEST, OPEN_READER and CLOSE_WRITER."""
         now = self._server_state.clock()
         yield from self._waits.answers(now)
         for writer, message in self._pending_closes.answers(now):
@@ -278,11 +315,13 @@ class ControlHandler:
             yield session, message
 
     def end_table(self, table: TableEntry, reason: str) -> Late:
-        """What to tell those who wait for a table that was closed."""
-        yield from self._of_writers(self._pending_closes.end(ErrorCode.UNSUPPORTED, reason, table.insert_queue))
+        """Yield the answers to requests that wait for a closed table."""
+        yield from self._of_writers(
+            self._pending_closes.end(ErrorCode.UNSUPPORTED, reason, table.insert_queue)
+        )
 
     def last_answers(self, reason: str) -> Late:
-        """What to tell those who wait, when nothing more comes."""
+        """Yield the last answers to all waiting requests."""
         yield from self._waits.end()
         yield from self._of_writers(self._pending_closes.end(ErrorCode.DRAINING, reason))
         for session, message in self.drain_asked:
@@ -295,11 +334,11 @@ class ControlHandler:
                 yield session, message
 
     def waiting(self) -> dict[Any, int]:
-        """How many requests wait for news of each thing: a `TableEntry` without a schema, weights of a name."""
+        """Return how many requests wait for each `TableEntry`, and each name of weights."""
         return Counter(wait.what for wait in self._waits)
 
     def left_s(self) -> float | None:
-        """Seconds until somebody has waited long enough."""
+        """Return the seconds until a waiting request is answered anyway."""
         now = self._server_state.clock()
         moments = [self._waits.left_s(now), self._pending_closes.left_s(now)]
         return min((one for one in moments if one is not None), default=None)

@@ -1,4 +1,4 @@
-"""Everything that leaves or enters, counted. Formats nothing."""
+"""Counts of messages, bytes and errors; rates of counts."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from async_loader.feeder.server.sockets import Plane
-from async_loader.feeder.wire import ErrorCode
+from async_loader.feeder.wire import ErrorCode, Plane
 
 RATE_S = 2.0
-"""What a rate of now is measured over, at least."""
+"""Time over which a current rate is measured, at least."""
 
 
 class Rates:
-    """How fast two counts grow: rates of now, not since the start.
+    """How fast two counts grow now, not since the start.
 
     Parameters
     ----------
@@ -28,16 +27,16 @@ class Rates:
 
     @property
     def due(self) -> bool:
-        """Whether `note` would remember what it is told."""
+        """Whether `note` would keep counts."""
         return self._clock() >= self._marks[-1][0] + RATE_S
 
     def note(self, first: int, second: int) -> None:
-        """What the counts are now. Cheap; called when something may have changed."""
+        """Note the present counts. Cheap; called when they may have changed."""
         if self.due:
             self._marks.append((self._clock(), first, second))
 
     def now(self, first: int, second: int) -> tuple[float, float]:
-        """Of each, a second; over the last `RATE_S`, or as long as nothing happened before."""
+        """Return the rate of each a second, over the last `RATE_S` or longer."""
         now = self._clock()
         old = [mark for mark in self._marks if mark[0] + RATE_S <= now] or [self._marks[0]]
         at, *before = old[-1]
@@ -46,16 +45,18 @@ class Rates:
 
 
 class Counters:
-    """Messages and bytes by plane, and what was refused by reason."""
+    """Messages and bytes by plane, and errors by reason."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self.since = clock, clock()
-        self._in, self._bytes_in, self._out, self._bytes_out = (dict.fromkeys(Plane, 0) for _ in range(4))
+        self._in, self._bytes_in, self._out, self._bytes_out = (
+            dict.fromkeys(Plane, 0) for _ in range(4)
+        )
         self._refused: Counter[int] = Counter()
         self.silent = self.faults = 0
 
     def count_received(self, plane: Plane, frames: Sequence[Any]) -> int:
-        """Their bytes."""
+        """Count a received message; return its bytes."""
         nbytes = sum(map(len, frames))
         self._in[plane] += 1
         self._bytes_in[plane] += nbytes
@@ -73,13 +74,29 @@ class Counters:
         return self._clock() - self.since
 
     def snapshot(self) -> dict[str, int]:
-        """All of them by name."""
-        ways = (("in", self._in), ("out", self._out), ("in", self._bytes_in), ("out", self._bytes_out))
+        """Return all counts by name."""
+        ways = (
+            ("in", self._in),
+            ("out", self._out),
+            ("in", self._bytes_in),
+            ("out", self._bytes_out),
+        )
         names = {code.value: code.name.lower() for code in ErrorCode}
         return {
-            **{f"messages_{plane.value}_{way}": counts[plane] for way, counts in ways[:2] for plane in Plane},
-            **{f"bytes_{plane.value}_{way}": counts[plane] for way, counts in ways[2:] for plane in Plane},
-            **{f"refused_{names.get(code, code)}": count for code, count in sorted(self._refused.items())},
+            **{
+                f"messages_{plane.value}_{way}": counts[plane]
+                for way, counts in ways[:2]
+                for plane in Plane
+            },
+            **{
+                f"bytes_{plane.value}_{way}": counts[plane]
+                for way, counts in ways[2:]
+                for plane in Plane
+            },
+            **{
+                f"refused_{names.get(code, code)}": count
+                for code, count in sorted(self._refused.items())
+            },
             "sessions_silent": self.silent,
             "faults": self.faults,
         }

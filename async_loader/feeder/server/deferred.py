@@ -1,4 +1,7 @@
-"""Messages for tables that are being loaded: kept, in order, until they are not. See NOTE [slow work] in jobs.py."""
+"""Messages for tables that are being loaded, in order.
+
+See NOTE [slow work] in background_jobs.py.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,28 @@ from dataclasses import dataclass
 from async_loader.errors import Malformed
 from async_loader.feeder.server.dispatch import Dispatcher, Handle
 from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.server.state import ServerState, TableEntry
-from async_loader.feeder.wire import ErrorCode, Message, OfTable, OpenReader, OpenWriter, Sample, Type
+from async_loader.feeder.wire import (
+    ErrorCode,
+    Message,
+    OfTable,
+    OpenReader,
+    OpenWriter,
+    Plane,
+    Sample,
+    Type,
+)
 
 MOST = 1 << 12
-_OF_WRITERS, _OF_READERS = (Type.CLOSE_WRITER,), (Type.CLOSE_READER, Type.PULL, Type.PRIORITIES, Type.RETURN)
+_OF_WRITERS, _OF_READERS = (
+    (Type.CLOSE_WRITER,),
+    (Type.CLOSE_READER, Type.PULL, Type.PRIORITIES, Type.RETURN),
+)
 
 
 @dataclass(slots=True, eq=False)
 class DeferredMessage:
-    """A message for later."""
+    """A message that waits for its table."""
 
     table: TableEntry
     plane: Plane
@@ -32,7 +46,7 @@ class DeferredMessages:
     Parameters
     ----------
     server_state : ServerState
-    dispatcher : Post
+    dispatcher : Dispatcher
     """
 
     def __init__(self, server_state: ServerState, dispatcher: Dispatcher) -> None:
@@ -40,13 +54,19 @@ class DeferredMessages:
         self._kept: list[DeferredMessage] = []
 
     def keeps(self, plane: Plane, session: Session, message: Message, handle: Handle) -> bool:
-        """Whether the message waits until its table can be used. Raises Malformed, LIMIT."""
+        """Keep a message if its table is being loaded; return whether it is.
+
+        Raises Malformed, LIMIT.
+        """
         resting = [table for table in self._server_state.tables.values() if table.rests]
         table = self._table_of(session, message) if resting else None
         if table is None or table not in resting:
             return False
         if len(self._kept) >= MOST:
-            text = f"{MOST} messages wait until table {table.name!r} is loaded, which is all that can: ask later"
+            text = (
+                f"{MOST} messages wait until table {table.name!r} is loaded, which is the limit: "
+                "ask later"
+            )
             raise Malformed(text, ErrorCode.LIMIT)
         self._kept.append(DeferredMessage(table, plane, session, message, handle))
         return True
@@ -67,7 +87,7 @@ class DeferredMessages:
         return None
 
     def let_go(self) -> None:
-        """Do what was kept for tables that can be used again."""
+        """Handle the kept messages of tables that can be used again."""
         if not self._kept:
             return
         kept, self._kept = self._kept, []

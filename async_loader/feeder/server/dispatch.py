@@ -1,4 +1,4 @@
-"""Messages of sessions: read, handed to whoever sees to them, answered when they cannot be. Knows no table and no schema."""
+"""Decodes messages, finds their session, calls their handler, and answers errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,19 @@ from async_loader.errors import Malformed
 from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.sessions import Session, Sessions
-from async_loader.feeder.server.sockets import Plane, ServerSockets
-from async_loader.feeder.wire import Error, ErrorCode, Limits, Message, Pong, Type, decode, encode, refuse
+from async_loader.feeder.server.sockets import ServerSockets
+from async_loader.feeder.wire import (
+    Error,
+    ErrorCode,
+    Limits,
+    Message,
+    Plane,
+    Pong,
+    Type,
+    decode,
+    encode,
+    refuse,
+)
 
 log = logging.getLogger("async_loader")
 Handle = Callable[[Session, Message], None]
@@ -23,18 +34,20 @@ class Dispatcher:
 
     Parameters
     ----------
-    ports : Ports
+    ports : ServerSockets
     sessions : Sessions
     limits : Limits
     counters : Counters
     """
 
-    def __init__(self, ports: ServerSockets, sessions: Sessions, limits: Limits, counters: Counters) -> None:
+    def __init__(
+        self, ports: ServerSockets, sessions: Sessions, limits: Limits, counters: Counters
+    ) -> None:
         self.ports, self._sessions, self._limits, self.counters = ports, sessions, limits, counters
         self.on_hello: Hello | None = None
 
     def receive(self, plane: Plane, most: int, most_bytes: int, handle: Handle) -> bool:
-        """Let ``handle`` do what up to so many messages and bytes say; whether there were no more."""
+        """Handle up to ``most`` messages and ``most_bytes``; return whether there were no more."""
         nbytes = count = 0
         for route, frames in self.ports.receive(plane, most):
             count += 1
@@ -45,7 +58,7 @@ class Dispatcher:
         return count < most
 
     def _one(self, plane: Plane, route: PeerConnection, frames: list[Any], handle: Handle) -> None:
-        """Read a message and do what it says; whoever sent what cannot be read is told."""
+        """Decode and handle one message; answer with ERROR if it cannot be decoded."""
         try:
             message = decode(frames, self._limits)
         except Malformed as error:
@@ -55,26 +68,30 @@ class Dispatcher:
         self._attempt(plane, route, message, lambda: self._handle(plane, route, message, handle))
 
     def late(self, plane: Plane, session: Session, message: Message, handle: Handle) -> None:
-        """Do what a message says that came a while ago."""
+        """Handle a message that was kept, if its session still exists."""
         route = session.routes.get(plane)
         if route is not None and self._sessions.get(session.number) is session:
             self._attempt(plane, route, message, lambda: handle(session, message))
 
-    def _attempt(self, plane: Plane, route: PeerConnection, message: Message, attempt: Callable[[], None]) -> None:
-        """Whoever sent what cannot be done is told."""
+    def _attempt(
+        self, plane: Plane, route: PeerConnection, message: Message, attempt: Callable[[], None]
+    ) -> None:
+        """Call ``attempt``; answer with ERROR what it raises."""
         try:
             attempt()
         except Malformed as error:
             if error.code == ErrorCode.UNKNOWN_SESSION:
                 self.ports.refused(route)
             self._answer_error(plane, route, message, error)
-        except Exception as error:  # a fault of ours, which is no reason to leave everyone else alone
+        except Exception as error:  # a fault of this package must not end the others
             self.counters.faults += 1
             log.exception("the feeder could not answer %s", message.type.name)
             text = f"{type(error).__name__}: {error}; the server's log has more"
             self._answer_error(plane, route, message, Malformed(text, ErrorCode.INTERNAL))
 
-    def _handle(self, plane: Plane, route: PeerConnection, message: Message, handle: Handle) -> None:
+    def _handle(
+        self, plane: Plane, route: PeerConnection, message: Message, handle: Handle
+    ) -> None:
         kind = message.type
         if kind is Type.HELLO:
             if plane is not Plane.CONTROL or self.on_hello is None:
@@ -90,7 +107,9 @@ class Dispatcher:
         if kind is not Type.ERROR:
             handle(session, message)
 
-    def _answer_error(self, plane: Plane, route: PeerConnection, message: Message, error: Malformed) -> None:
+    def _answer_error(
+        self, plane: Plane, route: PeerConnection, message: Message, error: Malformed
+    ) -> None:
         error.type, error.session = message.type, message.session
         error.sequence, error.number = message.sequence, message.number
         self._refuse(plane, route, error)
@@ -102,23 +121,33 @@ class Dispatcher:
             self._send(plane, route, answer)
 
     def send(self, session: Session, plane: Plane, message: Message) -> bool:
-        """Whether it is on its way."""
+        """Send over the session's route; return whether it was taken."""
         route = session.routes.get(plane)
         return route is not None and self._send(plane, route, message)
 
     def _send(self, plane: Plane, route: PeerConnection, message: Message) -> bool:
         frames = encode(message)
-        nbytes = sum([len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames])
+        nbytes = sum(
+            [len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames]
+        )
         if not self.ports.send(plane, route, frames, nbytes):
             return False
         self.counters.went_out(plane, nbytes)
         return True
 
-    def tell(self, session: Session, plane: Plane, number: int, sequence: int, body: Any, schema: int = 0) -> bool:
-        """Send what nobody has asked for just now."""
-        return self.send(session, plane, Message(body, session.number, sequence, number, schema, 0, session.version))
+    def tell(
+        self, session: Session, plane: Plane, number: int, sequence: int, body: Any, schema: int = 0
+    ) -> bool:
+        """Send a message that is not an answer."""
+        return self.send(
+            session,
+            plane,
+            Message(body, session.number, sequence, number, schema, 0, session.version),
+        )
 
-    def error(self, session: Session, plane: Plane, number: int, sequence: int, code: ErrorCode, text: str) -> None:
-        """An ERROR that answers nothing."""
+    def error(
+        self, session: Session, plane: Plane, number: int, sequence: int, code: ErrorCode, text: str
+    ) -> None:
+        """Send an ERROR that is not an answer."""
         self.counters.refused(code)
         self.tell(session, plane, number, sequence, Error.of(code, text))

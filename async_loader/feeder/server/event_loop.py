@@ -1,4 +1,4 @@
-"""The loop: waits for sockets, signals and moments, and lets the others do what there is to do. Knows no table and no schema."""
+"""The server's loop: waits for sockets, signals and deadlines, and calls the handlers."""
 
 from __future__ import annotations
 
@@ -23,98 +23,84 @@ from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.folders import Folders
 from async_loader.feeder.server.insert_handler import InsertHandler
 from async_loader.feeder.server.kernel_warmup import KernelWarmup
-from async_loader.feeder.server.memory import keep_freed
-from async_loader.feeder.server.pull_handler import PullHandler
-from async_loader.feeder.server.sessions import Session, Sessions
-from async_loader.feeder.server.shared_memory_acceptor import SharedMemoryAcceptor
-from async_loader.feeder.server.sockets import Bind, Plane, ServerSockets
+from async_loader.feeder.server.pull_handler import PullHandler, SharedMemoryAcceptor
+from async_loader.feeder.server.sessions import Session
+from async_loader.feeder.server.sockets import Bind, ServerSockets
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
-from async_loader.feeder.server.weights import WeightStore
-from async_loader.feeder.wire import NEWEST, End, Limits, Message, Type, Welcome
+from async_loader.feeder.settings import ServiceSettings
+from async_loader.feeder.wire import NEWEST, End, Message, Plane, Type, Welcome
 from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline, EventFd
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.shm.malloc import keep_freed
 
+_DEFAULTS = ServiceSettings()
 _log = logging.getLogger("async_loader.feeder")
 _OF_TABLES = (
-    Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN, Type.ABOUT, Type.CLEAR, Type.SAVE,
-    Type.LOAD,
+    Type.OPEN_WRITER, Type.CLOSE_WRITER, Type.OPEN_READER, Type.CLOSE_READER, Type.DRAIN,
+    Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD,
 )  # fmt: skip
-# Messages of each kind in one round, and their bytes: so long at most does a heartbeat wait.
+# Messages of each plane in one round, and their bytes: a heartbeat waits no longer than that.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
-_LINKS, _MORE_LINKS = 3, 512  # connections of a session; and of those that have none (yet)
+_LINKS, _MORE_LINKS = 3, 512  # connections of a session; connections without one
 
 
 class Server:
-    """Owns tables, and serves them until it is told to stop.
+    """Owns tables, and serves them until `stop`.
 
     Parameters
     ----------
     tables : mapping of str to ReplayBuffer
-        From here on the server's own.
+        The server's from here on; it closes them.
     endpoints : mapping of Plane to str
         Where each socket is bound.
-    limits : Limits
-    window_bytes, window_rows : int
-        What each writer may have on its way.
-    sessions : int
-        At the same time.
-    heartbeat_s, silence_s : float
-        After how long without anything to say a client says that it is there; and is taken for gone.
-    drain_s : float
-        How long, at the end, what was received may wait for its table, and learners for the last batches of a queue.
+    settings : ServiceSettings
     bind : callable, optional
         See `ServerSockets`.
     memory : str, optional
-        Path of a unix socket: learners of this host, and of this user, have their batches written into memory of theirs.
+        Path of a unix socket where learners of this host and user offer memory for their batches.
     checkpoints : Folders, optional
-        That clients may save tables to, and load them from.
+        Where clients may save tables to, and load them from.
     authenticator : CurveAuthenticator, optional
-        Decides which keys may connect; without, there are no keys.
+        Decides which keys may connect; by default there are no keys.
     clock : callable
         Monotonic seconds.
 
     Notes
     -----
-    Thread rule: `run` belongs to one thread; `stop` may be called from any, and by signal handlers. The sockets are bound
-    when the constructor returns; what tables call may still be loaded, see `KernelWarmup`.
+    Thread rule: `run` belongs to one thread; `stop` may be called from any, and by signal handlers.
+    The sockets are bound when the constructor returns; the kernels may still be loading, see
+    `KernelWarmup`.
     """
 
     def __init__(
         self,
         tables: Mapping[str, ReplayBuffer],
         endpoints: Mapping[Plane, str],
+        settings: ServiceSettings = _DEFAULTS,
         *,
-        limits: Limits | None = None,
-        window_bytes: int = 16 << 20,
-        window_rows: int = 1 << 16,
-        sessions: int = 1024,
-        weight_bytes: int = 4 << 30,
-        heartbeat_s: float = 1.0,
-        silence_s: float = 10.0,
-        drain_s: float = 10.0,
         bind: Bind | None = None,
         memory: str | None = None,
         checkpoints: Folders | None = None,
         authenticator: CurveAuthenticator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock, self._drain_s = clock, drain_s
-        self._heartbeat_s, self._silence_s = heartbeat_s, silence_s
+        self._clock, self._settings = clock, settings
         self.incarnation = secrets.token_bytes(16)
-        limits = limits or Limits()
-        self._server_state = server_state = ServerState(
-            {name: TableEntry(name, buffer, limits, window_bytes, window_rows, clock) for name, buffer in tables.items()},
-            Sessions(sessions, silence_s, clock), WeightStore(weight_bytes), limits, window_bytes, window_rows, clock,
-        )  # fmt: skip
+        self._server_state = server_state = ServerState.of(tables, settings, clock)
+        limits, sessions = server_state.limits, settings.limits.sessions
         self.counters = Counters(clock)
         self._memory_acceptor: SharedMemoryAcceptor | None = None
         mechanism = Null if authenticator is None else authenticator.mechanism
-        self._sockets = ServerSockets(endpoints, limits, bind, mechanism, _LINKS * sessions + _MORE_LINKS, clock)
+        self._sockets = ServerSockets(
+            endpoints, limits, bind, mechanism, _LINKS * sessions + _MORE_LINKS, clock
+        )
         self._sockets.needed = server_state.sessions.routes
         try:
-            self._memory_acceptor = None if memory is None else SharedMemoryAcceptor(memory, server_state.sessions)
+            self._memory_acceptor = (
+                None if memory is None else SharedMemoryAcceptor(memory, server_state.sessions)
+            )
         except BaseException:
             self._sockets.close()
             raise
@@ -123,8 +109,12 @@ class Server:
             table.insert_queue.on_forget = server_state.release
         self._dispatcher = Dispatcher(self._sockets, server_state.sessions, limits, self.counters)
         self._jobs = BackgroundJobs(self._ring)
-        self._calls = CallHandler(server_state, self._dispatcher, self._jobs, checkpoints or Folders(None))
-        self._control_handler = ControlHandler(server_state, self._calls, self._welcome, self.status, heartbeat_s)
+        self._calls = CallHandler(
+            server_state, self._dispatcher, self._jobs, checkpoints or Folders(None)
+        )
+        self._control_handler = ControlHandler(
+            server_state, self._calls, self._welcome, self.status, settings.heartbeat_s
+        )
         self._dispatcher.on_hello = self._control_handler.hello
         self._insert_handler, self._pull_handler = (
             InsertHandler(server_state, self._dispatcher, clock),
@@ -133,9 +123,9 @@ class Server:
         self._resting = DeferredMessages(server_state, self._dispatcher)
         self._bell = EventFd()
         self._sockets.watch(self._bell.fileno())
-        self._callers: set[int] = set()  # who is about to offer memory
+        self._callers: set[int] = set()  # connections of learners that offer memory
         self._stops = 0
-        self._more = False  # whether a round left something undone that waits for nobody
+        self._more = False  # the next round need not wait
         self._ending: Deadline | None = None
         self._closed = False
         self._kernel_warmup: KernelWarmup | None = None
@@ -151,7 +141,7 @@ class Server:
         return self._sockets.endpoints
 
     def stop(self) -> None:
-        """End as SIGTERM does: drain, and return from `run`. The second time: do not drain."""
+        """End as SIGTERM does: drain, and return from `run`. A second call ends at once."""
         self._stops += 1
         self._ring()
 
@@ -171,7 +161,7 @@ class Server:
         finally:
             self.close()
 
-    # -- the loop --------------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------
 
     def _wait(self) -> None:
         left = self._left_s()
@@ -193,7 +183,7 @@ class Server:
             self._callers = callers
 
     def _left_s(self) -> float | None:
-        """Seconds until something has to be done, whatever comes."""
+        """Return the seconds until something is due, whether messages come or not."""
         if self._more:
             return 0.0
         now = self._clock()
@@ -203,7 +193,7 @@ class Server:
             self._control_handler.left_s(),
             self._insert_handler.left_s(),
             ending,
-            self._calls.left_s(now),
+            self._calls.samples.left_s(now),
         ]
         moments += [
             table.scheduler.left_s(now)
@@ -223,7 +213,7 @@ class Server:
             self._serve_tables()
         for session, answer in self._control_handler.late_answers():
             self._dispatcher.send(session, Plane.CONTROL, answer)
-        if heard_all:  # after a stop of ours, what everybody said in the meantime comes first
+        if heard_all:  # after a pause of this process, all waiting messages come first
             self._let_go()
 
     def _serve_tables(self) -> None:
@@ -234,8 +224,12 @@ class Server:
             if table.table.closed:
                 self._end_table(table)
             elif table.rests:
-                self._calls.serve(table)
-            elif table.scheduler.has_credit or table.insert_queue.blocked or self._calls.wanted(table):
+                self._calls.samples.serve(table)
+            elif (
+                table.scheduler.has_credit
+                or table.insert_queue.blocked
+                or self._calls.samples.wanted(table)
+            ):
                 self._more |= self._pull_handler.flow(table)
             if table.rates.due:
                 table.rates.note(*table.table.counts)
@@ -243,7 +237,7 @@ class Server:
         self._pull_handler.complain()
 
     def _begin(self, kernel_warmup: KernelWarmup) -> bool:
-        """Whether tables can be used: if so, what has waited for them is done. See NOTE [before the kernels]."""
+        """Return whether tables can be used; then handle the messages that waited for it."""
         if not kernel_warmup.over:
             return False
         self._kernel_warmup = None
@@ -260,7 +254,9 @@ class Server:
             self._kernel_warmup.keep(session, message)
 
     def _pulled(self, session: Session, message: Message) -> None:
-        if not (self._jobs.busy and self._resting.keeps(Plane.PULL, session, message, self._pulled)):
+        if not (
+            self._jobs.busy and self._resting.keeps(Plane.PULL, session, message, self._pulled)
+        ):
             self._pull_handler.handle(session, message)
 
     def _answer(self, session: Session, message: Message) -> None:
@@ -277,27 +273,30 @@ class Server:
             self._control_handler.leave(session)
 
     def _end_table(self, table: TableEntry) -> None:
-        """It was closed by whoever has it, and nobody shall wait for it."""
+        """The table was closed by its owner: fail all pending requests for it."""
         if not table.ended:
             table.ended = True
             reason = f"table {table.name!r} was closed"
             self._insert_handler.end(table, reason)
-            self._calls.end(table, reason)
+            self._calls.samples.end(table, reason)
             self._pull_handler.end(table, reason)
             for session, answer in self._control_handler.end_table(table, reason):
                 self._dispatcher.send(session, Plane.CONTROL, answer)
 
-    # -- the end ---------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _over(self) -> bool:
-        """Whether there is nothing left to wait for. A DRAIN begins the end too."""
+        """Return whether the server is done. Begin to drain after `stop` or a DRAIN."""
         if self._ending is None:
             if not self._stops and not self._control_handler.drain_asked:
                 return False
             self._server_state.begin_to_drain()
-            self._ending = Deadline(self._drain_s, self._clock)
-            self._more = True  # what is short of a batch may go out now
-            _log.info("draining, for at most %g s: a second Ctrl-C (or SIGTERM) ends it at once", self._drain_s)
+            self._ending = Deadline(self._settings.drain_s, self._clock)
+            self._more = True  # rows that are short of a batch go out now
+            _log.info(
+                "draining, for at most %g s: a second Ctrl-C (or SIGTERM) ends it at once",
+                self._settings.drain_s,
+            )
             return False
         if self._stops > 1 or self._ending.expired:
             return True
@@ -305,18 +304,19 @@ class Server:
             not self._more
             and not self._jobs.busy
             and not any(
-                table.insert_queue.blocked or not table.scheduler.finished for table in self._server_state.tables.values()
+                table.insert_queue.blocked or not table.scheduler.finished
+                for table in self._server_state.tables.values()
             )
         )
 
     def close(self) -> None:
-        """Last words, and everything is given back. `run` calls it; again does nothing."""
+        """Send the last messages and free everything. `run` calls it; may be called again."""
         if self._closed:
             return
         self._closed = True
         if self._kernel_warmup is not None:
-            self._kernel_warmup.close(self._drain_s)
-        self._jobs.close(self._drain_s)
+            self._kernel_warmup.close(self._settings.drain_s)
+        self._jobs.close(self._settings.drain_s)
         try:
             self._send_ends("the server was shut down")
         finally:
@@ -335,41 +335,58 @@ class Server:
         for table in self._server_state.tables.values():
             if not table.ended:
                 self._pull_handler.end(table, reason)
-        for session, answer in [*self._control_handler.late_answers(), *self._control_handler.last_answers(reason)]:
+        for session, answer in [
+            *self._control_handler.late_answers(),
+            *self._control_handler.last_answers(reason),
+        ]:
             self._dispatcher.send(session, Plane.CONTROL, answer)
         for session in self._server_state.sessions:
             self._dispatcher.tell(session, Plane.CONTROL, 0, 0, End(reason=reason, count=0))
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT stop, where this is the main thread: then the process is the server's own."""
+        """Let SIGTERM and SIGINT stop the server, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         keep_freed()
-        before = {number: signal.signal(number, lambda *_: self.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {
+            number: signal.signal(number, lambda *_: self.stop())
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    # -- what it is ------------------------------------------------------------------------------------------------------
+    # -- what it is --------------------------------------------------------------------------------
 
     def _welcome(self, version: int) -> Welcome:
         endpoints = self._sockets.endpoints
+        state, settings = self._server_state, self._settings
         return Welcome(
-            version=version, incarnation=self.incarnation, heartbeat_s=self._heartbeat_s, silence_s=self._silence_s,
-            insert_endpoint=endpoints[Plane.INSERT], pull_endpoint=endpoints[Plane.PULL],
-            memory_endpoint=self._server_state.memory, limits=self._server_state.limits, tables=tuple(self._server_state.tables),
-        )  # fmt: skip
+            version=version,
+            incarnation=self.incarnation,
+            heartbeat_s=settings.heartbeat_s,
+            silence_s=settings.silence_s,
+            insert_endpoint=endpoints[Plane.INSERT],
+            pull_endpoint=endpoints[Plane.PULL],
+            memory_endpoint=state.memory,
+            limits=state.limits,
+            tables=tuple(state.tables),
+        )
 
     def status(self) -> dict[str, Any]:
-        """What STATUS answers."""
+        """Return the answer to STATUS."""
         who: dict[str, Any] = {
             "incarnation": self.incarnation.hex(),
             "pid": os.getpid(),
             "address": self._sockets.endpoints[Plane.CONTROL],
             "connections": self._sockets.connections(),
         }
-        return {**who, "version": NEWEST, **status_of(self._server_state, self.counters, self._control_handler.waiting())}
+        return {
+            **who,
+            "version": NEWEST,
+            **status_of(self._server_state, self.counters, self._control_handler.waiting()),
+        }

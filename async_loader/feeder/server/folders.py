@@ -1,6 +1,7 @@
-"""Where tables are saved to: a folder that the configuration names, and nothing outside of it. Writes nothing.
+"""Where tables are saved: within the folder that the configuration names.
 
-A client names a folder relative to that of its table, which is ``FOLDER/TABLE``: two tables never share one.
+A client names a folder relative to that of its table, which is ``FOLDER/TABLE``: two tables never
+share one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from urllib.parse import quote
 
 from async_loader.errors import ConfigError, Unsupported
 
-REMEDY = "start the server with checkpoint: {path: FOLDER} in its configuration, or with --checkpoint FOLDER"
+REMEDY = (
+    "start the server with checkpoint: {path: FOLDER} in its configuration, or with --checkpoint "
+    "FOLDER"
+)
 
 
 class Folders:
@@ -20,9 +24,9 @@ class Folders:
     Parameters
     ----------
     root : str or path, optional
-        Without one, nothing is saved or loaded.
+        Without it, tables are neither saved nor loaded.
     private : bool
-        The server is one script's own: its clients, all of its user, name any folder, as for a table of their process.
+        The server is one script's own: its clients may name any folder.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None, private: bool = False) -> None:
@@ -30,34 +34,48 @@ class Folders:
         self._private = private
 
     def of(self, table: str, path: str) -> Path:
-        """The folder that a client means.
+        """Return the folder that a client names.
 
         Raises
         ------
         Unsupported
-            There is none for checkpoints.
+            There is no folder for checkpoints.
         ConfigError
-            It would be outside of that of the table, also through a link.
+            The path leaves the table's folder, also through a link.
         """
         if self._private:
             return Path(path).absolute()
         if self._root is None:
-            raise Unsupported(f"this feeder keeps no checkpoints, so table {table!r} is neither saved nor loaded: {REMEDY}")
+            raise Unsupported(
+                f"this feeder keeps no checkpoints, so table {table!r} is neither saved nor "
+                f"loaded: {REMEDY}"
+            )
         parts = PurePosixPath(path).parts
         if path.startswith("/") or ".." in parts or "\0" in path or "\\" in path:
-            raise ConfigError(f"path={path[:300]!r} leaves the folder of table {table!r}: name one in it, as in 'before-tuning'")
+            raise ConfigError(
+                f"path={path[:300]!r} leaves the folder of table {table!r}: name one in it, as in "
+                "'before-tuning'"
+            )
         home = self._root / _as_file(table)
         found = home.joinpath(*parts)
         inside = Path(os.path.realpath(found))
-        if not inside.is_relative_to(os.path.realpath(self._root)) or not inside.is_relative_to(os.path.realpath(home)):
-            raise ConfigError(f"path={path[:300]!r} leaves the folder of table {table!r} through a link: name one in it")
+        if not inside.is_relative_to(os.path.realpath(self._root)) or not inside.is_relative_to(
+            os.path.realpath(home)
+        ):
+            raise ConfigError(
+                f"path={path[:300]!r} leaves the folder of table {table!r} through a link: name "
+                "one in it"
+            )
         if Path(os.path.realpath(home)) != Path(os.path.realpath(self._root)) / _as_file(table):
-            raise ConfigError(f"the folder of table {table!r} is a link out of the folder for checkpoints: remove the link")
+            raise ConfigError(
+                f"the folder of table {table!r} is a link out of the folder for checkpoints: "
+                "remove the link"
+            )
         return found
 
 
 def _as_file(name: str) -> str:
-    """A table's name as that of a file: one part of a path, different for different names, and short enough."""
+    """Return a table's name as a file name: unique, and short enough."""
     quoted = quote(name, safe=" ()[]{}@+,=")
     quoted = quoted.replace(".", "%2E") if quoted.startswith(".") else quoted
     if len(quoted) <= 200:

@@ -1,10 +1,11 @@
-"""Inserts: which are new, in which order they go into a table, and what their writers are told. Has no socket and no clock.
+"""Inserts of one table: which are new, and in which order they go into the table.
 
-NOTE [exactly once]. Inserts of a producer are numbered; `received` is the number of the next that is new. What has a lower one
-was received before, is acknowledged and dropped; what has a higher one came after a loss, and is asked for again from `received`
-on.
-What was received waits in the producer's queue until the table lets it in, and is acknowledged then. The queue belongs to the
-producer, not to a session: when its client connects again, what it had sent is still there, and is not taken twice.
+# NOTE [exactly once]
+Inserts of a producer are numbered; `received` is the number of the next new one. An insert with a
+lower number was received before: it is acknowledged and dropped. One with a higher number came
+after a loss: a GAP asks for all from `received` on. A received insert waits in the producer's queue
+until the table takes it, and is acknowledged then. The queue belongs to the producer, not to a
+session: after a reconnect it is still there, and no insert is taken twice.
 """
 
 from __future__ import annotations
@@ -15,20 +16,17 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.policy_lag import PolicyVersions
+from async_loader.feeder.server.producer_streams import ProducerStreams
 from async_loader.feeder.wire import ErrorCode, Insert, RowLayout, check_id, read_insert
 from async_loader.replay.table.nonblocking_table import Incoming, ServedTable
 from async_loader.schema import Schema
 
-_STREAMS = 1 << 16  # of one producer
 GONE, CLOSED = 4096, 256
-"""Producers that are remembered though nothing writes for them: those that went without a word, for they may come back; and
-those that closed in good order, since the answer to that may be lost. Of more than these the earliest are forgotten."""
-_NOBODY = -1
-_NO_STREAMS: npt.NDArray[np.int64] = np.empty(0, np.int64)
+"""Producers without a writer that are remembered: those that vanished may come back, and the answer
+to those that closed may be lost. Of more, the oldest are forgotten."""
 
 
 class Receipt(Enum):
@@ -36,16 +34,19 @@ class Receipt(Enum):
 
     NEW = "new"
     AGAIN = "again"
-    """It had come before."""
+    """A duplicate."""
     GAP = "gap"
-    """Others are missing before it, which its writer is to be told."""
+    """Earlier ones are missing, and the writer has to be told."""
     AFTER_GAP = "after gap"
-    """As GAP, and its writer was told before it can have sent this one."""
+    """As GAP, but the writer was told before it sent this one."""
 
 
 @dataclass(slots=True, eq=False)
 class Queued:
-    """An insert that was received, since when (on the server's clock), and how far it is in the table."""
+    """A received insert: since when, on the server's clock.
+
+    ``done`` of its rows are in the table.
+    """
 
     steps: Incoming
     nbytes: int
@@ -55,46 +56,47 @@ class Queued:
 
 @dataclass(slots=True, eq=False)
 class Producer:
-    """One that numbers its inserts, over all its sessions.
+    """The producer of numbered inserts, over all its sessions.
 
     Attributes
     ----------
     received, applied : int
         Inserts with lower numbers were received; are in the table.
+    streams : ProducerStreams
     writers : list of WriterState
-        Who writes for it now.
+        Its open writers.
     versions : dict of str to int
-        The newest weights that its steps were made with; see `PolicyVersions`.
+        Newest weights that its steps were made with; see `PolicyVersions`.
     """
 
     key: bytes
     epoch: int
+    streams: ProducerStreams
     received: int = 0
     applied: int = 0
     queue: deque[Queued] = field(default_factory=deque)
     queued_bytes: int = 0
     queued_rows: int = 0
     writers: list[WriterState] = field(default_factory=list)
-    streams: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_STREAMS)
     versions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class WriterState:
-    """A producer in a session.
+    """A writer: a producer in a session.
 
     Attributes
     ----------
     fenced_by : int | None
-        The epoch of whoever took the producer over.
+        The higher epoch that has taken the producer over.
     told : int
-        What its last ACK said was applied.
+        Inserts applied, as its last ACK said.
     untold_bytes, untold_rows : int
-        Of the INSERTs that came since.
+        Of the INSERTs since then.
     heard : float
-        When its last INSERT came, on the server's clock.
+        When its last INSERT was received, on the server's clock.
     gap : tuple of (int, int)
-        The newest gap: what was missing, and the highest number that came without it.
+        The newest gap: the missing number, and the highest number received beyond it.
     """
 
     session: int = field(repr=False)
@@ -113,9 +115,12 @@ class WriterState:
         return self.producer.epoch if self.producer.epoch != self.epoch else None
 
     def check(self) -> None:
-        """Raises Malformed, FENCED."""
+        """Raise Malformed, FENCED, if a later epoch of the producer writes."""
         if self.fenced_by is not None:
-            text = f"epoch {self.epoch} of this producer is fenced off by epoch {self.fenced_by}: stop this writer"
+            text = (
+                f"epoch {self.epoch} of this producer is fenced off by epoch {self.fenced_by}: "
+                "stop this writer"
+            )
             raise Malformed(text, ErrorCode.FENCED, self.fenced_by)
 
 
@@ -127,16 +132,16 @@ class InsertQueue:
     name : str
     table : ServedTable
     window_bytes, window_rows : int
-        What a producer may have waiting; an insert that is larger may be alone.
+        What a producer may have waiting; one insert may be larger.
 
     Attributes
     ----------
     on_forget : callable
-        Told of each producer that is not remembered any more.
+        Called with the key of each forgotten producer.
     rests : bool
-        The table is being loaded: nothing goes in.
+        The table is being loaded: no row goes in.
     moved : dict of Producer to None
-        Those with inserts that came into the table and were not acknowledged yet; whoever does that clears it.
+        Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
     """
 
     def __init__(self, name: str, table: ServedTable, window_bytes: int, window_rows: int) -> None:
@@ -155,23 +160,25 @@ class InsertQueue:
 
     @property
     def layout(self) -> RowLayout:
-        """How rows travel. The table has a schema."""
+        """Layout of rows in messages. The table has a schema."""
         if self._layout is None:
             assert self.table.schema is not None
             self._layout = RowLayout.of(self.table.schema)
         return self._layout
 
-    # -- who writes ------------------------------------------------------------------------------------------------------
+    # -- writers -----------------------------------------------------------------------------------
 
-    def open(self, session: int, number: int, key: bytes, epoch: int, schema: Schema | None) -> tuple[WriterState, bool]:
-        """A writer, and whether its producer is known from before.
+    def open(
+        self, session: int, number: int, key: bytes, epoch: int, schema: Schema | None
+    ) -> tuple[WriterState, bool]:
+        """Open a writer; return it, and whether its producer was known before.
 
         Raises
         ------
         Malformed
             SCHEMA, FENCED.
         AsyncLoaderError
-            If there can be no table of this schema.
+            If no table can have this schema.
         """
         if self.table.closed:
             raise Unsupported(f"table {self.name!r} was closed: nothing is added to it any more")
@@ -179,9 +186,12 @@ class InsertQueue:
         known = self._producers.get(key)
         resumed = known is not None and known.epoch == epoch
         if known is None:
-            known = self._producers[key] = Producer(key, epoch)
+            known = self._producers[key] = Producer(key, epoch, ProducerStreams(key, self.table))
         elif epoch < known.epoch:
-            text = f"epoch {epoch} of this producer is fenced off by epoch {known.epoch}: a later one of it writes now"
+            text = (
+                f"epoch {epoch} of this producer is fenced off by epoch {known.epoch}: a later one "
+                "of it writes now"
+            )
             raise Malformed(text, ErrorCode.FENCED, known.epoch)
         elif epoch > known.epoch:
             self._begin(known, epoch)
@@ -192,9 +202,9 @@ class InsertQueue:
         return writer, resumed
 
     def leave(self, writer: WriterState, closed: bool = False) -> None:
-        """It writes no more; its producer is remembered for a while, see `GONE`. Again does nothing.
+        """Close a writer; its producer is remembered for a while, see `GONE`. May be called again.
 
-        ``closed``: in good order, with everything in the table.
+        ``closed``: by CLOSE_WRITER, with all inserts in the table.
         """
         producer = writer.producer
         if writer in producer.writers:
@@ -206,18 +216,16 @@ class InsertQueue:
                 self._forget_some(self._gone, GONE)
 
     def _release(self, producer: Producer) -> None:
-        """Let the table forget its streams whose episodes have ended, if it does not write. It may go on with the others."""
-        if producer.writers or producer.queue or not len(producer.streams):
-            return
-        left = producer.streams.copy()
-        left[[one for one in np.flatnonzero(left != _NOBODY) if not self.table.is_open(int(left[one]))]] = _NOBODY
-        self.table.release(producer.streams[producer.streams != left].tolist())
-        producer.streams = left if (left != _NOBODY).any() else _NO_STREAMS
+        """Release ended streams of a producer that does not write. It may continue the others."""
+        if not producer.writers and not producer.queue:
+            producer.streams.release_ended()
 
     def _agree(self, schema: Schema | None) -> None:
         if self.table.schema is None:
             if schema is None:
-                raise Malformed(f"table {self.name!r} has no schema yet: send one", ErrorCode.SCHEMA)
+                raise Malformed(
+                    f"table {self.name!r} has no schema yet: send one", ErrorCode.SCHEMA
+                )
             RowLayout.of(schema).rows_within()
             self.table.start(schema)
         elif schema is not None and RowLayout.of(schema).schema_id != self.layout.schema_id:
@@ -225,10 +233,13 @@ class InsertQueue:
             raise Malformed(text[:500], ErrorCode.SCHEMA, self.layout.schema_id)
 
     def _begin(self, producer: Producer, epoch: int) -> None:
-        """Its earlier process is gone for good: what that sent is let in as far as possible, its open episodes are cut off."""
+        """Begin a new epoch.
+
+        Insert the old one's rows as far as possible, and end its open episodes.
+        """
         self._advance(producer)
         self._drop_queue(producer)
-        self.table.end([int(one) for one in producer.streams if one != _NOBODY])
+        producer.streams.end()
         producer.epoch, producer.received, producer.applied = epoch, 0, 0
         producer.writers.clear()
         self._release(producer)
@@ -241,31 +252,32 @@ class InsertQueue:
         producer.queued_bytes = producer.queued_rows = 0
 
     def _forget_some(self, idle: OrderedDict[bytes, Producer], most: int) -> None:
-        """Actors come and go for weeks: of those that are gone only the last ones are remembered."""
+        """Forget the oldest idle producer: actors come and go for weeks."""
         if len(idle) <= most:
             return
         forgotten = next((one for one in idle.values() if not one.queue), None)
         if forgotten is not None:
             del idle[forgotten.key], self._producers[forgotten.key]
             self.moved.pop(forgotten, None)
-            streams = [int(one) for one in forgotten.streams if one != _NOBODY]
-            self.table.end(streams)
-            self.table.release(streams)
+            forgotten.streams.release()
             self.on_forget(forgotten.key)
 
     def knows(self, key: bytes) -> bool:
-        """Whether a producer is remembered."""
+        """Return whether a producer is remembered."""
         return key in self._producers
 
-    # -- what they write -------------------------------------------------------------------------------------------------
+    # -- inserts -----------------------------------------------------------------------------------
 
-    def receive(self, writer: WriterState, sequence: int, body: Insert, schema: int, seen: bool = False) -> Receipt:
-        """Take an insert. ``seen``: an earlier server may have handed its rows out.
+    def receive(
+        self, writer: WriterState, sequence: int, body: Insert, schema: int, seen: bool = False
+    ) -> Receipt:
+        """Take an insert. ``seen``: an earlier server may have delivered its rows.
 
         Raises
         ------
         Malformed
-            FENCED, SCHEMA, LIMIT, and for rows that are not what the schema says. Nothing was received then.
+            FENCED, SCHEMA, LIMIT, and for rows that do not fit the schema. Nothing was received
+            then.
         """
         writer.check()
         producer = writer.producer
@@ -275,12 +287,20 @@ class InsertQueue:
         if sequence > producer.received:
             self.gaps += 1
             (missing, highest), writer.gap = writer.gap, (producer.received, sequence)
-            return Receipt.AFTER_GAP if missing == producer.received and sequence > highest else Receipt.GAP
+            return (
+                Receipt.AFTER_GAP
+                if missing == producer.received and sequence > highest
+                else Receipt.GAP
+            )
         nbytes = body.nbytes
         if producer.queue and (
-            producer.queued_bytes + nbytes > 2 * self._window_bytes or producer.queued_rows + body.rows > 2 * self._window_rows
+            producer.queued_bytes + nbytes > 2 * self._window_bytes
+            or producer.queued_rows + body.rows > 2 * self._window_rows
         ):
-            text = f"{producer.queued_rows} rows ({producer.queued_bytes} bytes) of this writer wait to be inserted"
+            text = (
+                f"{producer.queued_rows} rows ({producer.queued_bytes} bytes) of this writer wait "
+                "to be inserted"
+            )
             raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
         steps = self._read(producer, body, schema, seen)
         if self._made_by is None:
@@ -296,43 +316,32 @@ class InsertQueue:
         return Receipt.NEW
 
     def _read(self, producer: Producer, body: Insert, schema: int, seen: bool) -> Incoming:
-        """Its steps, if they are as they should be."""
+        """Return the steps of an insert, checked."""
         if self.table.closed:
-            raise Malformed(f"table {self.name!r} was closed: nothing is added to it any more", ErrorCode.UNSUPPORTED)
+            raise Malformed(
+                f"table {self.name!r} was closed: nothing is added to it any more",
+                ErrorCode.UNSUPPORTED,
+            )
         check_id(schema, self.layout.schema_id)
         rows = read_insert(body, self.layout)
         flags, priorities = rows.flags.astype(np.int64), np.ascontiguousarray(rows.priorities)
         try:
-            self.table.check(Incoming(rows.streams.astype(np.int64), flags, priorities, rows.columns))
+            self.table.check(
+                Incoming(rows.streams.astype(np.int64), flags, priorities, rows.columns)
+            )
         except (SchemaError, ConfigError) as error:
             raise Malformed(str(error)) from None
-        return Incoming(self._streams(producer, rows.streams), flags, priorities, rows.columns, seen)
-
-    def _streams(self, producer: Producer, said: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """The table's streams for those that a producer numbers by itself."""
-        most = int(said.max())
-        if most >= len(producer.streams):
-            if most >= _STREAMS:
-                raise Malformed(f"a row is of stream {most}, a producer has at most {_STREAMS}: number streams from 0")
-            more = np.full(max(most + 1, 2 * len(producer.streams)), _NOBODY, np.int64)
-            more[: len(producer.streams)] = producer.streams
-            producer.streams = more
-        numbers = producer.streams[said]
-        if (numbers < 0).any():
-            for one in np.unique(said[numbers < 0]).tolist():
-                producer.streams[one] = self.table.stream((producer.key.hex(), one))
-            numbers = producer.streams[said]
-        return numbers
+        return Incoming(producer.streams.of(rows.streams), flags, priorities, rows.columns, seen)
 
     def _advance(self, producer: Producer) -> bool:
-        """Let in what the table takes now; whether that is everything."""
+        """Insert what the table takes now; return whether the queue is empty."""
         while producer.queue:
             if not self._advance_one(producer):
                 return False
         return True
 
     def _advance_one(self, producer: Producer) -> bool:
-        """Let its next insert in; whether all of it is."""
+        """Insert the next message; return whether all of its rows are in."""
         first = producer.queue[0]
         before = first.done
         first.done = self.table.insert(first.steps, before)
@@ -349,7 +358,7 @@ class InsertQueue:
         return True
 
     def advance(self) -> bool:
-        """Let in what waits, an insert of each producer in turn; whether anything came in."""
+        """Insert waiting messages, one of each producer in turn; return whether a row went in."""
         before = self.rows
         while self._blocked and self._advance_one(self._blocked[0]):
             producer = self._blocked.popleft()
@@ -358,20 +367,15 @@ class InsertQueue:
         return self.rows > before
 
     def begin_anew(self) -> None:
-        """The table was loaded: its streams have other numbers, and are found by their names."""
+        """Renumber all streams after a load: they are found by their names."""
         for producer in self._producers.values():
-            before = {number: said for said, number in enumerate(producer.streams.tolist()) if number != _NOBODY}
-            producer.streams = _NO_STREAMS
+            before = producer.streams.renumber()
             for one in producer.queue:
-                one.steps = self._again(producer, one.steps, before)
-
-    def _again(self, producer: Producer, steps: Incoming, before: dict[int, int]) -> Incoming:
-        """Steps that wait, under the numbers that their streams have now."""
-        said = np.array([before[one] for one in steps.streams.tolist()], np.uint32)
-        return replace(steps, streams=self._streams(producer, said))
+                said = np.array([before[old] for old in one.steps.streams.tolist()], np.uint32)
+                one.steps = replace(one.steps, streams=producer.streams.of(said))
 
     def give_up(self) -> list[WriterState]:
-        """The table was closed: what waits is dropped. Who wrote to it."""
+        """Drop waiting inserts of a closed table; return its writers."""
         for producer in list(self._blocked):
             self._drop_queue(producer)
         return [writer for one in self._producers.values() for writer in one.writers]
@@ -382,10 +386,14 @@ class InsertQueue:
         return bool(self._blocked)
 
     def waiting(self) -> list[tuple[str, float]]:
-        """Who waits and for what, and since when on the server's clock."""
+        """Return which producers wait, why, and since when on the server's clock."""
         reason = self.table.why_not_insert() if self._blocked else None
         if not reason:
             return []
         count, first = len(self._blocked), self._blocked[0].key.hex()[:8]
-        who = f"producer {first}" if count == 1 else f"{count} producers (producer {first} and others)"
+        who = (
+            f"producer {first}"
+            if count == 1
+            else f"{count} producers (producer {first} and others)"
+        )
         return [(f"{who} to insert: {reason}", min(one.queue[0].since for one in self._blocked))]

@@ -1,8 +1,9 @@
-"""Kernels are loaded on a thread of their own, while the loop answers whoever is there already. Serves nothing.
+"""Loads the kernels on a thread, while the loop answers what needs no table.
 
-NOTE [before the kernels]. A client's first questions, who is there and whether it lives, need no table. So a server is bound and
-says WELCOME and PONG at once, and takes and gives weights. What is for tables waits: control messages here, in order, rows and
-pulls in their sockets.
+# NOTE [before the kernels]
+A client's first messages, HELLO and PING, need no table. So a server is bound and answers them at
+once, and takes and gives weights. Messages for tables wait: control messages here, in order,
+INSERTs and PULLs in their sockets.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _MOST = 1 << 12
 
 
 class KernelWarmup:
-    """Loads what tables call, unless this process has it already. Compiles it here and now if it is not on the disk either.
+    """Loads the kernels, unless this process has them. Compiles them at once if the disk has none.
 
     Parameters
     ----------
     done : callable
-        Called on the thread, when it is over.
+        Called on the thread at its end.
     """
 
     def __init__(self, done: Callable[[], None]) -> None:
@@ -38,31 +39,35 @@ class KernelWarmup:
         if not is_warm() and not is_kept():
             warm()
         elif not is_warm():
-            self._thread = threading.Thread(target=self._run, name="async-loader-kernel-warmup", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="async-loader-kernel-warmup", daemon=True
+            )
             self._thread.start()
 
     @property
     def over(self) -> bool:
-        """Whether tables can be used. Raises what kept the kernels from being loaded."""
+        """Whether tables can be used. Raises what loading the kernels raised."""
         if self._error is not None:
             raise self._error
         return self._over or self._thread is None
 
     def keep(self, session: Session, message: Message) -> None:
-        """For later. Raises Malformed, LIMIT."""
+        """Keep a message for later. Raises Malformed, LIMIT."""
         if len(self._early) >= _MOST:
             raise Malformed(
-                f"{_MOST} requests wait until this server has started, which is all that can: ask later", ErrorCode.LIMIT
+                f"{_MOST} requests wait until this server has started, which is the limit: ask "
+                "later",
+                ErrorCode.LIMIT,
             )
         self._early.append((session, message))
 
     def kept(self) -> list[tuple[Session, Message]]:
-        """What was kept, once."""
+        """Return the kept messages, once."""
         kept, self._early = self._early, []
         return kept
 
     def close(self, timeout_s: float) -> None:
-        """It cannot be interrupted: wait for it for so long."""
+        """Wait for the thread, which cannot be interrupted."""
         if self._thread is not None:
             join(self._thread, timeout_s)
 

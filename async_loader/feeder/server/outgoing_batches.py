@@ -1,4 +1,4 @@
-"""Batches on their way out, and rows that come back: cut and joined again for whoever wants them next. Draws nothing."""
+"""Batches on their way out, and returned rows, which are cut and joined for the next reader."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class OutgoingBatch:
     Attributes
     ----------
     columns : sequence of arrays [rows, *shape] | None
-        One per field; of a table that leases its batches the last says which rows a learner may have had before. ``None``
-        where the rows lie in a spot only, and are not wanted again.
+        One per field; of a table that leases its batches the last one is ``redelivered``. ``None``
+        if the rows are in ``batch_slot`` only, because they cannot come back.
     again : bool
         Whether a learner may have had any of its rows before.
     batch_slot : BatchSlot | None
-        Where its rows lie to be sent: in shared memory, or in the reader's tray.
+        Where its rows are sent from: shared memory, or the reader's send buffer.
     """
 
     rows: int
@@ -37,34 +37,39 @@ class OutgoingBatch:
 
     @classmethod
     def of(cls, columns: Sequence[Column]) -> OutgoingBatch:
-        """Rows of a table that leases its batches."""
+        """Return a batch of a table that leases its batches."""
         return cls(len(columns[-1]), columns, bool(columns[-1].any()))
 
     @classmethod
     def joined(cls, parts: Sequence[OutgoingBatch]) -> OutgoingBatch:
-        """One of several, of the same schema."""
+        """Join batches of the same schema."""
         if len(parts) == 1:
             return parts[0]
-        return cls.of([np.concatenate(pieces) for pieces in zip(*(one._own for one in parts), strict=True)])
+        return cls.of(
+            [np.concatenate(pieces) for pieces in zip(*(one._own for one in parts), strict=True)]
+        )
 
     def cut(self, rows: int) -> tuple[OutgoingBatch, OutgoingBatch]:
-        """The first ``rows``, and the others."""
-        first, rest = ([column[part].copy() for column in self._own] for part in (slice(rows), slice(rows, None)))
+        """Return the first ``rows`` rows, and the others."""
+        first, rest = (
+            [column[part].copy() for column in self._own]
+            for part in (slice(rows), slice(rows, None))
+        )
         return OutgoingBatch.of(first), OutgoingBatch.of(rest)
 
     def lie(self, batch_slot: BatchSlot) -> None:
-        """Copy the rows there."""
+        """Copy the rows into a slot."""
         for array, column in zip(batch_slot.arrays, self._own, strict=True):
             array[: self.rows] = column
         self.batch_slot = batch_slot
 
     def mark_redelivered(self) -> None:
-        """All rows are rows that a learner may have had before."""
+        """Mark all rows: a learner may have had them before."""
         self.again = True
         self.columns = [*self._own[:-1], np.ones(self.rows, np.bool_)]
 
     def stay(self) -> None:
-        """Its spot is needed for others."""
+        """Copy the rows out of the slot, which is about to be reused."""
         if self.columns is None:
             assert self.batch_slot is not None
             self.columns = [array[: self.rows].copy() for array in self.batch_slot.arrays]
@@ -77,29 +82,33 @@ class OutgoingBatch:
 
 
 class RequeuedRows:
-    """Rows that were sent, and not used: by the schema that they are of, in the order in which they came back."""
+    """Rows that were sent and not used, by schema, in the order of their return."""
 
     def __init__(self) -> None:
         self._outgoing_batches: dict[int, deque[OutgoingBatch]] = {}
 
     def __len__(self) -> int:
-        """Rows."""
-        return sum(one.rows for outgoing_batches in self._outgoing_batches.values() for one in outgoing_batches)
+        """Return the number of rows."""
+        return sum(
+            one.rows
+            for outgoing_batches in self._outgoing_batches.values()
+            for one in outgoing_batches
+        )
 
     def put(self, schema: int, outgoing_batch: OutgoingBatch, seen: bool = True) -> None:
-        """It was on its way, and perhaps was ``seen`` by a learner: then each of its rows says so from here on."""
+        """Append a returned batch. ``seen``: a learner may have had its rows; they are marked."""
         outgoing_batch.batch_slot = None
         if seen:
             outgoing_batch.mark_redelivered()
         self._outgoing_batches.setdefault(schema, deque()).append(outgoing_batch)
 
     def put_back(self, schema: int, outgoing_batch: OutgoingBatch) -> None:
-        """It was not on its way."""
+        """Put a batch back in front: it was not sent."""
         outgoing_batch.batch_slot = None
         self._outgoing_batches.setdefault(schema, deque()).appendleft(outgoing_batch)
 
     def take(self, schema: int, most: int) -> OutgoingBatch | None:
-        """Up to ``most`` rows, those first that came first."""
+        """Take up to ``most`` rows, oldest first."""
         outgoing_batches, parts, rows = self._outgoing_batches.get(schema), [], 0
         while outgoing_batches and rows < most:
             one = outgoing_batches.popleft()

@@ -1,35 +1,40 @@
-"""One accepted connection: its socket, what it received, what waits to be sent. Never waits; understands no message."""
+"""One accepted connection: its socket, received messages, and what waits to be sent.
+
+Never waits.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
 from async_loader.feeder.zmtp import Connection
 
 _TURN_BYTES = 2 << 20
-"""That one connection is read of before the others have their turn."""
+"""Bytes read from one connection before the others have their turn."""
 _TURN_FRAMES = 1024
 _AT_ONCE = 64
-"""Buffers that the kernel is handed in one call."""
+"""Buffers in one system call."""
 _JOINED = 16 << 10
-"""A message of fewer bytes is sent as one buffer."""
+"""A smaller message is sent as one buffer."""
 _PONGS = 32
-"""Buffers that wait to be sent, beyond which a PING is not answered any more."""
+"""With more buffers waiting to be sent, PINGs are not answered."""
 _FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 
 
 class PeerConnection:
-    """One connection on one plane. A route: what is received comes with it, and is answered over it.
+    """One connection on one plane. Messages come with it as their route, and are answered over it.
 
     Parameters
     ----------
     sock : socket.socket
-        Its own from here on.
+        The connection's from here on.
     plane : Plane
     connection : Connection
     now : float
@@ -39,25 +44,40 @@ class PeerConnection:
     heard : float
         When bytes came last.
     listed : bool
-        Whether it stands in the line of those with messages.
+        Whether it is in a queue of `MessageQueues`.
     paused : bool
-        Whether it is not polled, since enough of it waits to be taken.
+        Whether it is not read, since enough messages wait to be taken.
     deaf : bool
-        Whether nothing can be sent to it any more.
+        Whether nothing can be sent any more.
     ended : bool
-        Whether its socket was closed; what was received before may still wait.
+        Whether its socket was closed; received messages may still wait.
     refusals : int
         Messages that could not be read, or were of no session.
     known : bool
-        Whether a message of a session came over it.
+        Whether it has carried a message of a session.
     turn : int
-        Messages that were taken in this turn.
+        Messages taken in this turn.
     """
 
     __slots__ = (
-        "_ends", "_out", "_put", "_sent", "connection", "deaf", "ended", "heard", "known", "listed", "mask", "paused", "plane",
-        "refusals", "since", "sock", "turn",
-    )  # fmt: skip
+        "_ends",
+        "_out",
+        "_put",
+        "_sent",
+        "connection",
+        "deaf",
+        "ended",
+        "heard",
+        "known",
+        "listed",
+        "mask",
+        "paused",
+        "plane",
+        "refusals",
+        "since",
+        "sock",
+        "turn",
+    )
 
     def __init__(self, sock: socket.socket, plane: Any, connection: Connection, now: float) -> None:
         self.sock, self.plane, self.connection = sock, plane, connection
@@ -65,7 +85,7 @@ class PeerConnection:
         self.known = self.listed = self.paused = self.deaf = self.ended = False
         self.refusals = self.mask = self.turn = 0
         self._out: deque[memoryview] = deque()
-        self._ends: deque[int] = deque()  # where each message that waits ends, counted in bytes of all times
+        self._ends: deque[int] = deque()  # end of each waiting message, in bytes since the start
         self._put = self._sent = 0
 
     @property
@@ -80,13 +100,13 @@ class PeerConnection:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of them, and of what the protocol sends."""
+        """Bytes that wait to be sent, with those of the protocol."""
         return self._put - self._sent
 
     def read(self, scratch: bytearray, most: int, most_bytes: int) -> bool:
-        """Receive what is there, within a turn; False: the peer has closed.
+        """Receive bytes, within a turn; return False if the peer has closed.
 
-        ``most`` messages, or ``most_bytes``, that wait to be taken end the turn too.
+        The turn ends with ``most`` messages, or ``most_bytes``, that wait to be taken.
 
         Raises
         ------
@@ -108,32 +128,45 @@ class PeerConnection:
         return True
 
     def full(self, most: int, most_bytes: int) -> bool:
-        """Whether enough waits to be taken."""
+        """Return whether enough waits to be taken."""
         connection = self.connection
-        return connection.cut_short or len(connection.messages) >= most or connection.held_bytes >= most_bytes
+        return (
+            connection.cut_short
+            or len(connection.messages) >= most
+            or connection.held_bytes >= most_bytes
+        )
 
     def resume(self, scratch: bytearray) -> None:
-        """Read what was received and not cut yet. Raises ProtocolError."""
+        """Parse received bytes that were not parsed yet. Raises ProtocolError."""
         self.connection.resume(scratch, _TURN_FRAMES)
 
     def readable(self) -> bool:
-        """Whether bytes wait in the kernel."""
+        """Return whether bytes wait in the kernel."""
         try:
             return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
 
+    def discard(self, scratch: bytearray) -> bool:
+        """Read and drop bytes; return whether the peer has closed."""
+        try:
+            return not self.sock.recv_into(scratch)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def answer(self) -> None:
-        """Send what the protocol says."""
+        """Send the answers of the protocol."""
         outgoing, self.connection.outgoing = self.connection.outgoing, []
         if len(self._out) < _PONGS:
             data = b"".join(outgoing)
             self._send([data], len(data))
 
     def send(self, message: Sequence[Any]) -> bool:
-        """Send a message, or let it wait; False: the peer is gone.
+        """Send without blocking; return False if the peer is gone.
 
-        What waits is not copied: leave it as it is.
+        Waiting buffers are not copied: do not change them.
         """
         if self.deaf:
             return False
@@ -152,7 +185,7 @@ class PeerConnection:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Nothing can be sent any more. What the peer had said before can still be read: its end is found there."""
+        """Send nothing any more. What the peer sent before can still be read, and then its end."""
         self.deaf = True
         self._out.clear()
         self._ends.clear()
@@ -184,7 +217,7 @@ class PeerConnection:
             self.flush()
 
     def flush(self) -> bool:
-        """Send what waits; whether nothing waits any more."""
+        """Send what waits; return whether all of it was sent."""
         out = self._out
         while out:
             some = list(islice(out, _AT_ONCE))
@@ -205,11 +238,46 @@ class PeerConnection:
         return not out
 
     def forget(self) -> None:
-        """Let go of what was received and not taken."""
+        """Drop received messages that were not taken."""
         self.connection.forget()
 
     def close(self) -> None:
-        """Let go of the socket, and of what was not sent. Again does nothing."""
+        """Close the socket and drop what was not sent. May be called again."""
         self.ended = True
         self.sock.close()
         self._hang_up()
+
+
+def flush_all(links: Iterable[PeerConnection], until: float) -> None:
+    """Send what waits, until ``until`` on the monotonic clock at most."""
+    with select.epoll() as epoll:
+        waiting = {link.sock.fileno(): link for link in links if link.unsent_bytes}
+        for fd in waiting:
+            epoll.register(fd, select.EPOLLOUT)
+        while waiting and (left := until - time.monotonic()) > 0:
+            for fd, _ in epoll.poll(left):
+                if waiting[fd].flush():
+                    epoll.unregister(fd)
+                    del waiting[fd]
+
+
+def look_for_silent(
+    mortal: dict[PeerConnection, None], now: float
+) -> tuple[list[PeerConnection], float]:
+    """Return connections whose time to live is over, and when the next one may be.
+
+    Unread bytes count as a sign of life. Connections without a time to live leave ``mortal``.
+    """
+    silent, ends = [], []
+    for link in list(mortal):
+        ttl_s = link.connection.ttl_s
+        if ttl_s is None:
+            del mortal[link]
+            continue
+        if link.paused or (link.heard + ttl_s <= now and link.readable()):
+            link.heard = now
+        if link.heard + ttl_s <= now:
+            silent.append(link)
+        else:
+            ends.append(link.heard + ttl_s)
+    return silent, min(ends, default=now)

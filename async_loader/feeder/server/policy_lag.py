@@ -1,7 +1,7 @@
-"""Which policy made the steps that came in, and how far that is behind the newest one. Looks at versions only.
+"""Which policy versions made the received steps, and how far they are behind the newest.
 
-A step says which weights it was made with by an integer field named after them: ``policy_version`` for weights that are
-published as ``policy``. That is all: a table whose steps have no such field has no lag.
+A step names its weights by an integer field: ``policy_version`` for weights that are published as
+``policy``. A table whose steps have no such field has no lag.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _REMEMBERED = 4096
 
 
 class Publications:
-    """When each version of some weights was published, of the last some thousand."""
+    """When each version of weights was published; the last some thousand are kept."""
 
     def __init__(self) -> None:
         self._at: dict[str, OrderedDict[int, float]] = {}
 
     def add(self, name: str, version: int, now: float) -> None:
-        """The newest version. One that is not above all before begins a run, which those do not belong to."""
+        """Add the newest version. One that is not above the last begins a new run."""
         at = self._at.setdefault(name, OrderedDict())
         if at and version <= next(reversed(at)):
             at.clear()
@@ -35,13 +35,13 @@ class Publications:
             at.popitem(last=False)
 
     def ages(self, now: float) -> dict[str, float]:
-        """Seconds since the newest of each."""
+        """Return the seconds since the newest version of each name."""
         return {name: now - next(reversed(at.values())) for name, at in self._at.items()}
 
     def behind(self, name: str, version: int) -> tuple[int, float] | None:
-        """How far a version is behind the newest: versions' numbers, and seconds between their publications.
+        """Return how far a version is behind the newest: difference of numbers, and seconds.
 
-        Of one that is forgotten, the seconds are at least that many. ``None`` if nothing was published.
+        For a forgotten version the seconds are a lower bound. ``None`` if nothing was published.
         """
         at = self._at.get(name)
         if not at:
@@ -60,17 +60,20 @@ class PolicyVersions:
         self._fields = [
             (i, field.name.removesuffix(SUFFIX))
             for i, field in enumerate(schema.fields)
-            if field.name.endswith(SUFFIX) and field.name != SUFFIX and not field.shape and field.dtype.kind in "iu"
+            if field.name.endswith(SUFFIX)
+            and field.name != SUFFIX
+            and not field.shape
+            and field.dtype.kind in "iu"
         ]
 
     def note(self, columns: Sequence[npt.NDArray[Any]], newest: dict[str, int]) -> None:
-        """Put the newest versions among some steps into ``newest``. Final observations, which have none, say 0."""
+        """Update ``newest`` with the versions in these steps. Final observations have 0."""
         for i, name in self._fields:
             newest[name] = max(newest.get(name, 0), int(np.max(columns[i])))
 
 
 def lags(made: Iterable[Mapping[str, int]], published: Publications) -> dict[str, dict[str, float]]:
-    """For each weights' name: the versions that writers were at last, and how far the furthest behind is behind."""
+    """Return, by name of weights, the writers' newest and oldest versions, and the lag."""
     found: dict[str, dict[str, float]] = {}
     for versions in made:
         for name, version in versions.items():

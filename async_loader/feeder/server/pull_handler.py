@@ -1,18 +1,19 @@
-"""The pull plane: PULLs, priorities and leases in, batches out. Knows no socket."""
+"""The pull plane: PULL, PRIORITIES and RETURN in, batches out; and learners' offers of memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
-from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.server.batch_scheduler import ReaderState
+from async_loader.errors import AsyncLoaderError, ConfigError, Malformed
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.outgoing_batches import OutgoingBatch
+from async_loader.feeder.server.reader_state import ReaderState
 from async_loader.feeder.server.send_buffers import SendBuffer
-from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.state import ServerState, TableEntry
+from async_loader.feeder.shared import Listener, Offer, SharedBatchRing
 from async_loader.feeder.wire import (
     REDELIVERED,
     Applied,
@@ -22,17 +23,19 @@ from async_loader.feeder.wire import (
     InSlot,
     Message,
     OfTable,
+    Plane,
     Priorities,
     Pull,
     Return,
     SlotBatches,
     Type,
-)  # fmt: skip
+)
+from async_loader.shm.segment import Segment
 
 _BATCHES = 64  # of one table in one round
 _BYTES = 16 << 20
 _TOLD_BYTES = 1 << 20
-"""In slots, of which readers are told without waiting for the others of the round."""
+"""Filled slots of this size are sent without waiting for the rest of the round."""
 
 
 class PullHandler:
@@ -41,20 +44,24 @@ class PullHandler:
     Parameters
     ----------
     server_state : ServerState
-    dispatcher : Post
-    calls : Calls
+    dispatcher : Dispatcher
+    calls : CallHandler
     """
 
-    def __init__(self, server_state: ServerState, dispatcher: Dispatcher, calls: CallHandler) -> None:
+    def __init__(
+        self, server_state: ServerState, dispatcher: Dispatcher, calls: CallHandler
+    ) -> None:
         self._server_state, self._dispatcher, self._calls = server_state, dispatcher, calls
         self._bytes = self._slot_bytes = 0
-        self._untold: dict[ReaderState, list[OutgoingBatch]] = {}  # batches that are ready, and still to be sent
-        self._full: ReaderState | None = None  # whose batches make a message
+        self._untold: dict[
+            ReaderState, list[OutgoingBatch]
+        ] = {}  # batches that are ready to be sent
+        self._full: ReaderState | None = None  # its batches fill a message
 
     def handle(self, session: Session, message: Message) -> None:
-        """Raises Malformed for what cannot be done."""
+        """Handle a message of a session. Raises Malformed if it cannot be done."""
         body = message.body
-        if message.type is Type.PING:  # perhaps from where it can be reached again
+        if message.type is Type.PING:  # its route may be new
             for one in session.readers.values():
                 one.scheduler.want(one, session.heard)
             return
@@ -65,9 +72,11 @@ class PullHandler:
             return
         reader = session.readers.get(message.number)
         if isinstance(body, Pull | Priorities | Return) and reader is None:
-            raise Malformed(f"session has no reader {message.number}: open it (again)", ErrorCode.UNKNOWN_READER)
+            raise Malformed(
+                f"session has no reader {message.number}: open it (again)", ErrorCode.UNKNOWN_READER
+            )
         if reader is not None and isinstance(body, Pull):
-            if reader.shared and reader.batch_ring is None:  # of an earlier opening: this one, which took its place, came first
+            if reader.shared and reader.batch_ring is None:  # a PULL of an earlier opening
                 return
             if len(body.returned):
                 reader.take_back(body.returned.tolist())
@@ -78,7 +87,7 @@ class PullHandler:
         elif reader is not None and isinstance(body, Return):
             reader.scheduler.give_back(reader, body.leases.tolist())
         else:
-            raise Malformed(f"{message.type.name} is nothing for a server's pull plane")
+            raise Malformed(f"{message.type.name} is not a message for a server's pull plane")
 
     def _applied(self, reader: ReaderState, body: Priorities) -> Applied:
         try:
@@ -88,18 +97,22 @@ class PullHandler:
         return Applied(done.applied, done.stale)
 
     def flow(self, table: TableEntry) -> bool:
-        """Let batches out and inserts in, as the table allows; each makes room for the other. Whether there may be more."""
+        """Send batches and insert rows, as the limiter allows. Return whether there may be more."""
         try:
             return self._flow(table)
         finally:
             self._tell_all()
 
     def _flow(self, table: TableEntry) -> bool:
-        insert_queue, scheduler, now = table.insert_queue, table.scheduler, self._server_state.clock()
+        insert_queue, scheduler, now = (
+            table.insert_queue,
+            table.scheduler,
+            self._server_state.clock(),
+        )
         self._bytes = sent = 0
         while True:
             came = insert_queue.blocked and insert_queue.advance()
-            if not scheduler.has_credit and not self._calls.wanted(table):
+            if not scheduler.has_credit and not self._calls.samples.wanted(table):
                 return False
             went = self._serve(table, now)
             sent += went
@@ -113,8 +126,11 @@ class PullHandler:
                 return False
 
     def _serve(self, table: TableEntry, now: float) -> int:
-        """Let a batch out, to a reader or to a call. See NOTE [whose turn] in batch_scheduler.py."""
-        scheduler, calls = table.scheduler, self._calls
+        """Send a batch to a reader or a call; return how many.
+
+        See NOTE [whose turn] in batch_scheduler.py.
+        """
+        scheduler, calls = table.scheduler, self._calls.samples
         first = calls.oldest(table)
         if first is None:
             return scheduler.serve(self._deliver, now, 1)
@@ -142,7 +158,10 @@ class PullHandler:
             self._tell(reader)
 
     def _tell(self, reader: ReaderState) -> None:
-        """Send what is ready for a reader; what cannot be sent is its outlet's again."""
+        """Send the batches that are ready for a reader.
+
+        The scheduler keeps those that cannot be sent.
+        """
         self._full = None
         outgoing_batches = self._untold.pop(reader)
         session = self._server_state.sessions.get(reader.session)
@@ -153,22 +172,35 @@ class PullHandler:
         elif session is not None:
             sent = self._send_from(reader.send_buffer, session, reader, outgoing_batches)
         for one in outgoing_batches[:sent]:
-            one.batch_slot = None  # it may be leased for long, and is in columns of its own then
+            one.batch_slot = None  # a leased batch has columns of its own
         if sent < len(outgoing_batches):
             reader.scheduler.unsent(reader, outgoing_batches[sent:])
 
-    def _tell_slots(self, session: Session, reader: ReaderState, outgoing_batches: Sequence[OutgoingBatch]) -> int:
+    def _tell_slots(
+        self, session: Session, reader: ReaderState, outgoing_batches: Sequence[OutgoingBatch]
+    ) -> int:
         places = [
-            InSlot(one.batch_slot.slot, one.batch_slot.generation, one.rows, REDELIVERED if one.again else 0)
+            InSlot(
+                one.batch_slot.slot,
+                one.batch_slot.generation,
+                one.rows,
+                REDELIVERED if one.again else 0,
+            )
             for one in outgoing_batches
             if one.batch_slot is not None
         ]
         first, schema = reader.sent - len(outgoing_batches), reader.form.schema_id
-        told = self._dispatcher.tell(session, Plane.PULL, reader.number, first, SlotBatches(places), schema)
+        told = self._dispatcher.tell(
+            session, Plane.PULL, reader.number, first, SlotBatches(places), schema
+        )
         return len(outgoing_batches) if told else 0
 
     def _send_from(
-        self, send_buffer: SendBuffer, session: Session, reader: ReaderState, outgoing_batches: Sequence[OutgoingBatch]
+        self,
+        send_buffer: SendBuffer,
+        session: Session,
+        reader: ReaderState,
+        outgoing_batches: Sequence[OutgoingBatch],
     ) -> int:
         sent, first = 0, reader.sent - len(outgoing_batches)
         for some in _alike(outgoing_batches, reader.batch_size):
@@ -176,8 +208,14 @@ class PullHandler:
             body = Batch(sum(one.rows for one in some), send_buffer.frames(batch_slots))
             flags = REDELIVERED if some[0].again else 0
             message = Message(
-                body, session.number, first + sent, reader.number, reader.form.schema_id, flags, session.version
-            )  # fmt: skip
+                body,
+                session.number,
+                first + sent,
+                reader.number,
+                reader.form.schema_id,
+                flags,
+                session.version,
+            )
             if not self._dispatcher.send(session, Plane.PULL, message):
                 break
             send_buffer.sent(first + sent, batch_slots)
@@ -186,7 +224,7 @@ class PullHandler:
         return sent
 
     def complain(self) -> None:
-        """Tell those who have waited for too long, and those who wait for what can never be."""
+        """Send errors to readers that waited too long, and to readers that can never be served."""
         now = self._server_state.clock()
         for table in self._server_state.tables.values():
             if table.rests:
@@ -202,18 +240,84 @@ class PullHandler:
             self._dispatcher.error(session, Plane.PULL, reader.number, reader.sent, code, reason)
 
     def end(self, table: TableEntry, reason: str) -> None:
-        """Nothing more comes out of this table."""
+        """Send END to all readers of a table."""
         for reader in table.scheduler.readers:
             session = self._server_state.sessions.get(reader.session)
             if session is not None:
-                self._dispatcher.tell(session, Plane.PULL, reader.number, 0, End(reason=reason, count=reader.sent))
+                self._dispatcher.tell(
+                    session, Plane.PULL, reader.number, 0, End(reason=reason, count=reader.sent)
+                )
 
 
-def _alike(outgoing_batches: Sequence[OutgoingBatch], batch_size: int) -> Iterator[list[OutgoingBatch]]:
-    """What can be in one message: whole batches of which all, or none, have rows that were sent before; a short one alone."""
+class SharedMemoryAcceptor:
+    """Takes learners' offers of memory. Poll `filenos`, and call `handle` with readable ones.
+
+    Parameters
+    ----------
+    path : str
+        Of the unix socket.
+    sessions : Sessions
+        Whose readers may be offered memory.
+
+    Raises
+    ------
+    ConfigError
+        If nothing can listen there.
+    """
+
+    def __init__(self, path: str, sessions: Sessions) -> None:
+        self._sessions = sessions
+        try:
+            self._listener = Listener(path, self._take)
+        except OSError as error:
+            raise ConfigError(
+                f"{path} (shared memory) cannot be bound: {error.strerror}: name another address"
+            ) from None
+        self.path = path
+        self.filenos, self.handle, self.close = (
+            self._listener.filenos,
+            self._listener.handle,
+            self._listener.close,
+        )
+
+    def _take(self, offer: Offer, fd: int) -> None:
+        try:
+            reader = self._reader(offer)
+        except Malformed:
+            os.close(fd)
+            raise
+        segment = Segment.attach(fd, offer.nbytes)
+        try:
+            reader.batch_ring = SharedBatchRing(segment, offer, reader.schema, reader.batch_size)
+        except BaseException:
+            segment.close()
+            raise
+
+    def _reader(self, offer: Offer) -> ReaderState:
+        session = self._sessions.get(offer.session)
+        reader = None if session is None else session.readers.get(offer.number)
+        if reader is None or not reader.takes_memory:
+            raise Malformed(
+                f"there is no reader {offer.number} of this session that takes memory: open it "
+                "first"
+            )
+        if reader.batch_ring is not None:
+            raise Malformed(f"reader {offer.number} has its memory: open it again to offer another")
+        return reader
+
+
+def _alike(
+    outgoing_batches: Sequence[OutgoingBatch], batch_size: int
+) -> Iterator[list[OutgoingBatch]]:
+    """Yield batches that can share a message: full ones, all redelivered or none.
+
+    A short batch is alone in its message.
+    """
     some: list[OutgoingBatch] = []
     for one in outgoing_batches:
-        if some and (one.again is not some[0].again or one.rows < batch_size or some[0].rows < batch_size):
+        if some and (
+            one.again is not some[0].again or one.rows < batch_size or some[0].rows < batch_size
+        ):
             yield some
             some = []
         some.append(one)

@@ -1,8 +1,9 @@
-"""Memory for the batches of a reader that go over a socket, used again and again. Draws nothing, sends nothing.
+"""Memory for the batches of a reader over a socket, which is reused.
 
-NOTE [copied or lent]. Small batches share a block, of which a copy is sent: many of them make one message. Large ones are each a
-frame of its own, which is sent as it lies, some in a message, and filled again when the reader has said that its batch came
-(PULL). A reader that says so too early spoils its own batches, and no other's: what waits to be sent to it is filled anew.
+# NOTE [copied or lent]
+Small batches share a block, of which a copy is sent: many of them make one message. Large batches
+are a frame each, which is sent without a copy, some in one message, and refilled when the reader
+has acknowledged its batch (PULL). A reader that acknowledges too early spoils its own batches only.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from async_loader.feeder.shared import BatchSlot
 from async_loader.feeder.wire import BatchForm
 
 LENT_FROM = 128 << 10
-"""Bytes of a batch: a copy of it costs more than waiting for the reader's word."""
+"""Bytes of a batch: copying more costs more than waiting for the reader."""
 COPIED_TOGETHER, LENT_TOGETHER = 2 << 20, 6 << 20
-"""Bytes of batches in one message: a message costs both sides what filling some dozens of small batches does."""
+"""Bytes of batches in one message.
+
+A message costs both sides as much as some dozens of small batches.
+"""
 
 
 class SendBuffer(Protocol):
@@ -35,28 +39,35 @@ class SendBuffer(Protocol):
     most: int
 
     def take(self) -> BatchSlot:
-        """An empty place. There is one while fewer than ``most`` wait to be sent."""
+        """Return an empty slot. There is one while fewer than ``most`` wait to be sent."""
 
     def put_back(self, batch_slot: BatchSlot) -> None:
-        """The one that was taken last is empty still."""
+        """Give back the slot that was taken last, unused."""
 
     def frames(self, batch_slots: Sequence[BatchSlot]) -> list[Any]:
-        """What to send: places that were taken one after the other."""
+        """Return the frames of slots that were taken one after the other."""
 
     def sent(self, first: int, batch_slots: Sequence[BatchSlot]) -> None:
-        """These went out, as batch ``first`` and those after it."""
+        """Note that these slots were sent, as batch ``first`` and the following."""
 
     def clear(self) -> None:
-        """What was taken and not sent is of no use any more."""
+        """Give back all slots that were taken and not sent."""
 
     def received(self, count: int) -> None:
-        """The reader has the batches before this one."""
+        """Refill batches before ``count``: the reader has them."""
 
 
 def send_buffer_for(form: BatchForm, together: int, ahead: int, message_bytes: int) -> SendBuffer:
-    """For up to ``together`` batches in a message, ``ahead`` on their way."""
+    """Return a buffer for ``together`` batches in a message, ``ahead`` of them on their way."""
     lent = form.nbytes >= LENT_FROM
-    most = max(1, min(together, ahead, min(LENT_TOGETHER if lent else COPIED_TOGETHER, message_bytes) // form.nbytes))
+    most = max(
+        1,
+        min(
+            together,
+            ahead,
+            min(LENT_TOGETHER if lent else COPIED_TOGETHER, message_bytes) // form.nbytes,
+        ),
+    )
     return ZeroCopySendBuffer(form, most, ahead) if lent else CopiedSendBuffer(form, most)
 
 
@@ -65,10 +76,13 @@ class CopiedSendBuffer:
 
     def __init__(self, form: BatchForm, most: int) -> None:
         self.most, self._nbytes, self._taken = most, form.nbytes, 0
-        self._block = np.zeros(most * form.nbytes, np.uint8)  # zeros: what lies between arrays is sent too
+        self._block = np.zeros(
+            most * form.nbytes, np.uint8
+        )  # zeros: gaps between arrays are sent too
         self._batch_slots = [
-            BatchSlot(i, 0, form.layout.views(self._block[i * form.nbytes : (i + 1) * form.nbytes])) for i in range(most)
-        ]  # fmt: skip
+            BatchSlot(i, 0, form.layout.views(self._block[i * form.nbytes : (i + 1) * form.nbytes]))
+            for i in range(most)
+        ]
 
     def take(self) -> BatchSlot:
         self._taken += 1
@@ -92,9 +106,10 @@ class CopiedSendBuffer:
 
 
 class ZeroCopySendBuffer:
-    """Frames, one for each batch. No more than ``most_lent`` are waited for: a reader need not say what it received.
+    """Frames, one for each batch; at most ``most_lent`` wait for an acknowledgement.
 
-    One that does has no more on their way than it may have ahead: the PULL that grants them says what has come.
+    A reader need not acknowledge. One that does never has more on their way: the PULL that grants
+    batches says what was received.
     """
 
     def __init__(self, form: BatchForm, most: int, most_lent: int) -> None:

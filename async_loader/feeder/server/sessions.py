@@ -1,9 +1,9 @@
-"""Who is connected: sessions, how they are reached, and when they were last heard of. Sends nothing.
+"""Sessions: how their clients are reached, and when they were last heard.
 
-NOTE [whose session]. The number of a session, 63 random bits, lets a message act for it. So it is
-shown to its client only: not in STATUS, no log, no error; these name the session's ``id``. With
-keys the number is not enough: each message, on each plane, has to come over a connection of the
-user that said HELLO.
+# NOTE [whose session]
+The number of a session, 63 random bits, lets a message act for it. So only its client learns it:
+STATUS, logs and errors name the session's ``id``. With keys the number is not enough: each message,
+on each plane, has to come over a connection of the user that sent HELLO.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
-from async_loader.feeder.server.batch_scheduler import ReaderState
 from async_loader.feeder.server.insert_queue import WriterState
 from async_loader.feeder.server.peer_connection import PeerConnection
-from async_loader.feeder.server.sockets import Plane
-from async_loader.feeder.wire import ErrorCode, Hello
+from async_loader.feeder.server.reader_state import ReaderState
+from async_loader.feeder.wire import ErrorCode, Hello, Plane
 
 _MOST_LINES = 256  # writers of a session, and readers
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One client, from its HELLO until it is silent for too long, or says HELLO again.
+    """One client, from its HELLO until it is silent for too long, or sends HELLO again.
 
     Attributes
     ----------
     number : int
-        What its messages carry. Secret, see NOTE [whose session].
+        In all its messages. Secret, see NOTE [whose session].
     id : int
-        What it is called in STATUS.
+        Its name in STATUS.
     version : int
-        That its messages are written in.
+        Of its messages.
     routes : dict
-        Of each plane on which it was heard: the connection.
+        By plane: the connection that it was last heard on.
     user : str | None
         The owner of its client's key; ``None`` without keys.
     heard, since : float
@@ -56,26 +55,28 @@ class Session:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Of its inserts that wait for a table."""
+        """Bytes of its inserts that wait for a table."""
         return sum(writer.producer.queued_bytes for writer in self.writers.values())
 
     def check_room(self) -> None:
-        """Raises Malformed, LIMIT, if it can open nothing more."""
+        """Raise Malformed, LIMIT, if it can open no other writer or reader."""
         if max(len(self.writers), len(self.readers)) >= _MOST_LINES:
             raise Malformed(
-                f"this session has {_MOST_LINES} writers or readers, which is all it can: close some", ErrorCode.LIMIT
+                f"this session has {_MOST_LINES} writers or readers, which is the limit: close "
+                "some",
+                ErrorCode.LIMIT,
             )
 
 
 class Sessions:
-    """All of them.
+    """All sessions of a server.
 
     Parameters
     ----------
     most : int
         At the same time.
     silence_s : float
-        After which one is over.
+        After which a session ends.
     clock : callable
         Monotonic seconds.
     """
@@ -85,7 +86,7 @@ class Sessions:
         self._by_number: dict[int, Session] = {}
         self._by_client: dict[tuple[str | None, bytes], Session] = {}
         self._ids = itertools.count(1)
-        self._due: float | None = None  # nobody is silent for too long before then
+        self._due: float | None = None  # no session is silent for too long before
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -94,15 +95,15 @@ class Sessions:
         return iter(list(self._by_number.values()))
 
     def get(self, number: int) -> Session | None:
-        """O(1)."""
+        """Return a session by number. O(1)."""
         return self._by_number.get(number)
 
     def before(self, hello: Hello, user: str | None) -> Session | None:
-        """The session of the same client, and user, whose place a new one would take."""
+        """Return the session of the same client and user, which a new one replaces."""
         return self._by_client.get((user, hello.client))
 
     def open(self, hello: Hello, version: int, user: str | None) -> Session:
-        """A new session. An earlier one of the same client was dropped.
+        """Open a session. An earlier one of the same client was dropped.
 
         Raises
         ------
@@ -110,7 +111,10 @@ class Sessions:
             LIMIT, if there are too many.
         """
         if len(self) >= self._most:
-            raise Malformed(f"{len(self)} sessions are open, which is all that this server takes", ErrorCode.LIMIT)
+            raise Malformed(
+                f"{len(self)} sessions are open, which is the limit of this server",
+                ErrorCode.LIMIT,
+            )
         now = self._clock()
         session = Session(secrets.randbits(63) | 1, next(self._ids), hello, version, now, now, user)
         self._by_number[session.number] = self._by_client[user, hello.client] = session
@@ -119,41 +123,50 @@ class Sessions:
         return session
 
     def heard(self, number: int, plane: Plane, route: PeerConnection, user: str | None) -> Session:
-        """The session that a message came from, over a connection of ``user``.
+        """Return the session of a message from a connection of ``user``; note that it was heard.
 
         Raises
         ------
         Malformed
-            UNKNOWN_SESSION; for the session of another user too, and in the same words.
+            UNKNOWN_SESSION; with the same text for the session of another user.
         """
         session = self._by_number.get(number)
         if session is None or session.user != user:
-            raise Malformed("this session is not known here: begin again with HELLO", ErrorCode.UNKNOWN_SESSION)
+            raise Malformed(
+                "this session is not known here: begin again with HELLO", ErrorCode.UNKNOWN_SESSION
+            )
         session.heard = self._clock()
         session.routes[plane] = route
         return session
 
     def drop(self, session: Session) -> None:
-        """It is over."""
+        """Remove a session."""
         self._by_number.pop(session.number, None)
         client = session.user, session.hello.client
         if self._by_client.get(client) is session:
             del self._by_client[client]
 
     def routes(self) -> set[PeerConnection]:
-        """The connections of all of them."""
+        """Return the connections of all sessions."""
         return {route for session in self._by_number.values() for route in session.routes.values()}
 
     def silent(self) -> list[Session]:
-        """Those that have not been heard of for too long. O(1) while there can be none."""
+        """Return sessions that were silent for too long. O(1) while there can be none."""
         now = self._clock()
         if self._due is None or now < self._due:
             return []
         found = [session for session in self if session.heard + self._silence_s <= now]
-        others = [session.heard for session in self._by_number.values() if session.heard + self._silence_s > now]
+        others = [
+            session.heard
+            for session in self._by_number.values()
+            if session.heard + self._silence_s > now
+        ]
         self._due = min(others) + self._silence_s if others else None
         return found
 
     def left_s(self) -> float | None:
-        """Seconds until somebody may be too silent; ``None`` if there is nobody."""
+        """Return the seconds until a session may be silent for too long.
+
+        ``None``: there is none.
+        """
         return None if self._due is None else max(0.0, self._due - self._clock())

@@ -1,4 +1,4 @@
-"""Everything that a server has, in one place: sessions, tables, weights, limits. Decides nothing."""
+"""All state of a server, in one place: sessions, tables, weights, limits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from async_loader.feeder.server.insert_queue import InsertQueue
 from async_loader.feeder.server.policy_lag import Publications
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.weights import WeightStore
+from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import ErrorCode, Limits
 from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.stats import TableStats
@@ -20,34 +21,42 @@ from async_loader.replay.table.nonblocking_table import ServedTable
 
 
 class TableEntry:
-    """One table: what goes in, what comes out."""
+    """One table, its insert queue and its batch scheduler."""
 
     def __init__(
-        self, name: str, buffer: ReplayBuffer, limits: Limits, window_bytes: int, window_rows: int, clock: Callable[[], float]
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        buffer: ReplayBuffer,
+        limits: Limits,
+        window: tuple[int, int],
+        clock: Callable[[], float],
+    ) -> None:
         self.name, self.buffer = name, buffer
         self.table = ServedTable(parts_of(buffer))
-        self.insert_queue = InsertQueue(name, self.table, window_bytes, window_rows)
+        self.insert_queue = InsertQueue(name, self.table, *window)
         self.scheduler = BatchScheduler(name, self.table, limits)
         self.rates = Rates(clock)
         self.ended = False
         self._stats: TableStats | None = None
         self.calls_waiting: Callable[[], list[tuple[str, float]]] = list
-        """What calls wait for it and for what, and since when on the server's clock."""
+        """Returns the calls that wait for the table, as `waiting`."""
 
     def stats(self) -> TableStats:
-        """The table in numbers; while it is being loaded, those of before."""
+        """Return the table's counts; while it is being loaded, the counts from before."""
         if self._stats is None or not self.rests:
             self._stats = self.buffer.stats()
         return self._stats
 
     def waiting(self) -> list[tuple[str, float]]:
-        """Who waits for it and for what, and since when on the server's clock."""
+        """Return what waits for the table and why, and since when on the server's clock."""
         return [*self.insert_queue.waiting(), *self.scheduler.waiting(), *self.calls_waiting()]
 
     @property
     def rests(self) -> bool:
-        """Whether it is being loaded: nothing goes in or out. See NOTE [slow work] in jobs.py."""
+        """Whether it is being loaded: no row goes in or out.
+
+        See NOTE [slow work] in background_jobs.py.
+        """
         return self.insert_queue.rests
 
     @rests.setter
@@ -56,7 +65,7 @@ class TableEntry:
         self.insert_queue.rests = rests
 
     def begin_anew(self) -> None:
-        """It was loaded: rows and streams are others."""
+        """The table was loaded: forget rows and streams from before."""
         self.table.begin_anew()
         self.insert_queue.begin_anew()
         self.scheduler.forget_rows()
@@ -77,29 +86,55 @@ class ServerState:
     draining: bool = False
     published: Publications = field(default_factory=Publications)
     memory: str | None = None
-    """Where learners of this host can offer memory for their batches."""
+    """Where learners of this host offer memory for their batches."""
+
+    @classmethod
+    def of(
+        cls,
+        tables: Mapping[str, ReplayBuffer],
+        settings: ServiceSettings,
+        clock: Callable[[], float],
+    ) -> ServerState:
+        """The state of a server that has no client yet."""
+        limits, given = settings.limits.wire(), settings.limits
+        window = int(given.window_bytes), given.window_rows
+        return cls(
+            {
+                name: TableEntry(name, table, limits, window, clock)
+                for name, table in tables.items()
+            },
+            Sessions(given.sessions, settings.silence_s, clock),
+            WeightStore(int(given.weight_bytes)),
+            limits,
+            *window,
+            clock,
+        )
 
     def table(self, name: str) -> TableEntry:
-        """Raises Malformed, UNKNOWN_TABLE."""
+        """Return a table by name. Raises Malformed, UNKNOWN_TABLE."""
         table = self.tables.get(name)
         if table is None:
             known = ", ".join(self.tables) or "none"
-            raise Malformed(f"there is no table {name!r} here, there are: {known}", ErrorCode.UNKNOWN_TABLE)
+            raise Malformed(
+                f"there is no table {name!r} here, there are: {known}", ErrorCode.UNKNOWN_TABLE
+            )
         return table
 
     def release(self, producer: bytes) -> None:
-        """A table has forgotten a producer, or never came to know it: where none knows it, it is nobody's any more."""
-        if self.authenticator is not None and not any(table.insert_queue.knows(producer) for table in self.tables.values()):
+        """Drop the key ownership of a producer id that no table remembers."""
+        if self.authenticator is not None and not any(
+            table.insert_queue.knows(producer) for table in self.tables.values()
+        ):
             self.authenticator.forget(producer)
 
     def begin_to_drain(self) -> None:
-        """Nobody new comes; what is here goes to where it belongs."""
+        """Open nothing new; deliver what is queued, short last batches too."""
         self.draining = True
         for table in self.tables.values():
             table.scheduler.draining = True
 
     def leave(self, session: Session) -> None:
-        """A session is over: what it had borrowed comes back. Its producers stay, for whoever comes to go on with them."""
+        """End a session: its leased batches go back. Its producers stay, for a later session."""
         for reader in session.readers.values():
             reader.scheduler.close(reader)
         for writer in session.writers.values():

@@ -1,4 +1,4 @@
-"""What a server says of itself, in plain values. Changes nothing."""
+"""The answer to STATUS, in plain values."""
 
 from __future__ import annotations
 
@@ -11,20 +11,33 @@ from async_loader.feeder.server.policy_lag import lags
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 
-_SESSIONS, _WAITING, _NAMES = 128, 8, 32  # a control message is small; of more there is the number only
+_SESSIONS, _WAITING, _NAMES = (
+    128,
+    8,
+    32,
+)  # more are counted only: a control message is small
 
 
-def status_of(server_state: ServerState, counters: Counters, waiting: Mapping[Any, int]) -> dict[str, Any]:
-    """The answer to STATUS, without what the server's process is. ``waiting`` is what `ControlHandler.waiting` says."""
+def status_of(
+    server_state: ServerState, counters: Counters, waiting: Mapping[Any, int]
+) -> dict[str, Any]:
+    """Return the answer to STATUS but for the process.
+
+    ``waiting``: see `ControlHandler.waiting`.
+    """
     uptime = counters.uptime_s
     return {
         "uptime_s": uptime,
         "draining": server_state.draining,
         "tables": {
-            name: _table(table, server_state, uptime, waiting.get(table, 0)) for name, table in server_state.tables.items()
+            name: _table(table, server_state, uptime, waiting.get(table, 0))
+            for name, table in server_state.tables.items()
         },
         "sessions_open": len(server_state.sessions),
-        "sessions": [_session(session, server_state.clock()) for session in itertools.islice(server_state.sessions, _SESSIONS)],
+        "sessions": [
+            _session(session, server_state.clock())
+            for session in itertools.islice(server_state.sessions, _SESSIONS)
+        ],
         "weights_stale": server_state.weights.stale,
         "weights": server_state.weights.versions(),
         "weights_waiting": dict(itertools.islice(_names(waiting), _NAMES)),
@@ -37,12 +50,23 @@ def _names(waiting: Mapping[Any, int]) -> Iterator[tuple[str, int]]:
     return ((what[:64], count) for what, count in waiting.items() if isinstance(what, str))
 
 
-def _table(table: TableEntry, server_state: ServerState, uptime: float, unopened: int) -> dict[str, Any]:
+def _table(
+    table: TableEntry, server_state: ServerState, uptime: float, unopened: int
+) -> dict[str, Any]:
     stats, insert_queue, scheduler = table.stats(), table.insert_queue, table.scheduler
     sessions = list(server_state.sessions)
-    writers = [one for session in sessions for one in session.writers.values() if one.insert_queue is insert_queue]
+    writers = [
+        one
+        for session in sessions
+        for one in session.writers.values()
+        if one.insert_queue is insert_queue
+    ]
     rates = table.rates.now(stats.inserted, stats.sampled)
-    waits = [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"] if unopened else []
+    waits = (
+        [f"{unopened} readers to be opened: it has no schema yet, the first writer brings it"]
+        if unopened
+        else []
+    )
     return {
         "size": stats.size,
         "capacity": stats.capacity,
@@ -57,7 +81,9 @@ def _table(table: TableEntry, server_state: ServerState, uptime: float, unopened
         "waiting": [*waits, *_waiting(table)][:_WAITING],
         "policies": lags([one.producer.versions for one in writers], server_state.published),
         "writers": len(writers),
-        "readers": sum(one.scheduler is scheduler for session in sessions for one in session.readers.values()),
+        "readers": sum(
+            one.scheduler is scheduler for session in sessions for one in session.readers.values()
+        ),
         "rows_in": insert_queue.rows,
         "duplicates": insert_queue.duplicates,
         "gaps": insert_queue.gaps,
@@ -67,7 +93,7 @@ def _table(table: TableEntry, server_state: ServerState, uptime: float, unopened
 
 
 def _waiting(table: TableEntry) -> list[str]:
-    """Who waits for the table, and for what."""
+    """Return what waits for the table, and why."""
     if table.rests:
         return ["everyone: it is being loaded"]
     return [text for text, _ in table.waiting()]

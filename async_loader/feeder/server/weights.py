@@ -1,4 +1,4 @@
-"""The newest weights of every name: parts in, parts out, and who waits for newer ones. Has no socket and no clock."""
+"""The newest weights of every name: received in parts, sent in parts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
 
-_RUNS = 256  # of a name, that are remembered to be over
+_RUNS = 256  # ended runs of a name that are remembered
 
 
 class WeightsReceipt(Enum):
-    """What became of a part."""
+    """The result of a part."""
 
     PART = "part"
     NEWEST = "newest"
-    """It was the last one: what it is a part of is the newest now."""
+    """It was the last part: its version is the newest now."""
     STALE = "stale"
-    """It was not taken."""
+    """It was ignored."""
 
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """One version of the weights of a name, whole or in the making."""
+    """One version of the weights of a name, complete or not."""
 
     version: int
     specs: tuple[TensorSpec, ...]
@@ -40,15 +40,16 @@ class Version:
 
 
 class WeightStore:
-    """Takes parts of versions from learners; a version is there when its last byte has come, and the newest wins.
+    """Collects parts of versions from learners, and keeps the newest complete version.
 
-    Versions count within a run. A client that publishes under a name for the first time begins a run there, which ends the one
-    before: a training script that was started again counts from where it likes, and one that goes on beside it is told.
+    Versions count within a run. A client that publishes under a name for the first time begins a
+    run, which ends the one before: a restarted training script counts from any version, and one
+    that goes on beside it is told.
 
     Parameters
     ----------
     most_bytes : int
-        Of one version; of all that are in the making, four times as many.
+        Of one version; of all incomplete ones, four times as many.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -59,11 +60,11 @@ class WeightStore:
         self.published = self.stale = 0
 
     def versions(self) -> dict[str, int]:
-        """The newest version of each name."""
+        """Return the newest version of each name."""
         return {name: one.version for name, one in self._newest.items()}
 
     def newest(self, name: str) -> tuple[int, bytes] | None:
-        """Version and run."""
+        """Return version and run of the newest weights of a name."""
         newest = self._newest.get(name)
         return None if newest is None else (newest.version, newest.run)
 
@@ -71,7 +72,11 @@ class WeightStore:
         newest = self._newest.get(part.name)
         if newest is None:
             return False
-        return part.version <= newest.version if newest.run == run else run in self._over.get(part.name, ())
+        return (
+            part.version <= newest.version
+            if newest.run == run
+            else run in self._over.get(part.name, ())
+        )
 
     def publish(self, who: Hashable, run: bytes, part: Publish, data: Any) -> WeightsReceipt:
         """Take a part.
@@ -79,14 +84,14 @@ class WeightStore:
         Parameters
         ----------
         who : hashable
-            The publisher: each makes its versions by itself.
+            The publisher: versions of different publishers are not mixed.
         run : bytes
-            That its versions count in.
+            In which its versions count.
 
         Raises
         ------
         Malformed
-            For a part that does not continue what came before, and for too much.
+            If the part does not continue the one before, or is too large.
         """
         key = (who, part.name)
         if self._is_stale(run, part):
@@ -98,7 +103,10 @@ class WeightStore:
         making = self._making.get(key)
         if making is None or making.version != part.version or making.filled != part.offset:
             there = 0 if making is None or making.version != part.version else making.filled
-            text = f"weights {part.name!r} go on at byte {part.offset}, {there} have come: begin again at 0"
+            text = (
+                f"weights {part.name!r} go on at byte {part.offset}, {there} have come: begin "
+                "again at 0"
+            )
             raise Malformed(text, ErrorCode.GAP, 0)
         view = memoryview(data).cast("B")
         making.blob[part.offset : part.offset + len(view)] = view
@@ -112,7 +120,7 @@ class WeightStore:
         return WeightsReceipt.NEWEST
 
     def _end_run(self, name: str, run: bytes) -> None:
-        """That of the newest weights, if the next are of another."""
+        """End the run of the newest weights, if the next ones are of another."""
         newest = self._newest.get(name)
         if newest is not None and newest.run != run:
             over = self._over.setdefault(name, OrderedDict())
@@ -124,17 +132,22 @@ class WeightStore:
         self._making.pop(key, None)
         making = sum(len(one.blob) for one in self._making.values())
         if part.total_bytes > self._most or making + part.total_bytes > 4 * self._most:
-            text = f"weights {part.name!r} have {part.total_bytes} bytes, this server takes {self._most}"
-            raise Malformed(f"{text} ({making} are in the making): raise weight_bytes", ErrorCode.TOO_LARGE)
+            text = (
+                f"weights {part.name!r} have {part.total_bytes} bytes, this server takes "
+                f"{self._most}"
+            )
+            raise Malformed(
+                f"{text} ({making} are in the making): raise weight_bytes", ErrorCode.TOO_LARGE
+            )
         self._making[key] = Version(part.version, part.specs, bytearray(part.total_bytes), run)
 
     def gone(self, who: Hashable) -> None:
-        """A publisher will send no more parts."""
+        """Drop the incomplete versions of a publisher that is gone."""
         for key in [key for key in self._making if key[0] == who]:
             del self._making[key]
 
     def answer(self, wanted: Latest, most: int) -> tuple[Weights, Any] | None:
-        """What to answer, and the data frame if there is one; ``None`` while there is nothing newer."""
+        """Return the answer and its data frame; ``None`` while there is nothing newer."""
         newest = self._newest.get(wanted.name)
         if newest is None:
             return None
@@ -146,12 +159,17 @@ class WeightStore:
         data = memoryview(newest.blob)[offset : offset + min(wanted.most, most)]
         specs = () if offset else newest.specs
         body = Weights(
-            name=wanted.name, version=newest.version, total_bytes=len(newest.blob), offset=offset, specs=specs, run=newest.run
-        )  # fmt: skip
+            name=wanted.name,
+            version=newest.version,
+            total_bytes=len(newest.blob),
+            offset=offset,
+            specs=specs,
+            run=newest.run,
+        )
         return body, data if len(data) else None
 
     def nothing(self, wanted: Latest) -> Weights:
-        """The answer when there is nothing newer."""
+        """Return the answer that says that there is nothing newer."""
         newest = self._newest.get(wanted.name)
         if newest is None:
             return Weights(name=wanted.name, version=None)

@@ -1,4 +1,4 @@
-"""Batches that do not travel: a learner on the server's host owns the memory, and the server gathers into it.
+"""Batches in shared memory: a learner on the server's host owns it, and the server writes into it.
 
 ::
 
@@ -6,14 +6,15 @@
       │ OPEN_READER transport "shm"                  │
       │─────────────────────────────────────────────▶│ control
       │ offer: session, reader, slots, [memfd]       │
-      │─────────────────────────────────────────────▶│ a unix socket: is it sealed? is it of that size?
+      │─────────────────────────────────────────────▶│ a unix socket: size and seals?
       │◀──────────────────────────────────────── yes │
       │ PULL granted 4, returned 0 1 2 3 4 5         │
       │─────────────────────────────────────────────▶│ pull
-      │◀─────────────── BATCH slots 0, 1             │ 16 bytes each; the rows lie in the slots
+      │◀─────────────── BATCH slots 0, 1             │ 16 bytes each; the rows are in the slots
 
-The memory has no name, so that nothing is left behind whoever dies; it goes with the last process that maps it. It is sealed
-before it is sent: what the learner could cut short under the server's hands would kill the server.
+The memory has no name, so that no process that dies leaves it behind: it is freed with the last
+process that maps it. It is sealed before it is sent: a learner that shrinks it would kill the
+server.
 """
 
 from __future__ import annotations

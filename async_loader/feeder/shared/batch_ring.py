@@ -1,4 +1,4 @@
-"""The slots of one reader, on either side. Which are free is known to the side that writes into them."""
+"""The slots of one reader's shared memory, on the server's side."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Arrays = list[npt.NDArray[Any]]
 
 @dataclass(slots=True, eq=False)
 class BatchSlot:
-    """Where one batch goes.
+    """Memory for one batch.
 
     Attributes
     ----------
     slot, generation : int
-        Which it is of those of a reader, and of shared memory how often it was taken.
+        Its number in the reader's memory; in shared memory, how often it was taken.
     arrays : list of arrays [batch_size, *shape]
     target : object
-        What whoever fills it made of the arrays.
+        The arrays as a target for `SamplerSession.fill`, made by the first fill.
     """
 
     slot: int
@@ -38,12 +38,12 @@ class BatchSlot:
 
 
 class SharedBatchRing:
-    """The server's side: slots that the learner has given free, each with the arrays of a batch in it.
+    """Slots that the learner has freed, each with the arrays of a batch.
 
     Parameters
     ----------
     segment : Segment
-        Closed with the shelf.
+        Closed with the ring.
     offer : Offer
     schema : Schema
         Of a batch's rows.
@@ -59,25 +59,32 @@ class SharedBatchRing:
     def __init__(self, segment: Segment, offer: Offer, schema: Schema, rows: int) -> None:
         layout = BatchLayout.contiguous(schema, rows)
         if layout.nbytes > offer.slot_bytes:
-            raise Malformed(f"a batch takes {layout.nbytes} bytes, a slot has {offer.slot_bytes}: offer larger ones")
+            raise Malformed(
+                f"a batch takes {layout.nbytes} bytes, a slot has {offer.slot_bytes}: offer larger "
+                "ones"
+            )
         self._segment = segment
         self._batch_slots = [
-            BatchSlot(i, 0, layout.views(segment.bytes(i * offer.slot_bytes, offer.slot_bytes))) for i in range(offer.slots)
-        ]  # fmt: skip
+            BatchSlot(i, 0, layout.views(segment.bytes(i * offer.slot_bytes, offer.slot_bytes)))
+            for i in range(offer.slots)
+        ]
         self._free: deque[int] = deque()
         self._lent = set(range(offer.slots))
 
     def give_back(self, slots: Iterable[int]) -> None:
-        """The learner uses these no more.
+        """Free slots that the learner uses no more.
 
         Raises
         ------
         Malformed
-            For a slot that there is not, or that is free already.
+            For a slot that does not exist, or is free already.
         """
         for slot in slots:
             if slot not in self._lent:
-                raise Malformed(f"slot {slot} was given back and is not lent: there are {len(self._batch_slots)}")
+                raise Malformed(
+                    f"slot {slot} was given back and is not lent: there are "
+                    f"{len(self._batch_slots)}"
+                )
             self._lent.remove(slot)
             self._free.append(slot)
 
@@ -86,14 +93,14 @@ class SharedBatchRing:
         return len(self._free)
 
     def take(self) -> BatchSlot:
-        """A free slot. There is one."""
+        """Take a free slot. There is one."""
         batch_slot = self._batch_slots[self._free.popleft()]
         self._lent.add(batch_slot.slot)
         batch_slot.generation = (batch_slot.generation + 1) & 0xFFFFFFFF
         return batch_slot
 
     def put_back(self, batch_slot: BatchSlot) -> None:
-        """It was taken, and was not used."""
+        """Free a slot that was taken and not used."""
         self._lent.remove(batch_slot.slot)
         self._free.appendleft(batch_slot.slot)
 

@@ -1,9 +1,10 @@
-"""The server's unix socket for offers of memory. Never waits: a loop polls its descriptors and calls.
+"""The server's unix socket for offers of memory. Never waits: a loop polls its descriptors.
 
 # NOTE [out of descriptors]
-A process that has no descriptor left cannot accept, and the socket stays readable: a loop would spin. So the listener keeps
-one in reserve, with which it takes such a caller, and closes it: that side hears at once that there is no room. If the
-reserve cannot be had again, the socket is not polled until it can; it is tried each time the loop asks what to poll.
+A process without a free descriptor cannot accept, and the socket stays readable: a loop would spin.
+So the listener reserves one, with which it accepts such a caller and closes it: the caller learns
+at once that there is no room. While the reserve cannot be opened again the socket is not polled;
+that is tried each time the loop asks what to poll.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
-    """Takes offers.
+    """Receives offers.
 
     Parameters
     ----------
     path : str
-        In a folder that only this user can reach; see array_address.py.
+        In a folder that only this user can enter; see addresses.py.
     take : callable
-        Given an `Offer` and a descriptor, which is its own from then on. Raises Malformed to refuse.
+        Called with an `Offer` and a descriptor, which it owns. Raises Malformed to refuse.
     """
 
     def __init__(self, path: str, take: Callable[[Offer, int], None]) -> None:
@@ -39,7 +40,7 @@ class Listener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # of a server that was killed; the lock says that there is no other
+                os.unlink(path)  # of a killed server: the address lock excludes a living one
             self._socket.bind(path)
             os.chmod(path, 0o600)
             self._socket.listen(_MOST_CALLERS)
@@ -48,8 +49,10 @@ class Listener:
             raise
 
     def filenos(self) -> list[int]:
-        """What to poll for reading."""
-        return [self._socket.fileno(), *self._callers] if self._has_reserve() else list(self._callers)
+        """Return what to poll for reading."""
+        return (
+            [self._socket.fileno(), *self._callers] if self._has_reserve() else list(self._callers)
+        )
 
     def _has_reserve(self) -> bool:
         if self._reserve < 0:
@@ -58,7 +61,7 @@ class Listener:
         return self._reserve >= 0
 
     def handle(self, fd: int) -> None:
-        """One of the descriptors is readable."""
+        """Handle a readable descriptor."""
         if fd == self._socket.fileno():
             self._accept()
             return
@@ -76,7 +79,7 @@ class Listener:
             return
         with contextlib.suppress(OSError):
             caller.setblocking(False)
-            if len(self._callers) >= _MOST_CALLERS:  # the one that has said nothing for longest
+            if len(self._callers) >= _MOST_CALLERS:  # the one that has been silent longest
                 self._callers.pop(next(iter(self._callers))).close()
             self._callers[caller.fileno()] = caller
 
@@ -102,7 +105,9 @@ class Listener:
                 raise Malformed(f"memory is taken from user {os.getuid()} only, this is {uid}")
             offer = Offer.unpack(record)
             if len(fds) != 1:
-                raise Malformed(f"an offer of memory came with {len(fds)} descriptors, it takes one")
+                raise Malformed(
+                    f"an offer of memory came with {len(fds)} descriptors, it takes one"
+                )
             offer.check(fds[0])
             self._take(offer, os.dup(fds[0]))
         except Malformed as error:
@@ -116,7 +121,7 @@ class Listener:
             caller.send(answered(reason))
 
     def close(self) -> None:
-        """Nobody is heard any more; the socket's file is gone."""
+        """Close the socket and all callers, and remove the socket's file."""
         for caller in self._callers.values():
             caller.close()
         self._callers.clear()

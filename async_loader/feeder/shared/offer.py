@@ -1,4 +1,4 @@
-"""How memory is offered over a unix socket: one record with one descriptor, one record back. Maps nothing."""
+"""Offers of memory over a unix socket: one record with one descriptor, and one record back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Memory for the batches of a reader: ``slots`` of ``slot_bytes`` each, one behind the other."""
+    """Memory for the batches of a reader: ``slots`` of ``slot_bytes`` each, one after the other."""
 
     session: int
     number: int
@@ -38,31 +38,39 @@ class Offer:
 
     @classmethod
     def unpack(cls, record: bytes) -> Offer:
-        """Raises Malformed for what is none."""
+        """Decode an offer. Raises Malformed if it is not one."""
         if len(record) != _RECORD.size:
             raise Malformed(f"an offer of memory has {_RECORD.size} bytes, {len(record)} came")
         magic, number, session, slots, _, slot_bytes = _RECORD.unpack(record)
         if magic != _MAGIC:
             raise Malformed(f"an offer of memory begins with {_MAGIC!r}, not with {magic!r}")
         if not 1 <= slots <= _MOST_SLOTS or not 1 <= slot_bytes <= _MOST_BYTES or slot_bytes % 4096:
-            raise Malformed(f"{slots} slots of {slot_bytes} bytes: 1 to {_MOST_SLOTS} slots of whole pages are taken")
+            raise Malformed(
+                f"{slots} slots of {slot_bytes} bytes: 1 to {_MOST_SLOTS} slots of whole pages are "
+                "taken"
+            )
         return cls(session, number, slots, slot_bytes)
 
     def check(self, fd: int) -> None:
-        """Raises Malformed unless the descriptor is memory of that size, and stays so."""
+        """Raise Malformed unless the descriptor is sealed memory of that size."""
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size != self.nbytes:
-            raise Malformed(f"the memory offered has {found.st_size} bytes, {self.nbytes} were announced")
+            raise Malformed(
+                f"the memory offered has {found.st_size} bytes, {self.nbytes} were announced"
+            )
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         except (OSError, AttributeError):
-            raise Malformed("what was offered is no memory that can be sealed: offer a memfd") from None
+            raise Malformed("the memory offered cannot be sealed: offer a memfd") from None
         if seals & SEALS != SEALS:
-            raise Malformed("the memory offered is not sealed against being cut short: seal it before it is sent")
+            raise Malformed(
+                "the memory offered is not sealed against being cut short: seal it before it is "
+                "sent"
+            )
 
 
 class Offering:
-    """An offer under way. It is answered when its descriptor is readable.
+    """An offer that was sent. It is answered when its descriptor is readable.
 
     Parameters
     ----------
@@ -72,14 +80,14 @@ class Offering:
     fd : int
         Of the memory.
     patience_s : float
-        How long others may come first; nothing else waits.
+        How long to wait for a busy server.
 
     Raises
     ------
     Unsupported
-        If nobody listens there: the server is of another host, or another container.
+        If no server listens there: it is on another host, or in another container.
     Broken
-        If it is gone, or too many others come first.
+        If the server is gone, or too busy.
     """
 
     def __init__(self, path: str, offer: Offer, fd: int, patience_s: float = 0.0) -> None:
@@ -97,36 +105,43 @@ class Offering:
             except ConnectionRefusedError:  # a file that a server left: it was killed, and another may follow
                 raise Broken(f"the server at the memory socket {path} is gone") from None
             except OSError as error:
-                text = f"the server's memory socket {path} cannot be reached from here: {error.strerror}"
+                text = (
+                    f"the server's memory socket {path} cannot be reached from here: "
+                    f"{error.strerror}"
+                )
                 raise Unsupported(text) from None
             try:
                 socket.send_fds(self._channel, [offer.pack()], [fd])
             except OSError as error:
-                raise Broken(f"the server went away while memory was offered: {error.strerror}") from None
+                raise Broken(
+                    f"the server went away while memory was offered: {error.strerror}"
+                ) from None
         except BaseException:
             self._channel.close()
             raise
 
     def fileno(self) -> int:
-        """What to poll for reading; -1 when it is over."""
+        """Return what to poll for reading; -1 when it is closed."""
         return self._channel.fileno()
 
     def taken(self) -> bool:
-        """Whether the memory was taken; False: nobody has said anything yet.
+        """Return whether the memory was taken; False: there is no answer yet.
 
         Raises
         ------
         Malformed
-            With the server's reason, if it refuses.
+            If the server refuses, with its reason.
         Broken
-            If it is gone.
+            If the server is gone.
         """
         try:
             answer = self._channel.recv(_TEXT_BYTES)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise Broken(f"the server went away while memory was offered: {error.strerror}") from None
+            raise Broken(
+                f"the server went away while memory was offered: {error.strerror}"
+            ) from None
         if not answer:
             raise Broken("the server went away while memory was offered")
         if answer != b"\0":
@@ -134,7 +149,7 @@ class Offering:
         return True
 
     def close(self) -> None:
-        """Nothing more is expected. Twice does no harm."""
+        """Close the connection. May be called again."""
         self._channel.close()
 
 
@@ -146,12 +161,15 @@ def offer_to(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
     Unsupported, Malformed, Broken
         As `Offering`.
     Timeout
-        If it says nothing in time.
+        If it does not answer in time.
     """
     with contextlib.closing(Offering(path, offer, fd, timeout_s)) as offering:
         readable([offering.fileno()], timeout_s)
         if not offering.taken():
-            raise Timeout(f"the server said nothing for {timeout_s:g} s to an offer of {offer.nbytes} bytes of memory")
+            raise Timeout(
+                f"the server said nothing for {timeout_s:g} s to an offer of {offer.nbytes} bytes "
+                "of memory"
+            )
 
 
 def answered(reason: str | None) -> bytes:
@@ -162,5 +180,7 @@ def answered(reason: str | None) -> bytes:
 def peer_uid(channel: socket.socket) -> int | None:
     """The user at the other end; ``None`` where that cannot be known."""
     with contextlib.suppress(OSError, AttributeError):
-        return int(struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+        return int(
+            struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        )
     return None

@@ -1,33 +1,59 @@
-"""What feeder and clients say to each other, as frames. Has no socket, no clock and no thread, and unpickles nothing.
+"""The messages between a feeder and its clients, as frames. Without sockets, clock and threads.
 
 ::
 
     frames ──decode──▶ Message(body, session, sequence, ...) ──encode──▶ frames
                           │
-         control.py       │ HELLO WELCOME OPEN_WRITER ... ERROR END    one msgpack map
-         data.py          │ ACK GAP PULL PRIORITIES RETURN ...         fixed structs, arrays of numbers
-         row_format.py          │ INSERT                                     packed rows, large fields: read_insert(body, layout)
-         batches.py       │ BATCH                                      blocks of arrays: BatchForm
+         control, calls   │ HELLO WELCOME OPEN_WRITER ... SAMPLE ...   one msgpack map
+         data             │ ACK GAP PULL PRIORITIES RETURN ...         fixed structs, arrays
+         rows             │ INSERT                                     packed rows, large fields
+         batches          │ BATCH                                      blocks of arrays
                           ▼
-    [ header 64 B | body frame 0 | body frame 1 ... ]    header.py says how many and how long; docs/wire.md says all of it
+    [ header 64 B | body frame 0 | body frame 1 ... ]                  docs/wire.md has all of it
 
-    bounds  codes  header  scan      what may be, by number; a look at msgpack before it is decoded
+    bounds  codes  header  scan      limits, numbers, and a check of msgpack before it is decoded
     schema_codec ─▶ row_layout       a schema as bytes; the exact sizes of n rows of it
     weights                          tensors as the bytes that WEIGHTS and PUBLISH carry in parts
 
-NOTE [errors are for all ages]. A side that speaks too new or too old a version, a type or a flag that must be understood, is
-answered with an ERROR. So that it can read that, an ERROR is the one message that is decoded whatever version and flags its
-header has, and its body never changes. It is never answered with an ERROR.
+# NOTE [errors are for all ages]
+A side whose version is too new or too old, or that sends an unknown type or a flag that must be
+understood, is answered with an ERROR. So that it can read it, an ERROR is decoded whatever version
+and flags its header has, and its body never changes. It is never answered with an ERROR.
 
-NOTE [two steps]. An INSERT is decoded without its rows, which takes microseconds whatever its size: whether it is a duplicate, a
-gap or of a fenced writer stands in the header. Only then are the rows worth reading.
+# NOTE [two steps]
+An INSERT is decoded without its rows, which takes microseconds for any size: the header says
+whether it is a duplicate, a gap, or of a fenced writer. Only then are the rows read.
 """
 
 from __future__ import annotations
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire.batches import Batch, BatchBlock, BatchForm
-from async_loader.feeder.wire.bounds import MOST_AHEAD, MOST_ROWS, NAME_CHARACTERS, Limits
+from async_loader.feeder.wire.bounds import (
+    MESSAGE_BYTES,
+    MOST_AHEAD,
+    MOST_ROWS,
+    NAME_CHARACTERS,
+    STREAMS,
+    Limits,
+)
+from async_loader.feeder.wire.calls import (
+    About,
+    AboutReply,
+    ById,
+    Clear,
+    Delete,
+    Get,
+    Got,
+    Load,
+    OfTable,
+    Prioritize,
+    Sample,
+    Sampled,
+    Save,
+    Saved,
+    Update,
+)
 from async_loader.feeder.wire.codes import (
     ACK_NOW,
     BFLOAT16,
@@ -40,38 +66,24 @@ from async_loader.feeder.wire.codes import (
     TERMINATED,
     TRUNCATED,
     ErrorCode,
+    Plane,
     Type,
     worth_retrying,
 )
 from async_loader.feeder.wire.control import (
-    About,
-    AboutReply,
-    ById,
-    Clear,
     CloseWriter,
     Control,
-    Delete,
     End,
     Error,
-    Get,
-    Got,
     Hello,
     Latest,
-    Load,
-    OfTable,
     OpenReader,
     OpenWriter,
-    Prioritize,
     Publish,
     Published,
     Reader,
-    Sample,
-    Sampled,
-    Save,
-    Saved,
     StatusReply,
     TensorSpec,
-    Update,
     View,
     Weights,
     Welcome,
@@ -98,13 +110,20 @@ from async_loader.feeder.wire.header import NEWEST, OLDEST, agree
 from async_loader.feeder.wire.message import Message, decode, encode, refuse
 from async_loader.feeder.wire.row_layout import RowLayout
 from async_loader.feeder.wire.rows import Insert, Steps, insert, read_insert
-from async_loader.feeder.wire.schema_codec import SchemaSpec, check_id, schema_id, schema_of, spec_of
+from async_loader.feeder.wire.schema_codec import (
+    SchemaSpec,
+    check_id,
+    schema_id,
+    schema_of,
+    spec_of,
+)
 from async_loader.feeder.wire.weights import bytes_of, specs_of, tensors_of
 
 __all__ = [
     "ACK_NOW",
     "BFLOAT16",
     "FINAL",
+    "MESSAGE_BYTES",
     "MOST_AHEAD",
     "MOST_ROWS",
     "NAME_CHARACTERS",
@@ -115,6 +134,7 @@ __all__ = [
     "SHARED",
     "SHOWN",
     "SINCE_3",
+    "STREAMS",
     "TERMINATED",
     "TRUNCATED",
     "About",
@@ -151,6 +171,7 @@ __all__ = [
     "OpenReader",
     "OpenWriter",
     "Ping",
+    "Plane",
     "Pong",
     "Priorities",
     "Prioritize",

@@ -1,4 +1,4 @@
-"""Batches over a socket: they lie in a message as they lie in shared memory, one block behind the other. Holds no data."""
+"""Batches over a socket: in a message as in shared memory, one block after the other."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ Block = NDArray[np.uint8]
 
 
 class Batch(Framed, frozen=True):
-    """One batch or more, not looked into; the header's sequence is that of the first. `BatchForm` gives the arrays."""
+    """One or more batches, not decoded; the header has the sequence of the first.
+
+    See `BatchForm`.
+    """
 
     TYPE = Type.BATCH
 
 
 class BatchBlock(NamedTuple):
-    """A batch where it came: its block, how many rows of it are there, and whether it has a frame to itself."""
+    """A received batch: its block, its rows, and whether it is alone in its frame."""
 
     block: Block
     rows: int
@@ -36,8 +39,10 @@ class BatchBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchForm:
-    """How the batches of one reader lie in messages: each is a block of arrays ``[batch_size, *shape]``, C order, in the
-    schema's order, each from the next multiple of 64 on. A batch of fewer rows fills the first of each array.
+    """How the batches of one reader are sent.
+
+    Each is a block of arrays ``[batch_size, *shape]``, C order, in the schema's order, each at a
+    multiple of 64. A batch of fewer rows fills the first rows of each array.
 
     Attributes
     ----------
@@ -58,30 +63,41 @@ class BatchForm:
 
     @classmethod
     def of(cls, schema: Schema, batch_size: int) -> BatchForm:
-        """Once per reader. Raises SchemaError for a schema that cannot travel."""
+        """Return the form of a schema. Once per reader. Raises SchemaError if it cannot be sent."""
         bools = tuple(i for i, field in enumerate(schema.fields) if field.dtype.kind == "b")
         return cls(schema_id(schema), batch_size, BatchLayout.contiguous(schema, batch_size), bools)
 
     @property
     def nbytes(self) -> int:
-        """Of a block."""
+        """Bytes of a block."""
         return self.layout.nbytes
 
     def batch(self, columns: Sequence[Column]) -> Batch:
-        """One batch, copied: an array ``[rows, *shape]`` for each field. Raises SchemaError for a column that does not fit."""
+        """Return a batch with copies of ``[rows, *shape]`` arrays, one for each field.
+
+        Raises SchemaError.
+        """
         rows = len(columns[0]) if columns else 0
         if not 1 <= rows <= self.batch_size or len(columns) != len(self.layout.regions):
-            raise SchemaError(f"{len(columns)} columns of {rows} rows, {len(self.layout.regions)} of 1 to {self.batch_size} fit")
+            raise SchemaError(
+                f"{len(columns)} columns of {rows} rows, {len(self.layout.regions)} of 1 to "
+                f"{self.batch_size} fit"
+            )
         block = np.zeros(self.nbytes, np.uint8)
-        for region, into, column in zip(self.layout.regions, self.layout.views(block), columns, strict=True):
+        for region, into, column in zip(
+            self.layout.regions, self.layout.views(block), columns, strict=True
+        ):
             if column.dtype != region.dtype or column.shape != (rows, *region.shape[1:]):
-                text = f"a column is {column.dtype}{list(column.shape)} where {region.name!r} is {rows} rows of {region.dtype}"
+                text = (
+                    f"a column is {column.dtype}{list(column.shape)} where {region.name!r} is "
+                    f"{rows} rows of {region.dtype}"
+                )
                 raise SchemaError(f"{text}{list(region.shape[1:])}")
             into[:rows] = column
         return Batch(rows, [block])
 
     def blocks(self, body: Batch) -> list[BatchBlock]:
-        """The batches of a message, where they lie. Reads nothing but bools.
+        """Return the batches of a message as views. Reads only bools.
 
         Raises
         ------
@@ -90,11 +106,17 @@ class BatchForm:
         rows, size = body.rows, self.batch_size
         count = -(-rows // size)
         if not count or (count > 1 and rows % size):
-            raise Malformed(f"BATCH holds {rows} rows, batches have {size}: send one batch of 1 row or more, or whole ones")
+            raise Malformed(
+                f"BATCH holds {rows} rows, batches have {size}: send one batch of 1 row or more, "
+                "or whole ones"
+            )
         frames = [memoryview(frame) for frame in body.frames]
         sizes = [frame.nbytes for frame in frames]
         if sum(sizes) != count * self.nbytes or any(one % self.nbytes or not one for one in sizes):
-            text = f"{rows} rows in batches of {size} came in frames of {sizes} bytes, a batch takes {self.nbytes}"
+            text = (
+                f"{rows} rows in batches of {size} came in frames of {sizes} bytes, a batch takes "
+                f"{self.nbytes}"
+            )
             raise Malformed(f"{text}: was a frame cut?")
         found = []
         for frame in frames:
@@ -105,11 +127,11 @@ class BatchForm:
         return found
 
     def _check(self, region: Region, blocks: NDArray[np.uint8], rows: int) -> None:
-        """Raise Malformed for bytes that no bool has."""
+        """Raise Malformed for bytes other than 0 and 1."""
         values = blocks[:, region.offset : region.offset + rows * math.prod(region.shape[1:])]
         if values.size and values.max() > 1:
             raise Malformed(f"field {region.name!r} holds bytes that are neither 0 nor 1")
 
     def arrays(self, block: Block) -> list[Column]:
-        """Those of one block, where it lies."""
+        """Return the arrays of one block, as views if it is aligned."""
         return self.layout.views(block if block.ctypes.data % 8 == 0 else block.copy())

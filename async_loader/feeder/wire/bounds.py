@@ -1,4 +1,4 @@
-"""How much of anything a message may hold. Checked before anything is allocated; nothing here depends on a peer."""
+"""Limits of messages. They are checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import msgspec
 from msgspec import Meta
 
 CONTROL_BYTES = 64 << 10
-"""Of the msgpack body of a control message."""
+"""Bytes of the msgpack body of a control message."""
 MESSAGE_BYTES = 64 << 20
-"""Of all body frames together, unless the receiver says otherwise (WELCOME says what the server takes)."""
+"""Bytes of all body frames together, unless WELCOME says otherwise."""
 IN_FLIGHT_BYTES = 256 << 20
 MOST_AHEAD = 64
-"""Batches that a reader can have on their way, whatever it grants."""
+"""Batches that a reader can have on their way, whatever credit it grants."""
 MOST_ROWS = 1 << 20
-"""Of a batch, whose size travels as a `Count`."""
+"""Rows of a batch, whose size is sent as a `Count`."""
+STREAMS = 1 << 16
+"""Streams of one producer."""
 ROW_BYTES = 1 << 30
 FIELDS = 4096
 NAME_CHARACTERS = 256
-"""Of a field's name, and a table's."""
+"""Characters of a field's name, and a table's."""
 FRAMES = FIELDS + 1
 DEPTH = 32
-"""Of nested dicts, lists and tuples in a schema."""
+"""Nesting of dicts, lists and tuples in a schema."""
 NESTING = 2 * DEPTH + 12
-"""Of msgpack containers in one another: a schema takes two for each of its own."""
+"""Nesting of msgpack containers: a schema takes two for each of its own."""
 DIMENSIONS = 16
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARACTERS)]
@@ -44,14 +46,20 @@ Shape = Annotated[tuple[Dimension, ...], Meta(max_length=DIMENSIONS)]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a receiver takes, in bytes: a control body, all body frames of any message, all that is not yet acknowledged."""
+    """What a receiver takes, in bytes.
+
+    A control body, a message's body frames, what is in flight.
+    """
 
     control_bytes: Annotated[int, Meta(ge=1024, le=CONTROL_BYTES)] = CONTROL_BYTES
     message_bytes: U64 = MESSAGE_BYTES
     in_flight_bytes: U64 = IN_FLIGHT_BYTES
 
     def ahead(self, batch_bytes: int) -> int:
-        """Batches that a reader can have on their way over a socket: of a larger grant the rest is forgotten."""
+        """Return how many batches a reader can have on their way over a socket.
+
+        More credit is ignored.
+        """
         return max(1, min(MOST_AHEAD, self.in_flight_bytes // max(1, batch_bytes)))
 
 

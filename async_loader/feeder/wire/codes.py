@@ -1,8 +1,8 @@
-"""What the wire says by number: kinds of messages, flags, dtypes, errors. Numbers are never given a second meaning."""
+"""The numbers of the wire: planes, kinds of messages, flags, dtypes, errors. None is reused."""
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,20 @@ import numpy as np
 from async_loader.errors import SchemaError
 
 
+class Plane(Enum):
+    """Which of the three sockets: a large batch never delays a heartbeat."""
+
+    CONTROL = "control"
+    INSERT = "insert"
+    PULL = "pull"
+    __hash__ = object.__hash__  # Enum's own is Python code; a server round looks up some dozens
+
+
 class Type(IntEnum):
-    """Kinds of messages. Below 32: control; from 32: insert; from 48: pull. PING, PONG and ERROR go on any of them."""
+    """Kinds of messages.
+
+    Below 32: control; from 32: insert; from 48: pull. PING, PONG and ERROR go on any of them.
+    """
 
     HELLO = 1
     WELCOME = 2
@@ -57,33 +69,36 @@ class Type(IntEnum):
 
 
 SINCE_3 = frozenset(
-    {Type.ABOUT, Type.ABOUT_REPLY, Type.CLEAR, Type.SAVE, Type.SAVED, Type.LOAD, Type.SAMPLE, Type.SAMPLED, Type.GET, Type.GOT,
-     Type.UPDATE, Type.DELETE, Type.PRIORITIZE}
+    {Type.ABOUT, Type.ABOUT_REPLY, Type.CLEAR, Type.SAVE, Type.SAVED, Type.LOAD, Type.SAMPLE,
+     Type.SAMPLED, Type.GET, Type.GOT, Type.UPDATE, Type.DELETE, Type.PRIORITIZE}
 )  # fmt: skip
-"""What sessions of version 2 do not know: the calls of a table."""
+"""Messages that sessions of version 2 do not have: the calls of a table."""
 
 
 MUST_UNDERSTAND = 0xF0
-"""The half of a header's flags that may not be ignored."""
+"""The half of a header's flags that a receiver may not ignore."""
 ACK_NOW = 0x01
-"""INSERT: the writer waits for this one, do not save the ACK up. Who does not know it may ignore it."""
+"""INSERT: the writer waits for the ACK, do not delay it. May be ignored."""
 SENT_BEFORE = 0x02
-"""INSERT: an earlier server got this message and may have handed its rows out before it was lost."""
+"""INSERT: an earlier server received this message and may have delivered its rows."""
 REDELIVERED = 0x02
-"""BATCH: it holds rows that a learner may have had before. Which of them, the field of that name says."""
+"""BATCH: it has rows that a learner may have had before; the field of that name says which."""
 SHARED = 0x10
 """BATCH: the rows are not in the message but in a slot of shared memory."""
 KNOWN = {Type.BATCH: SHARED}
 """Flags of the upper half that each kind of message may carry."""
 
 TERMINATED, TRUNCATED, FINAL, SHOWN = 1, 2, 4, 8
-"""Flags of an inserted row. FINAL: no step, but the observation after the last one. With TERMINATED or TRUNCATED it ends an
-episode whose last step was sent before, and holds that observation only if it is SHOWN."""
+"""Flags of an inserted row.
+
+FINAL: not a step, but the observation after the last one. With TERMINATED
+or TRUNCATED it ends an episode whose last step was sent before; then it has the observation only if
+it is SHOWN. The table has the same numbers (replay/base/row_format.py); a test holds them equal."""
 ROW_FLAGS = TERMINATED | TRUNCATED | FINAL | SHOWN
 
 
 class ErrorCode(IntEnum):
-    """What went wrong. `worth_retrying` says which of them may pass by themselves."""
+    """What went wrong. `RETRY` says which errors may pass."""
 
     VERSION = 1
     MALFORMED = 2
@@ -109,7 +124,7 @@ class ErrorCode(IntEnum):
 
 
 RETRY = {
-    ErrorCode.UNKNOWN_SESSION: "after a new HELLO: the server forgot the session, or is another one",
+    ErrorCode.UNKNOWN_SESSION: "after a new HELLO: the server does not know the session",
     ErrorCode.UNKNOWN_WRITER: "after a new OPEN_WRITER with the same producer and epoch",
     ErrorCode.UNKNOWN_READER: "after a new OPEN_READER",
     ErrorCode.GAP: "from the sequence that is expected",
@@ -117,26 +132,34 @@ RETRY = {
     ErrorCode.DRAINING: "later, or at another server: this one takes nothing new",
     ErrorCode.TIMEOUT: "at once: nothing was lost",
 }
-"""When the same request is worth sending again. For all other codes it will fail the same way."""
+"""When to send the same request again. With all other codes it fails the same way."""
 
 
 def worth_retrying(code: int) -> bool:
+    """Return whether the same request may succeed later."""
     return code in RETRY
 
 
 _NAMES = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")
-DTYPES: dict[int, np.dtype[Any]] = {code: np.dtype(f"<{name}") for code, name in enumerate(_NAMES, 1)}
-"""Codes of dtypes; all little-endian. Never ``np.dtype(text)``: that takes objects and records too."""
+DTYPES: dict[int, np.dtype[Any]] = {
+    code: np.dtype(f"<{name}") for code, name in enumerate(_NAMES, 1)
+}
+"""Dtypes by code, all little-endian.
+
+Not by ``np.dtype(text)``, which takes objects and records too.
+"""
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 BFLOAT16 = 15
-"""Of a tensor among weights, which numpy has no dtype for: its bits travel, as those of u16."""
+"""Of a tensor of weights. numpy has no such dtype: the bits are sent as u16."""
 TENSOR_DTYPES: dict[int, np.dtype[Any]] = {**DTYPES, BFLOAT16: np.dtype("<u2")}
-"""What the tensors of weights may be; fields of a schema are one of `DTYPES`."""
+"""Dtypes of tensors of weights; fields of a schema have one of `DTYPES`."""
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:
-    """Raises SchemaError for a dtype that has none."""
+    """Return the code of a dtype. Raises SchemaError if it has none."""
     try:
         return _CODES[dtype]
     except KeyError:
-        raise SchemaError(f"dtype {dtype} cannot travel: use one of {', '.join(map(str, _CODES))}, little-endian") from None
+        raise SchemaError(
+            f"dtype {dtype} cannot travel: use one of {', '.join(map(str, _CODES))}, little-endian"
+        ) from None

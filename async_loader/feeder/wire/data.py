@@ -1,4 +1,4 @@
-"""Bodies of the data planes: fixed structs and arrays of numbers, no msgpack. What rows mean is left to `rows`."""
+"""Message bodies without msgpack: fixed structs and arrays of numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from async_loader.errors import Malformed
 from async_loader.feeder.wire.codes import Type
 
 Buffer = Any
-"""bytes, bytearray, memoryview, a numpy array, a zmq.Frame: Python has no name for it before 3.12."""
+"""bytes, bytearray, memoryview, a numpy array, a zmq.Frame.
+
+Python has no name for it before 3.12.
+"""
 
 _ACK = struct.Struct("<4Q")
 _APPLIED = struct.Struct("<2Q")
@@ -30,7 +33,7 @@ class Data(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def count(self) -> int:
-        """What the header's ``rows`` says."""
+        """The header's ``rows``."""
         return 0
 
     def pack(self) -> list[Buffer]:
@@ -62,8 +65,10 @@ class Drain(Empty, frozen=True):
 
 
 class Ack(Data, frozen=True):
-    """Watermarks of a writer, cumulative: every INSERT with a sequence below ``applied`` is in the table, below ``durable``
-    outlives the server. The window is how much may be under way beyond ``applied``.
+    """Cumulative watermarks of a writer.
+
+    Every INSERT with a sequence below ``applied`` is in the table; below ``durable`` it outlives
+    the server. The window is how much may be under way beyond ``applied``.
     """
 
     TYPE = Type.ACK
@@ -77,13 +82,13 @@ class Ack(Data, frozen=True):
 
 
 class Gap(Ack, frozen=True):
-    """An ACK that says too: what came was not ``applied``, the sequence that is expected. Send again from there."""
+    """An ACK after a gap: send again from ``applied`` on, the expected sequence."""
 
     TYPE = Type.GAP
 
 
 class Applied(Data, frozen=True):
-    """Of how many priorities the items were still there, and of how many not."""
+    """How many of a call's ids had a row, and how many were stale."""
 
     TYPE = Type.APPLIED
     applied: int
@@ -94,8 +99,9 @@ class Applied(Data, frozen=True):
 
 
 class Pull(Data, frozen=True):
-    """How many batches may be sent, counted from the reader's opening, so that twice does no harm; how many have come, so that
-    the memory of theirs can be used again; and slots that are free.
+    """Absolute credit: batches that may be sent, counted from the reader's opening.
+
+    With the number of received batches, whose memory can be reused, and free slots.
     """
 
     TYPE = Type.PULL
@@ -108,11 +114,14 @@ class Pull(Data, frozen=True):
         return len(self.returned)
 
     def pack(self) -> list[Buffer]:
-        return [_GRANTED.pack(self.granted, self.received) + numbers(self.returned, "<u4", "slots").tobytes()]
+        return [
+            _GRANTED.pack(self.granted, self.received)
+            + numbers(self.returned, "<u4", "slots").tobytes()
+        ]
 
 
 class InSlot(NamedTuple):
-    """Where a batch lies in shared memory. ``flags`` are those that its header would have."""
+    """A batch in shared memory. ``flags`` are those that its header would have."""
 
     slot: int
     generation: int
@@ -121,9 +130,9 @@ class InSlot(NamedTuple):
 
 
 class SlotBatches(Data, frozen=True):
-    """Batches that lie in slots of shared memory, one after the other; the header's sequence is that of the first.
+    """Batches in slots of shared memory, in order; the header has the sequence of the first.
 
-    The header carries the flag SHARED.
+    The header has the flag SHARED.
     """
 
     TYPE = Type.BATCH
@@ -138,7 +147,7 @@ class SlotBatches(Data, frozen=True):
 
 
 class Priorities(Data, frozen=True):
-    """New priorities, finite and not negative, of the rows with these ids."""
+    """New priorities, finite and not negative, by id."""
 
     TYPE = Type.PRIORITIES
     ids: NDArray[np.int64]
@@ -157,8 +166,10 @@ class Priorities(Data, frozen=True):
 
 
 class CloseReader(Data, frozen=True):
-    """The end of a reader, and what becomes of its leases. Those of batches that did not arrive go back, and so do those that
-    are named here: the first ``seen`` of them were handed to user code. All others were used.
+    """The end of a reader and its leases.
+
+    Leases of batches that did not arrive go back, and so do those in ``unused``: user code had the
+    first ``seen`` of them. All others were used.
 
     Attributes
     ----------
@@ -178,7 +189,9 @@ class CloseReader(Data, frozen=True):
         return len(self.unused)
 
     def pack(self) -> list[Buffer]:
-        return [_CLOSED.pack(self.arrived, self.seen) + numbers(self.unused, "<u8", "leases").tobytes()]
+        return [
+            _CLOSED.pack(self.arrived, self.seen) + numbers(self.unused, "<u8", "leases").tobytes()
+        ]
 
 
 class Return(Data, frozen=True):
@@ -199,7 +212,7 @@ EMPTY: dict[Type, type[Empty]] = {kind.TYPE: kind for kind in (Ping, Pong, Done,
 
 
 def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
-    """The body of any message without msgpack but INSERT and BATCH over tcp. Arrays are views where alignment allows.
+    """Decode a body, except INSERT and BATCH over tcp. Arrays are views where they are aligned.
 
     Raises
     ------
@@ -211,7 +224,10 @@ def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
         return _closed(rows, _only(kind, frames))
     if kind is Type.PRIORITIES:
         if len(frames) != 2:
-            raise Malformed(f"PRIORITIES came in {len(frames)} frames: there is one of ids and one of priorities")
+            raise Malformed(
+                f"PRIORITIES came in {len(frames)} frames: there is one of ids and one of "
+                "priorities"
+            )
         ids = vector(frames[0], np.dtype("<i8"), rows, "ids")
         values = vector(frames[1], np.dtype("<f8"), rows, "priorities")
         _finite(values)
@@ -226,7 +242,7 @@ def unpack(kind: Type, rows: int, frames: Sequence[memoryview]) -> Data:
 
 
 def vector(frame: memoryview, dtype: np.dtype[Any], n: int, what: str) -> NDArray[Any]:
-    """``n`` numbers; a view on the frame if it is aligned, else a copy."""
+    """Return ``n`` numbers: a view of the frame if it is aligned, else a copy."""
     if frame.nbytes != n * dtype.itemsize:
         raise Malformed(f"{n} {what} came in {frame.nbytes} bytes, they take {n * dtype.itemsize}")
     if not n:
@@ -236,9 +252,17 @@ def vector(frame: memoryview, dtype: np.dtype[Any], n: int, what: str) -> NDArra
 
 
 def numbers(values: NDArray[Any], dtype: str, what: str) -> NDArray[Any]:
-    """For sending: one dimension, contiguous, of exactly this dtype."""
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype != np.dtype(dtype) or not values.flags.c_contiguous:
-        raise Malformed(f"{what} are no contiguous array [n] of {np.dtype(dtype)}: convert them with numpy.ascontiguousarray")
+    """Return ``values``. Raises Malformed unless they are contiguous, 1-d and of this dtype."""
+    if (
+        not isinstance(values, np.ndarray)
+        or values.ndim != 1
+        or values.dtype != np.dtype(dtype)
+        or not values.flags.c_contiguous
+    ):
+        raise Malformed(
+            f"{what} are no contiguous array [n] of {np.dtype(dtype)}: convert them with "
+            "numpy.ascontiguousarray"
+        )
     return values
 
 
@@ -251,7 +275,9 @@ def _finite(values: NDArray[np.float64]) -> None:
 
 def _pull(rows: int, frame: memoryview) -> Pull:
     if frame.nbytes < _GRANTED.size:
-        raise Malformed(f"PULL has a body of {frame.nbytes} bytes, it takes {_GRANTED.size} and 4 for each slot")
+        raise Malformed(
+            f"PULL has a body of {frame.nbytes} bytes, it takes {_GRANTED.size} and 4 for each slot"
+        )
     granted, received = _GRANTED.unpack_from(frame)
     return Pull(granted, received, vector(frame[_GRANTED.size :], np.dtype("<u4"), rows, "slots"))
 
@@ -269,7 +295,10 @@ def _closed(count: int, frame: memoryview) -> CloseReader:
 
 def _slots(count: int, frame: memoryview) -> SlotBatches:
     if frame.nbytes != count * _SLOT.size or not count:
-        raise Malformed(f"BATCH of {count} slots has a body of {frame.nbytes} bytes, it takes {_SLOT.size} for each, 1 or more")
+        raise Malformed(
+            f"BATCH of {count} slots has a body of {frame.nbytes} bytes, it takes {_SLOT.size} for "
+            "each, 1 or more"
+        )
     return SlotBatches([InSlot(*place) for place in _SLOT.iter_unpack(frame)])
 
 

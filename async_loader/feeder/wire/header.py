@@ -1,4 +1,4 @@
-"""The 64 bytes that every message begins with. Little-endian; knows nothing of bodies.
+"""The 64 bytes that every message begins with. Little-endian.
 
 ::
 
@@ -9,7 +9,7 @@
      7  flags u8              36  frames u16
      8  session u64           38  reserved u16, 0
 
-All of these keep their places in all versions; what is reserved is sent as 0 and not looked at.
+All versions have these fields at these places; reserved bytes are sent as 0 and ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from async_loader.feeder.wire.codes import ErrorCode, Type
 BYTES = 64
 MAGIC = b"ALDR"
 OLDEST, NEWEST = 2, 3
-"""Versions of the format that this package understands. Version 3 adds messages, and fields that may be left out."""
+"""Versions that this package understands. Version 3 adds messages and optional fields."""
 
 _FRONT = struct.Struct("<4s4B2Q3I2HQ12x")
 _WHOLE = struct.Struct("<4s4B2Q3I2HQ12xI")
@@ -37,18 +37,19 @@ _crc32c = google_crc32c.value
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """What the header of a message says.
+    """The header of a message.
 
     Attributes
     ----------
     session : int
-        As WELCOME gave it; 0 before.
+        From WELCOME; 0 before.
     sequence : int
-        Of a request, and of its answer; of an INSERT within (producer, epoch); of a BATCH within the reader.
+        Of a request and its answer; of an INSERT within (producer, epoch); of a BATCH within the
+        reader.
     number : int
-        Which writer or reader of the session.
+        Of the writer or reader in the session.
     schema : int
-        Id of the schema of the rows, 0 where there are none.
+        Id of the schema of the rows, 0 without rows.
     frames, body_bytes : int
         Frames that follow, and their bytes together.
     """
@@ -67,66 +68,119 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode(header: Header) -> bytes:
-    """O(1). Raises struct.error for numbers that do not fit, which no peer can cause."""
+    """Return the header's bytes. O(1). Raises struct.error for numbers that do not fit."""
     h = header
     front = _FRONT.pack(
-        MAGIC, h.version, h.oldest, h.type, h.flags, h.session, h.sequence, h.number, h.schema, h.rows, h.frames, 0, h.body_bytes
+        MAGIC,
+        h.version,
+        h.oldest,
+        h.type,
+        h.flags,
+        h.session,
+        h.sequence,
+        h.number,
+        h.schema,
+        h.rows,
+        h.frames,
+        0,
+        h.body_bytes,
     )
     return front + _CRC.pack(_crc32c(front))
 
 
 def decode(frame: Any) -> Header:
-    """O(1).
+    """Return the header in a frame. O(1).
 
     Raises
     ------
     Malformed
-        With the code that answers it: MALFORMED, VERSION, or UNSUPPORTED for types and flags of later versions.
+        MALFORMED, VERSION, or UNSUPPORTED for types and flags of later versions.
     """
     size = len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
     if size != BYTES:
-        raise Malformed(f"the first frame holds {size} bytes, a header {BYTES}: is the peer of another protocol?")
+        raise Malformed(
+            f"the first frame holds {size} bytes, a header {BYTES}: is the peer of another "
+            "protocol?"
+        )
     frame = bytes(frame)
-    magic, version, oldest, kind, flags, session, sequence, number, schema, rows, frames, _, body, crc = _WHOLE.unpack(frame)
+    (
+        magic,
+        version,
+        oldest,
+        kind,
+        flags,
+        session,
+        sequence,
+        number,
+        schema,
+        rows,
+        frames,
+        _,
+        body,
+        crc,
+    ) = _WHOLE.unpack(frame)
     if magic != MAGIC:
-        raise Malformed(f"a message begins with {magic!r}, not with {MAGIC!r}: is the peer of another protocol?")
+        raise Malformed(
+            f"a message begins with {magic!r}, not with {MAGIC!r}: is the peer of another protocol?"
+        )
     if crc != _crc32c(frame[:60]):
-        raise Malformed(f"the header's CRC32C is {_crc32c(frame[:60]):08x}, it says {crc:08x}: it was damaged on its way")
+        raise Malformed(
+            f"the header's CRC32C is {_crc32c(frame[:60]):08x}, it says {crc:08x}: it was damaged "
+            "on its way"
+        )
     known = _TYPES.get(kind)
-    # See NOTE [errors are for all ages] in the package: an ERROR is read whatever its sender speaks.
+    # An ERROR is read in all versions: see NOTE [errors are for all ages] in the package.
     if known is not Type.ERROR:
         refused = _refused(version, oldest, kind, known, flags)
         if refused is not None:
-            refused.type, refused.session, refused.sequence, refused.number = kind, session, sequence, number
+            refused.type, refused.session, refused.sequence, refused.number = (
+                kind,
+                session,
+                sequence,
+                number,
+            )
             raise refused
     assert known is not None
-    return Header(version, oldest, known, flags, session, sequence, number, schema, rows, frames, body)
+    return Header(
+        version, oldest, known, flags, session, sequence, number, schema, rows, frames, body
+    )
 
 
-def _refused(version: int, oldest: int, kind: int, known: Type | None, flags: int) -> Malformed | None:
+def _refused(
+    version: int, oldest: int, kind: int, known: Type | None, flags: int
+) -> Malformed | None:
     if not OLDEST <= version <= NEWEST:
-        text = f"the message is of version {version} (its sender understands {oldest} and later), here {OLDEST} to {NEWEST}"
+        text = (
+            f"the message is of version {version} (its sender understands {oldest} and later), "
+            f"here {OLDEST} to {NEWEST}"
+        )
         return Malformed(f"{text} are understood: update the older side", ErrorCode.VERSION, NEWEST)
     if known is None:
-        text = f"type {kind} is none of version {NEWEST}: say less, or update this side"
+        text = f"type {kind} is not one of version {NEWEST}: update this side"
         return Malformed(text, ErrorCode.UNSUPPORTED)
     strange = flags & codes.MUST_UNDERSTAND
     if strange and (strange := strange & ~codes.KNOWN.get(known, 0)):
-        text = f"{known.name} carries flags {strange:#04x}, which must be understood and are not: update this side"
+        text = (
+            f"{known.name} carries flags {strange:#04x}, which must be understood and are not: "
+            "update this side"
+        )
         return Malformed(text, ErrorCode.UNSUPPORTED)
     return None
 
 
 def agree(ours: tuple[int, int], theirs: tuple[int, int]) -> int:
-    """The newest version that both sides understand; each side is (oldest, newest).
+    """Return the newest version that both sides understand; each side is (oldest, newest).
 
     Raises
     ------
     Malformed
-        With code VERSION, if there is none.
+        VERSION, if there is none.
     """
     version = min(ours[1], theirs[1])
     if version < max(ours[0], theirs[0]) or theirs[0] > theirs[1]:
-        text = f"versions {ours[0]} to {ours[1]} are understood here, {theirs[0]} to {theirs[1]} there: update the older side"
+        text = (
+            f"versions {ours[0]} to {ours[1]} are understood here, {theirs[0]} to {theirs[1]} "
+            "there: update the older side"
+        )
         raise Malformed(text, ErrorCode.VERSION, ours[1])
     return version

@@ -1,4 +1,4 @@
-"""Frames in, messages out, and back. Holds no state: what a message means in its place is the session's business."""
+"""Messages as frames, and back. Stateless."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire import bounds, codes, control, data, header
+from async_loader.feeder.wire import bounds, codes, control_codec, data, header
 from async_loader.feeder.wire.batches import Batch
 from async_loader.feeder.wire.bounds import Limits
 from async_loader.feeder.wire.codes import ErrorCode, Type
@@ -19,16 +19,16 @@ from async_loader.feeder.wire.rows import Insert
 
 
 class Message(msgspec.Struct, frozen=True, eq=False):
-    """One message, whole.
+    """One message.
 
     Attributes
     ----------
     body : Control or Data
-        Its class says what kind of message it is.
+        Its class is the kind of message.
     session, sequence, number, schema, flags, version, oldest : int
         As in `Header`.
     data : buffer, optional
-        The bytes that come with WEIGHTS and PUBLISH, and with calls of a table.
+        The data frame of WEIGHTS, PUBLISH, and calls of a table.
     """
 
     body: Control | Data
@@ -46,21 +46,31 @@ class Message(msgspec.Struct, frozen=True, eq=False):
         return self.body.TYPE
 
     def reply(self, body: Control | Data, *, schema: int = 0, data: Any = None) -> Message:
-        """An answer: of the same session, sequence and number, in the same version."""
-        return Message(body, self.session, self.sequence, self.number, schema, 0, self.version, self.oldest, data)
+        """Return an answer: same session, sequence, number and version."""
+        return Message(
+            body,
+            self.session,
+            self.sequence,
+            self.number,
+            schema,
+            0,
+            self.version,
+            self.oldest,
+            data,
+        )
 
 
 def encode(message: Message) -> list[Buffer]:
-    """The frames to send, header first. Large arrays are the message's own: leave them alone until they are sent.
+    """Return the frames to send, header first. Do not change large arrays until they are sent.
 
     Raises
     ------
     Malformed
-        For what a receiver with the usual limits would refuse.
+        If a receiver with the usual limits would refuse it.
     """
     body = message.body
     if isinstance(body, Control):
-        frames: list[Buffer] = [control.pack(body)]
+        frames: list[Buffer] = [control_codec.pack(body)]
         rows = 0
         if message.data is not None:
             frames.append(message.data)
@@ -77,15 +87,15 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def decode(frames: Sequence[Any], limits: Limits = bounds.DEFAULT) -> Message:
-    """The message that these frames are: the header's, then the body's, of any buffer type (bytes, memoryview, zmq.Frame).
+    """Return the message of these frames, header first, of any buffer type.
 
-    What INSERT and BATCH hold is read in a second step, since it takes the layout that was agreed on: `rows.read_insert`,
-    `batches.BatchForm`. Costs O(frames) until then, but for control messages O(bytes).
+    Rows of INSERT and BATCH are read in a second step, which needs their layout:
+    `rows.read_insert`, `batches.BatchForm`. O(frames); for control messages O(bytes).
 
     Raises
     ------
     Malformed
-        Whatever the frames hold; `refuse` makes the answer of it. Nothing else, if the frames are buffers.
+        For any wrong frames; `refuse` makes the answer. No other error is raised for buffers.
     """
     if not frames:
         raise Malformed("a message without frames: the first one is a header")
@@ -93,12 +103,20 @@ def decode(frames: Sequence[Any], limits: Limits = bounds.DEFAULT) -> Message:
     try:
         return _message(head, frames, limits)
     except Malformed as error:
-        error.type, error.session, error.sequence, error.number = head.type, head.session, head.sequence, head.number
+        error.type, error.session, error.sequence, error.number = (
+            head.type,
+            head.session,
+            head.sequence,
+            head.number,
+        )
         raise
 
 
 def refuse(error: Malformed) -> Message | None:
-    """The ERROR that answers what could not be read; ``None`` where that was an ERROR itself, or two peers would never end."""
+    """Return the ERROR for a message that could not be decoded.
+
+    ``None`` if that was an ERROR itself.
+    """
     if error.type == Type.ERROR:
         return None
     body = Error.of(ErrorCode(error.code), str(error), error.expected)
@@ -118,36 +136,53 @@ def _message(head: Header, frames: Sequence[Any], limits: Limits) -> Message:
         if views:
             raise Malformed(f"{kind.name} has {len(views)} body frames, it takes none")
         body = data.EMPTY[kind]()
-    elif kind not in control.DECODERS:
+    elif kind not in control_codec.DECODERS:
         body = data.unpack(kind, head.rows, views)
     else:
         if not views:
             raise Malformed(f"{kind.name} has no body frame, it takes one of msgpack")
-        body = control.unpack(kind, views[0], limits.control_bytes)
+        body = control_codec.unpack(kind, views[0], limits.control_bytes)
         _check_part(body, views[1:])
         part = views[1] if len(views) > 1 else None
     return Message(
-        body, head.session, head.sequence, head.number, head.schema, head.flags, head.version, head.oldest, part
-    )  # fmt: skip
+        body,
+        head.session,
+        head.sequence,
+        head.number,
+        head.schema,
+        head.flags,
+        head.version,
+        head.oldest,
+        part,
+    )
 
 
 def _bodies(head: Header, frames: Sequence[Any], limits: Limits) -> list[memoryview]:
-    """The body frames, after their number and size were held against the header and the limits."""
+    """Return the body frames, checked against the header and the limits."""
     if len(frames) - 1 != head.frames or head.frames > bounds.FRAMES:
-        text = f"{head.type.name} came in {len(frames) - 1} body frames and says {head.frames}, {bounds.FRAMES} are allowed"
+        text = (
+            f"{head.type.name} came in {len(frames) - 1} body frames and says {head.frames}, "
+            f"{bounds.FRAMES} are allowed"
+        )
         raise Malformed(f"{text}: was a frame lost, or added?")
     views = [memoryview(frame) for frame in frames[1:]]
     size = sum([view.nbytes for view in views])
     if size != head.body_bytes:
-        raise Malformed(f"{head.type.name} came with {size} body bytes and says {head.body_bytes}: was a frame cut?")
+        raise Malformed(
+            f"{head.type.name} came with {size} body bytes and says {head.body_bytes}: was a frame "
+            "cut?"
+        )
     if size > limits.message_bytes:
-        text = f"{head.type.name} has {size} body bytes, {limits.message_bytes} are allowed: send less at a time"
+        text = (
+            f"{head.type.name} has {size} body bytes, {limits.message_bytes} are allowed: send "
+            "less at a time"
+        )
         raise Malformed(text, ErrorCode.TOO_LARGE)
     return [view if view.ndim == 1 and view.format == "B" else view.cast("B") for view in views]
 
 
 def _check_part(body: Control, parts: Sequence[Any]) -> None:
-    """Whether a message comes with the data frame that it speaks of, and others with none."""
+    """Raise Malformed unless the data frames are those that the body names."""
     if len(parts) > 1:
         raise Malformed(f"{body.TYPE.name} has {len(parts)} data frames, it takes 1 at most")
     body.check_data(memoryview(parts[0]).nbytes if parts else None)

@@ -1,4 +1,4 @@
-"""Rows in messages: INSERT. Arrays in, frames out, and back; copies only what is small or misaligned."""
+"""Rows of an INSERT: arrays as frames, and back. Copies only small or misaligned ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Column = NDArray[Any]
 
 
 class Framed(Data, frozen=True):
-    """Root of the bodies made of rows. Which schema they are of is known to the receiver."""
+    """Root of the bodies made of rows. The receiver knows their schema."""
 
     rows: int
     frames: Sequence[Buffer]
@@ -30,7 +30,7 @@ class Framed(Data, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """What the windows of writers count."""
+        """Bytes, as the windows of writers count them."""
         return sum(memoryview(frame).nbytes for frame in self.frames)
 
     def pack(self) -> list[Buffer]:
@@ -38,23 +38,26 @@ class Framed(Data, frozen=True):
 
 
 class Insert(Framed, frozen=True):
-    """Steps of a writer, not looked into: a server tells a duplicate by the header. `read_insert` gives the arrays."""
+    """Steps of a writer, not decoded: the header tells a duplicate.
+
+    `read_insert` gives the arrays.
+    """
 
     TYPE = Type.INSERT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """What an INSERT holds, [rows] each.
+    """The rows of an INSERT, [rows] each.
 
     Attributes
     ----------
     streams : uint32
-        Which stream of the writer each row continues.
+        The writer's stream that each row continues.
     flags : uint32
-        TERMINATED, TRUNCATED, FINAL, SHOWN. Of a FINAL row only fields with ``next`` mean something.
+        TERMINATED, TRUNCATED, FINAL, SHOWN. Of a FINAL row only fields with ``next`` are used.
     priorities : float64
-        NaN: the table's own.
+        NaN: the table's default.
     columns : list of arrays [rows, *shape]
         One per field, in the schema's order.
     """
@@ -66,7 +69,7 @@ class Steps:
 
 
 def insert(layout: RowLayout, steps: Steps) -> Insert:
-    """Ready to be sent. Small fields are copied; large ones are the caller's arrays, to be left alone until they are sent.
+    """Return the INSERT. Small fields are copied; do not change large arrays until they are sent.
 
     Raises
     ------
@@ -75,9 +78,16 @@ def insert(layout: RowLayout, steps: Steps) -> Insert:
     """
     rows = len(steps.streams)
     packed, frames = _framed(layout, steps.columns, rows)
-    for name, values in (("stream", steps.streams), ("flags", steps.flags), ("priority", steps.priorities)):
+    for name, values in (
+        ("stream", steps.streams),
+        ("flags", steps.flags),
+        ("priority", steps.priorities),
+    ):
         if values.shape != (rows,) or values.dtype != layout.packed[name]:
-            raise SchemaError(f"{name} is {values.dtype}{list(values.shape)}, {layout.packed[name]}[{rows}] is sent")
+            raise SchemaError(
+                f"{name} is {values.dtype}{list(values.shape)}, {layout.packed[name]}[{rows}] is "
+                "sent"
+            )
         packed[name] = values
     try:
         _check_heads(packed["flags"], packed["priority"])
@@ -87,7 +97,7 @@ def insert(layout: RowLayout, steps: Steps) -> Insert:
 
 
 def read_insert(body: Insert, layout: RowLayout) -> Steps:
-    """Views on the frames, where they are aligned (frames of bytes give arrays that cannot be written).
+    """Return views of the frames, where they are aligned; frames of bytes give read-only arrays.
 
     Raises
     ------
@@ -99,21 +109,29 @@ def read_insert(body: Insert, layout: RowLayout) -> Steps:
     return Steps(packed["stream"], flags, priorities, columns)
 
 
-def _framed(layout: RowLayout, columns: Sequence[Column], rows: int) -> tuple[NDArray[np.void], list[Buffer]]:
+def _framed(
+    layout: RowLayout, columns: Sequence[Column], rows: int
+) -> tuple[NDArray[np.void], list[Buffer]]:
     if not 1 <= rows < 2**32:
         raise SchemaError(f"a message holds 1 row or more, not {rows}")
     if len(columns) != len(layout.fields):
         raise SchemaError(f"{len(columns)} columns came for {len(layout.fields)} fields")
     for field, column in zip(layout.fields, columns, strict=True):
         if column.dtype != field.dtype or column.shape != (rows, *field.shape):
-            raise SchemaError(f"a column is {column.dtype}{list(column.shape)} where the schema has {rows} rows of {field}")
-    packed = np.zeros(rows, layout.packed)  # zeros: what lies between fields would be memory of ours
+            raise SchemaError(
+                f"a column is {column.dtype}{list(column.shape)} where the schema has {rows} rows "
+                f"of {field}"
+            )
+    packed = np.zeros(rows, layout.packed)  # zeros: gaps would leak memory of this process
     for i in layout.small:
         packed[f"f{i}"] = columns[i]
     for i in layout.large:
-        # ZeroMQ sends the bytes as they lie, without a word about their order.
+        # ZeroMQ sends the memory as it is.
         if not columns[i].flags.c_contiguous:
-            raise SchemaError(f"the column of {layout.fields[i]} is not C-contiguous: pass numpy.ascontiguousarray of it")
+            raise SchemaError(
+                f"the column of {layout.fields[i]} is not C-contiguous: pass "
+                "numpy.ascontiguousarray of it"
+            )
     return packed, [packed.view(np.uint8), *(columns[i] for i in layout.large)]
 
 
@@ -124,7 +142,9 @@ def _read(body: Framed, layout: RowLayout) -> tuple[NDArray[np.void], list[Colum
     frames = [memoryview(frame) for frame in body.frames]
     layout.check(frames, rows)
     packed = _array(frames[0], layout.packed)
-    columns: list[Column] = [packed[f"f{i}"] if offset is not None else packed for i, offset in enumerate(layout.offsets)]
+    columns: list[Column] = [
+        packed[f"f{i}"] if offset is not None else packed for i, offset in enumerate(layout.offsets)
+    ]
     for frame, i in zip(frames[1:], layout.large, strict=True):
         field = layout.fields[i]
         columns[i] = _array(frame, field.dtype).reshape(rows, *field.shape)
@@ -142,9 +162,15 @@ def _array(frame: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _check_heads(flags: NDArray[np.uint32], priorities: NDArray[np.float64]) -> None:
     seen = int(np.bitwise_or.reduce(flags))
     if seen & ~codes.ROW_FLAGS:
-        raise Malformed(f"a row has flags {seen & ~codes.ROW_FLAGS:#x}: there are 1 terminated, 2 truncated, 4 final, 8 shown")
+        raise Malformed(
+            f"a row has flags {seen & ~codes.ROW_FLAGS:#x}: there are 1 terminated, 2 truncated, 4 "
+            "final, 8 shown"
+        )
     if seen & codes.SHOWN and (flags & (codes.FINAL | codes.SHOWN) == codes.SHOWN).any():
         raise Malformed("a row that is not final has the flag 8, shown: that is for final rows")
-    least, most = np.fmin.reduce(priorities), np.fmax.reduce(priorities)  # of those that are not NaN
+    least, most = np.fmin.reduce(priorities), np.fmax.reduce(priorities)  # NaNs are ignored
     if least < 0 or most == np.inf:
-        raise Malformed(f"a row has priority {least if least < 0 else most}: it is finite and not negative, or NaN")
+        raise Malformed(
+            f"a row has priority {least if least < 0 else most}: it is finite and not negative, or "
+            "NaN"
+        )

@@ -1,6 +1,7 @@
-"""A look at msgpack before it is decoded: what a decoder would take silently is refused. Builds nothing.
+"""Checks msgpack before it is decoded: refuses what msgspec would accept silently.
 
-msgspec keeps the last of two equal keys, turns extension types into objects and descends as deep as Python allows.
+msgspec keeps the last of two equal keys, turns extension types into objects, and descends as deep
+as Python allows.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from async_loader.feeder.wire import bounds
 _INTEGERS = {first + i: 1 + (1 << i) for first in (0xCC, 0xD0) for i in range(4)}
 _SCALARS = {0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9, **_INTEGERS}
 _SIZED = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-"""Bytes of the length of bin and str."""
+"""Size of the length of bin and str, in bytes."""
 _COUNTED = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-"""Bytes of the count of arrays and maps."""
+"""Size of the count of arrays and maps, in bytes."""
 
 
 def _whole(op: int) -> int:
@@ -23,11 +24,11 @@ def _whole(op: int) -> int:
 
 
 _WHOLE = [_whole(op) for op in range(256)]
-"""Bytes of a value that the first of them tells the length of; 0 for all others."""
+"""Size of a value whose first byte tells it; 0 for all others."""
 
 
 def check(data: bytes) -> None:
-    """One msgpack value and no more; maps have different keys, all of them text. O(bytes), about 0.15 us a value.
+    """Check for exactly one msgpack value, whose maps have unique text keys. About 0.15 us a value.
 
     Raises
     ------
@@ -54,17 +55,22 @@ def check(data: bytes) -> None:
                 left.append(count)
                 keys.append(set() if is_map else None)
                 if len(left) > bounds.NESTING:
-                    raise Malformed(f"msgpack: containers are nested more than {bounds.NESTING} deep: send something flatter")
+                    raise Malformed(
+                        f"msgpack: containers are nested more than {bounds.NESTING} deep: send "
+                        "something flatter"
+                    )
     except IndexError:
         at = len(data) + 1
     if at > len(data):
         raise Malformed(f"msgpack: cut off after {len(data)} bytes")
     if at < len(data):
-        raise Malformed(f"msgpack: {len(data) - at} bytes follow the value: send one value in a frame")
+        raise Malformed(
+            f"msgpack: {len(data) - at} bytes follow the value: send one value in a frame"
+        )
 
 
 def _step(data: bytes, at: int) -> tuple[int, int, bool]:
-    """Past a value that says its length, or the front of a container: where, how many items follow, whether it is a map."""
+    """Step over a value, or the head of a container: return position, item count, whether a map."""
     op = data[at]
     at += 1
     if op in _SIZED:
@@ -75,16 +81,21 @@ def _step(data: bytes, at: int) -> tuple[int, int, bool]:
         width = _COUNTED[op]
         count = int.from_bytes(data[at : at + width], "big")
     else:
-        raise Malformed(f"msgpack: byte {at - 1} is {op:#x}, an extension type or none: only plain values travel")
+        raise Malformed(
+            f"msgpack: byte {at - 1} is {op:#x}, an extension type or none: only plain values "
+            "travel"
+        )
     is_map = op < 0x90 or op >= 0xDE
     at, count = at + width, count * 2 if is_map else count
     if count > len(data) - at:
-        raise Malformed(f"msgpack: {count} items are said to follow byte {at}, {len(data) - at} bytes do")
+        raise Malformed(
+            f"msgpack: {count} items are said to follow byte {at}, {len(data) - at} bytes do"
+        )
     return at, count, is_map
 
 
 def _key(data: bytes, at: int, seen: set[bytes]) -> int:
-    """Past a key, which is text, and none of those that were seen."""
+    """Step over a key. Raises Malformed unless it is text that was not seen before."""
     op = data[at]
     if 0xA0 <= op < 0xC0:
         start, size = at + 1, op & 0x1F

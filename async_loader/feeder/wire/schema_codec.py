@@ -1,7 +1,8 @@
-"""Schemas as msgpack, and the number that stands for one. Never makes a dtype of a text, nor a class.
+"""Schemas as msgpack, and their ids. No text becomes a dtype or a class.
 
-A schema is an array ``[nesting, [field, ...]]``; a field is ``[name, dtype code, shape, stack, next, padding]``; a nesting is
-nil where a leaf stands, else ``[0 dict | 1 list | 2 tuple, keys, [nesting, ...]]``, with keys for dicts only.
+A schema is an array ``[nesting, [field, ...]]``; a field is ``[name, dtype code, shape, stack,
+next, padding]``; a nesting is nil for a leaf, else ``[0 dict | 1 list | 2 tuple, keys, [nesting,
+...]]``, with keys for dicts only.
 """
 
 from __future__ import annotations
@@ -43,17 +44,20 @@ class FieldSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one value, in Python's integers; a dimension of 0 counts as 1, since numpy multiplies the others too."""
+        """Bytes of one value.
+
+        A dimension of 0 counts as 1, since numpy multiplies the others too.
+        """
         return math.prod(max(1, n) for n in self.shape) * codes.DTYPES[self.dtype].itemsize
 
 
 class SchemaSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A schema as it travels. One that exists has been checked.
+    """A schema in wire form, checked.
 
     Raises
     ------
     SchemaError
-        From the constructor; a decoder makes a Malformed of it.
+        From the constructor; a decoder turns it into Malformed.
     """
 
     structure: Nest | None
@@ -61,69 +65,111 @@ class SchemaSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 
     def __post_init__(self) -> None:
         if len(self.fields) > bounds.FIELDS:
-            raise SchemaError(f"the schema has {len(self.fields)} fields, {bounds.FIELDS} may travel: join some into arrays")
+            raise SchemaError(
+                f"the schema has {len(self.fields)} fields, {bounds.FIELDS} may travel: join some "
+                "into arrays"
+            )
         for field in self.fields:
             if field.dtype not in codes.DTYPES:
-                raise SchemaError(f"field {field.name!r} has dtype code {field.dtype}, known are 1 to {max(codes.DTYPES)}")
+                raise SchemaError(
+                    f"field {field.name!r} has dtype code {field.dtype}, known are 1 to "
+                    f"{max(codes.DTYPES)}"
+                )
         row = sum(field.nbytes * field.stack for field in self.fields)
         if row > bounds.ROW_BYTES:
-            raise SchemaError(f"a row takes {row} bytes with its stacks, {bounds.ROW_BYTES} may travel: make fields smaller")
+            raise SchemaError(
+                f"a row takes {row} bytes with its stacks, {bounds.ROW_BYTES} may travel: make "
+                "fields smaller"
+            )
         names = {field.name for field in self.fields}
         if len(names) < len(self.fields):
-            raise SchemaError(f"{len(self.fields)} fields have {len(names)} names: give every field a name of its own")
+            raise SchemaError(
+                f"{len(self.fields)} fields have {len(names)} names: give every field a name of "
+                "its own"
+            )
         leaves = _leaves(self.structure)
         if leaves != len(self.fields):
-            raise SchemaError(f"the structure has {leaves} leaves for {len(self.fields)} fields: there is one for each")
+            raise SchemaError(
+                f"the structure has {leaves} leaves for {len(self.fields)} fields: there is one "
+                "for each"
+            )
 
 
 def spec_of(schema: Schema) -> SchemaSpec:
-    """Raises SchemaError for what cannot travel: other containers than dict, list and tuple, keys that are no text, sizes."""
+    """Convert to wire form.
+
+    Raises SchemaError for other containers, keys other than text, and sizes.
+    """
     fields = tuple(_field_spec(field) for field in schema.fields)
     return SchemaSpec(_nest(schema.structure, 1), fields)
 
 
 def schema_of(spec: SchemaSpec) -> Schema:
+    """Convert from wire form."""
     fields = (
-        Field(f.shape, codes.DTYPES[f.dtype], stack=f.stack, next=f.next, padding=_PADDINGS[f.padding], name=f.name)
+        Field(
+            f.shape,
+            codes.DTYPES[f.dtype],
+            stack=f.stack,
+            next=f.next,
+            padding=_PADDINGS[f.padding],
+            name=f.name,
+        )
         for f in spec.fields
     )
     return Schema(_structure(spec.structure), tuple(fields))
 
 
 def encode(schema: Schema) -> bytes:
-    """The canonical encoding: equal for equal schemas, since msgpack's shortest forms are used and nothing is left out."""
+    """Return the canonical encoding: equal for equal schemas, in msgpack's shortest forms."""
     return msgspec.msgpack.encode(spec_of(schema))
 
 
 def schema_id(schema: Schema | SchemaSpec) -> int:
-    """The first 4 bytes of the SHA-256 of the canonical encoding, which stand so in the header."""
+    """Return the first 4 bytes of the SHA-256 of the canonical encoding, as in the header."""
     spec = schema if isinstance(schema, SchemaSpec) else spec_of(schema)
     return int.from_bytes(hashlib.sha256(msgspec.msgpack.encode(spec)).digest()[:4], "little")
 
 
 def check_id(said: int, ours: int) -> None:
-    """Raises Malformed with code SCHEMA when rows are of another schema than was agreed on."""
+    """Raise Malformed, SCHEMA, if rows are of another schema than was agreed on."""
     if said != ours:
-        text = f"rows are of schema {said:#010x}, agreed was {ours:#010x}: open the writer or reader anew"
+        text = (
+            f"rows are of schema {said:#010x}, agreed was {ours:#010x}: open the writer or reader "
+            "anew"
+        )
         raise Malformed(text, ErrorCode.SCHEMA, ours)
 
 
 def _field_spec(field: Field) -> FieldSpec:
     if not 1 <= len(field.name) <= 256 or len(field.next or "") > 256 or field.next == "":
-        raise SchemaError(f"field {field.name[:80]!r} or its next has a name of other than 1 to 256 characters: rename it")
+        raise SchemaError(
+            f"field {field.name[:80]!r} or its next has a name of other than 1 to 256 characters: "
+            "rename it"
+        )
     if len(field.shape) > bounds.DIMENSIONS:
-        raise SchemaError(f"field {field.name!r} has {len(field.shape)} dimensions, {bounds.DIMENSIONS} may travel: join some")
+        raise SchemaError(
+            f"field {field.name!r} has {len(field.shape)} dimensions, {bounds.DIMENSIONS} may "
+            "travel: join some"
+        )
     if any(n >= 2**31 for n in field.shape) or field.stack > 2**20:
-        raise SchemaError(f"field {field.name!r} has shape {field.shape} and stack {field.stack}: no dimension reaches 2**31")
+        raise SchemaError(
+            f"field {field.name!r} has shape {field.shape} and stack {field.stack}: no dimension "
+            "reaches 2**31"
+        )
     padding: Literal[0, 1] = 1 if field.padding == "zero" else 0
-    return FieldSpec(field.name, codes.dtype_code(field.dtype), field.shape, field.stack, field.next, padding)
+    return FieldSpec(
+        field.name, codes.dtype_code(field.dtype), field.shape, field.stack, field.next, padding
+    )
 
 
 def _nest(structure: tree.Structure, depth: int) -> Nest | None:
     if structure is None:
         return None
     if structure.kind not in _KINDS:
-        raise SchemaError(f"{structure.kind.__name__} cannot travel: nest steps with dicts, lists and tuples")
+        raise SchemaError(
+            f"{structure.kind.__name__} cannot travel: nest steps with dicts, lists and tuples"
+        )
     if depth > bounds.DEPTH:
         raise SchemaError(f"the schema is nested more than {bounds.DEPTH} deep: flatten it")
     keys: tuple[Any, ...] = structure.keys if structure.kind is dict else ()
@@ -141,13 +187,19 @@ def _structure(nest: Nest | None) -> tree.Structure:
 
 
 def _leaves(nest: Nest | None, depth: int = 1) -> int:
-    """How many there are. Raises SchemaError for containers that are not as they have to be."""
+    """Return the number of leaves.
+
+    Raises SchemaError for containers that are not as they have to be.
+    """
     if nest is None:
         return 1
     if depth > bounds.DEPTH:
         raise SchemaError(f"the schema is nested more than {bounds.DEPTH} deep: flatten it")
     if len(nest.keys) != (len(nest.children) if nest.kind == 0 else 0):
-        raise SchemaError(f"a container has {len(nest.keys)} keys and {len(nest.children)} children: dicts have a key for each")
+        raise SchemaError(
+            f"a container has {len(nest.keys)} keys and {len(nest.children)} children: dicts have "
+            "a key for each"
+        )
     if len(set(nest.keys)) < len(nest.keys):
         raise SchemaError("a dict has a key twice: give every entry a key of its own")
     return sum(_leaves(child, depth + 1) for child in nest.children)

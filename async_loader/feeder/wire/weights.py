@@ -1,4 +1,4 @@
-"""Weights as bytes: tensors one after the other, C order, no gaps. Knows nothing of parts and versions."""
+"""Weights as bytes: tensors one after the other, C order, no gaps."""
 
 from __future__ import annotations
 
@@ -14,32 +14,38 @@ from async_loader.feeder.wire.control import TensorSpec
 from async_loader.feeder.wire.data import Buffer
 
 
-def specs_of(tensors: Mapping[str, NDArray[Any]], bfloat16: Collection[str] = ()) -> tuple[TensorSpec, ...]:
-    """What the first part of WEIGHTS or PUBLISH names. Those named ``bfloat16`` are u16 here, the bits of such numbers.
+def specs_of(
+    tensors: Mapping[str, NDArray[Any]], bfloat16: Collection[str] = ()
+) -> tuple[TensorSpec, ...]:
+    """Return the specs in the first part of WEIGHTS or PUBLISH.
+
+    Tensors in ``bfloat16`` are bits, as u16.
 
     Raises
     ------
     SchemaError
-        For a dtype that cannot travel.
+        For a dtype that cannot be sent.
     """
     return tuple(
-        TensorSpec(name, codes.BFLOAT16 if name in bfloat16 else codes.dtype_code(value.dtype), value.shape)
+        TensorSpec(
+            name, codes.BFLOAT16 if name in bfloat16 else codes.dtype_code(value.dtype), value.shape
+        )
         for name, value in tensors.items()
     )
 
 
 def bytes_of(tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """A copy of all tensors, to be cut into parts."""
+    """Return a copy of all tensors."""
     return b"".join(value.tobytes(order="C") for value in tensors.values())
 
 
 def tensors_of(specs: Iterable[TensorSpec], whole: Buffer) -> dict[str, NDArray[Any]]:
-    """Views on the whole, copies of what is not aligned in it.
+    """Return views of ``whole``, and copies of what is not aligned.
 
     Raises
     ------
     Malformed
-        Unless they fill it.
+        Unless the tensors fill ``whole``.
     """
     specs, view, at = tuple(specs), memoryview(whole), 0
     total = sum(spec.nbytes for spec in specs)

@@ -1,4 +1,5 @@
-"""ZMTP 3.1 as a server speaks it (ZeroMQ RFC 37; CURVE: RFC 26): bytes in, messages out. Has no socket and no clock.
+"""ZMTP 3.1 as a server speaks it (ZeroMQ RFC 37; CURVE: RFC 26): bytes in,
+messages out, without sockets and clock.
 
 ::
 
@@ -6,10 +7,12 @@
                      │                                   │
                      └──── outgoing: greeting, READY, PONG, ERROR ◀┘
 
-NOTE [own ZMTP]. libzmq ends the whole process by assertions that its peers can reach: a routing id that the next peer is about
-to get; a heartbeat that was read while the input of its connection was stopped. The process that holds tables therefore reads
-and writes ZMTP itself: input that breaks the rules raises `ProtocolError` here, and ends one connection. Clients use libzmq.
-`curve` is imported late, and only where there are keys: it takes PyNaCl.
+# NOTE [own ZMTP]
+libzmq aborts its process by assertions that peers can reach: a routing id that the next peer is
+about to get; a heartbeat that was read while the input of its connection was stopped. So the
+process that holds tables reads and writes ZMTP itself: wrong input raises `ProtocolError` here, and
+ends one connection. Clients use libzmq. `curve` is imported late, and only with keys: it needs
+PyNaCl.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One connection: bytes that came are cut into frames, frames into messages. Has no socket and no clock."""
+"""One connection: received bytes are cut into frames, frames into messages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from async_loader.feeder.zmtp.mechanism import Mechanism
 _GREETING = 64
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _HANDSHAKE_BYTES = 8 << 10
-"""Of a frame before the handshake is over."""
+"""Bytes of a frame during the handshake, at most."""
 _OWN_BUFFER_FROM = 16 << 10
-"""A frame of that many bytes that has not come wholly gets its own buffer, and is received into that."""
+"""An incomplete frame of this size gets a buffer of its own, and is received into that."""
 _MOST_CONTEXT = 16
 _JOIN_BELOW = 4 << 10
-"""Parts of a message that are joined before they are sent: a copy is cheaper than one more buffer for the kernel."""
+"""Smaller parts of a message are joined: a copy is cheaper than one more buffer."""
 
 
 def greeting(mechanism: bytes) -> bytes:
-    """The first 64 bytes of a server of ZMTP 3.1."""
+    """Return the first 64 bytes of a server of ZMTP 3.1."""
     as_server = mechanism == b"CURVE"
     return _SIGNATURE + bytes((3, 1)) + mechanism.ljust(20, b"\0") + bytes((as_server,)) + bytes(31)
 
@@ -36,19 +36,19 @@ class Connection:
     ----------
     mechanism : Mechanism
     frame_bytes, message_bytes, message_frames : int
-        The most that a frame, and all frames of a message, may have: what is announced beyond is refused before it is
+        Limits of a frame, and of all frames of a message: larger ones are refused before they are
         allocated.
 
     Attributes
     ----------
     messages : deque of (list of buffers, int)
-        Received and not taken yet: frames, and their bytes. Each frame is memory of its own.
+        Received and not taken: frames, and their bytes. Each frame has its own memory.
     held_bytes : int
-        Of them; who takes a message subtracts its bytes.
+        Bytes of `messages`; the code that takes a message subtracts them.
     outgoing : list of bytes
-        What the protocol itself sends, in order; who sends it clears the list.
+        What the protocol sends, in order; the code that sends it clears the list.
     ttl_s : float | None
-        How long the peer may be silent, as its last PING says; ``None``: for ever.
+        How long the peer may be silent, from its last PING; ``None``: for ever.
 
     Examples
     --------
@@ -60,7 +60,9 @@ class Connection:
         socket.send(b"".join(connection.outgoing))
     """
 
-    def __init__(self, mechanism: Mechanism, frame_bytes: int, message_bytes: int, message_frames: int) -> None:
+    def __init__(
+        self, mechanism: Mechanism, frame_bytes: int, message_bytes: int, message_frames: int
+    ) -> None:
         self._mechanism = mechanism
         self._frame_bytes = frame_bytes + mechanism.overhead
         self._message_bytes, self._message_frames = message_bytes, message_frames
@@ -75,7 +77,7 @@ class Connection:
         self._frames: list[Buffer] = []  # of the message that is under way
         self._nbytes = 0
         self.cut_short = False
-        """Whether frames may lie in what is pending."""
+        """Whether unparsed bytes may have frames."""
 
     @property
     def ready(self) -> bool:
@@ -84,13 +86,13 @@ class Connection:
 
     @property
     def user(self) -> str | None:
-        """Whose key the peer has; ``None`` without keys, and before the handshake is over."""
+        """The user of the peer's key; ``None`` without keys, and during the handshake."""
         return self._mechanism.user if self._mechanism.ready else None
 
     # -- in --------------------------------------------------------------------------------------
 
     def space(self, scratch: bytearray) -> memoryview:
-        """Where the next bytes are to be received: in a frame's own buffer, or in ``scratch``."""
+        """Return where to receive the next bytes: a frame's own buffer, or ``scratch``."""
         if self._large is not None:
             return self._large[self._filled :]
         pending = len(self._pending)
@@ -99,7 +101,7 @@ class Connection:
         return memoryview(scratch)[pending:]
 
     def received(self, scratch: bytearray, count: int, most: int) -> None:
-        """Read ``count`` bytes that are where `space` said, up to ``most`` frames of them.
+        """Parse ``count`` bytes that were received into `space`, up to ``most`` frames.
 
         Raises
         ------
@@ -115,7 +117,7 @@ class Connection:
         self._cut(scratch, len(self._pending) + count, most)
 
     def resume(self, scratch: bytearray, most: int) -> None:
-        """Go on where `received` had cut ``most`` frames; `cut_short` says that it had. Raises ProtocolError."""
+        """Go on after ``most`` frames, if `cut_short`. Raises ProtocolError."""
         pending = len(self._pending)
         scratch[:pending] = self._pending
         self._cut(scratch, pending, most)
@@ -155,7 +157,7 @@ class Connection:
         self._pending = data[at:end] if at < end else b""
 
     def _greet(self, data: bytearray, end: int) -> int:
-        """Where the peer's greeting ends; 0: not all of it has come."""
+        """Return where the peer's greeting ends; 0: it is incomplete."""
         if not end:
             return 0
         if data[0] != 0xFF or (end >= 10 and not data[9] & 1):
@@ -166,7 +168,9 @@ class Connection:
             return 0
         mechanism = bytes(data[12:32]).rstrip(b"\0")
         if mechanism != self._mechanism.name:
-            raise ProtocolError(f"the peer has mechanism {mechanism!r}, this server {self._mechanism.name!r}")
+            raise ProtocolError(
+                f"the peer has mechanism {mechanism!r}, this server {self._mechanism.name!r}"
+            )
         self._greeted = True
         reply = self._mechanism.begin()
         if reply:
@@ -174,7 +178,7 @@ class Connection:
         return _GREETING
 
     def _check_head(self, flags: int, size: int) -> None:
-        """Before anything is allocated for a frame. Raises ProtocolError."""
+        """Check a frame's size before memory is allocated. Raises ProtocolError."""
         wire.check_flags(flags)
         most = self._frame_bytes if self._mechanism.ready else _HANDSHAKE_BYTES
         if flags & COMMAND and not self._mechanism.overhead:
@@ -203,7 +207,10 @@ class Connection:
         self._frames.append(body)
         self._nbytes += len(body)
         if self._nbytes > self._message_bytes or len(self._frames) > self._message_frames:
-            raise ProtocolError(f"a message of more than {self._message_frames} frames or {self._message_bytes} bytes")
+            raise ProtocolError(
+                f"a message of more than {self._message_frames} frames or {self._message_bytes} "
+                "bytes"
+            )
         if not flags & MORE:
             self.messages.append((self._frames, self._nbytes))
             self.held_bytes += self._nbytes
@@ -219,7 +226,7 @@ class Connection:
             self.outgoing.append(reply)
 
     def _command(self, body: Buffer) -> None:
-        """Answer a PING; what a later version has beside it is passed over."""
+        """Answer a PING; ignore fields of later versions."""
         name = wire.name_of(body)
         if name == b"PING":
             if len(body) < 7:
@@ -232,7 +239,7 @@ class Connection:
             raise ProtocolError("the peer ends the connection")
 
     def forget(self) -> None:
-        """Let go of what was received and not taken; nothing more is to be received."""
+        """Drop messages that were not taken; receive nothing more."""
         self.messages.clear()
         self.held_bytes = 0
         self.cut_short, self._pending, self._large = False, b"", None
@@ -241,9 +248,10 @@ class Connection:
     # -- out -------------------------------------------------------------------------------------
 
     def encode(self, message: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-        """What to send for a message, and how many bytes that is.
+        """Return the buffers to send for a message, and their bytes.
 
-        Large frames are not copied: leave them as they are until they were sent. The handshake is over.
+        Large frames are not copied: leave them as they are until they were sent. The handshake is
+        over.
         """
         seal, last = self._mechanism.seal, len(message) - 1
         parts: list[Buffer] = []

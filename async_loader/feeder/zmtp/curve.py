@@ -1,9 +1,10 @@
 """The CURVE mechanism of a server (CurveZMQ, RFC 26), by PyNaCl. The only module that imports it.
 
-Names as in the RFC: C, c are the client's keys for good, C', c' those of this connection; S, s and S', s' the server's.
+Names as in the RFC: C, c are the client's keys for good, C', c' those of this connection; S, s and
+S', s' the server's.
 
-NOTE [cookie]. A server may put S' and C' into the cookie, and forget them until INITIATE brings them back. A connection is
-there anyway: the cookie is random, and only compared.
+NOTE [cookie]. A server may put S' and C' into the cookie, and forget them until INITIATE brings
+them back. A connection is there anyway: the cookie is random, and only compared.
 """
 
 from __future__ import annotations
@@ -41,13 +42,15 @@ class Curve:
     public, secret : bytes
         S and s.
     user_of : callable
-        The user that a client's public key belongs to; ``None``: the key is unknown.
+        Returns the user of a client's public key; ``None``: the key is unknown.
     """
 
     name = b"CURVE"
     overhead = _BEFORE + 1 + _MAC
 
-    def __init__(self, public: bytes, secret: bytes, user_of: Callable[[bytes], str | None]) -> None:
+    def __init__(
+        self, public: bytes, secret: bytes, user_of: Callable[[bytes], str | None]
+    ) -> None:
         self._public, self._secret, self._user_of = public, secret, user_of
         self.ready = False
         self.user: str | None = None
@@ -80,7 +83,10 @@ class Curve:
         return frames.command(b"WELCOME", nonce + welcome)
 
     def _initiate(self, body: bytes) -> bytes:
-        """INITIATE: C, and a vouch of c for C'. Answered with READY, or ERROR for a key that is unknown."""
+        """INITIATE: C, and a vouch of c for C'.
+
+        Answered with READY, or ERROR for a key that is unknown.
+        """
         if len(body) < _INITIATE or not body.startswith(b"\10INITIATE"):
             raise ProtocolError("the handshake has no INITIATE where it is due")
         if not hmac.compare_digest(body[9 : 9 + _COOKIE], self._cookie):
@@ -127,7 +133,7 @@ class Curve:
         return frames.head(len(body)), body
 
     def _nonce(self, nonce: bytes) -> bytes:
-        """That of a received command, which is larger than any before."""
+        """Return the nonce of a received command, which is larger than any before."""
         (number,) = _NONCE.unpack(nonce)
         if number <= self._heard:
             raise ProtocolError("a nonce was used again")
@@ -145,7 +151,7 @@ def _shared(public: bytes, secret: bytes) -> bytes:
     try:
         shared: bytes = bindings.crypto_box_beforenm(public, secret)
     except CryptoError:  # a point of low order
-        raise ProtocolError("a public key is none") from None
+        raise ProtocolError("a public key is not valid") from None
     return shared
 
 

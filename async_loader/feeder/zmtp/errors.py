@@ -1,4 +1,4 @@
-"""What a peer did that ZMTP does not allow."""
+"""The error for input that ZMTP does not allow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class ProtocolError(Exception):
     Attributes
     ----------
     answer : bytes
-        What the peer is sent before the connection ends; empty: nothing.
+        Sent to the peer before the connection ends; may be empty.
     """
 
     def __init__(self, text: str, answer: bytes = b"") -> None:

@@ -17,26 +17,26 @@ _PROPERTIES = 64
 
 
 def head(size: int, flags: int = 0) -> bytes:
-    """What stands before the body of a frame."""
+    """Return the head of a frame."""
     if size < 256:
         return _SHORT[flags][size]
     return bytes((flags | LONG,)) + size.to_bytes(8, "big")
 
 
 def check_flags(flags: int) -> None:
-    """Raises ProtocolError for flags that no frame has."""
+    """Raise ProtocolError for wrong flags."""
     if flags & ~_FLAGS or (flags & MORE and flags & COMMAND):
         raise ProtocolError(f"a frame begins with flags {flags:#04x}")
 
 
 def command(name: bytes, data: bytes = b"") -> bytes:
-    """A command, as a whole frame."""
+    """Return a command as a frame."""
     body = bytes((len(name),)) + name + data
     return head(len(body), COMMAND) + body
 
 
 def name_of(body: Buffer) -> bytes:
-    """The name that a command's body begins with. Raises ProtocolError."""
+    """Return the name at the begin of a command's body. Raises ProtocolError."""
     size = body[0] if len(body) else 0
     if not size or len(body) <= size:
         raise ProtocolError("a command has no name")
@@ -44,12 +44,12 @@ def name_of(body: Buffer) -> bytes:
 
 
 def error(reason: bytes) -> bytes:
-    """An ERROR command; libzmq understands a status code of ZAP, as 400, as the reason."""
+    """Return an ERROR command; libzmq understands a status code of ZAP, as 400, as the reason."""
     return command(b"ERROR", bytes((len(reason),)) + reason)
 
 
 def metadata(**properties: bytes) -> bytes:
-    """Properties by name; ``_`` stands for a hyphen."""
+    """Return metadata of properties by name; ``_`` stands for a hyphen."""
     found = b""
     for key, value in properties.items():
         name = key.replace("_", "-").encode()
@@ -58,7 +58,7 @@ def metadata(**properties: bytes) -> bytes:
 
 
 def properties(data: Buffer) -> dict[bytes, bytes]:
-    """Metadata read: names in lower case. Raises ProtocolError."""
+    """Parse metadata; names become lower case. Raises ProtocolError."""
     found: dict[bytes, bytes] = {}
     at, end = 0, len(data)
     while at < end:
@@ -75,7 +75,10 @@ def properties(data: Buffer) -> dict[bytes, bytes]:
 
 
 def check_metadata(data: Buffer) -> None:
-    """Whether this peer is a socket for a ROUTER; its Identity is not looked at. Raises ProtocolError."""
+    """Check that the peer is a socket for a ROUTER; its Identity is ignored.
+
+    Raises ProtocolError.
+    """
     kind = properties(data).get(b"socket-type")
     if kind not in _PEERS:
         raise ProtocolError(f"the peer's socket is a {kind!r}, this end is a ROUTER")

@@ -1,4 +1,4 @@
-"""The NULL mechanism: each side says READY, and frames travel as they are."""
+"""The NULL mechanism: each side sends READY, and frames are sent as they are."""
 
 from __future__ import annotations
 

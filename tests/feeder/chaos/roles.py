@@ -34,8 +34,8 @@ from async_loader.feeder.curve_auth import CurveAuthenticator
 from async_loader.feeder.curve_keys import load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
-from async_loader.feeder.server.sockets import Plane
-from async_loader.feeder.wire import Limits
+from async_loader.feeder.settings import LimitSettings, ServiceSettings
+from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline
 from async_loader.replay.base.row_format import CURSOR, FINAL
 from async_loader.replay.kernel_warmup import warm
@@ -334,11 +334,11 @@ def server(options: dict) -> None:
     one = Announced(
         {TABLE: buffer},
         ends,
-        limits=Limits(),
-        window_bytes=256 << 10,
-        window_rows=200,
-        heartbeat_s=HEARTBEAT_S,
-        silence_s=SILENCE_S,
+        ServiceSettings(
+            limits=LimitSettings(window_bytes=256 << 10, window_rows=200),
+            heartbeat_s=HEARTBEAT_S,
+            silence_s=SILENCE_S,
+        ),
         **locks,
     ).at(options["proxy"], options["dump"])
     ports = {} if options["shared"] else {plane.value: int(end.rpartition(":")[2]) for plane, end in one.endpoints.items()}

@@ -12,8 +12,7 @@ import numpy as np
 import zmq
 
 from async_loader.feeder import wire
-from async_loader.feeder.client.sockets import Plane
-from async_loader.feeder.wire import Message, Type
+from async_loader.feeder.wire import Message, Plane, Type
 from async_loader.lifecycle import EventFd
 from async_loader.schema import Schema
 

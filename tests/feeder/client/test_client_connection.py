@@ -71,7 +71,7 @@ def test_heartbeats_go_on_while_nothing_else_does(feeder, client):
 
 def test_a_bell_that_rings_late_wakes_once(feeder, client):
     connection, rounds = client._connection, []
-    wait, ring = connection._planes.wait, connection._bell.ring
+    wait, ring = connection._sockets.wait, connection._waker._bell.ring
 
     def counted(left_s):
         rounds.append(left_s)
@@ -82,9 +82,9 @@ def test_a_bell_that_rings_late_wakes_once(feeder, client):
         feeder.until(lambda: len(rounds) > before + 1)  # a heartbeat has woken the thread, and it has looked
         ring()
 
-    connection._planes.wait, connection._bell.ring = counted, late
+    connection._sockets.wait, connection._waker._bell.ring = counted, late
     connection.wake()
-    connection._bell.ring = ring
+    connection._waker._bell.ring = ring
     heard = feeder.seen[Type.PING]
     del rounds[:]
     feeder.until(lambda: feeder.seen[Type.PING] > heard + 3)
@@ -182,7 +182,7 @@ def test_a_fork_is_told_to_connect_itself(feeder, client):
 def test_a_fork_made_while_another_thread_holds_a_lock_is_told_so_too(feeder, client):
     table, connection = client.table("replay"), client._connection
     source = table.source()
-    with connection.lock, connection._bell_lock:  # this thread's, as far as the child can tell: anybody's
+    with connection._calls.lock, connection._waker._lock:  # this thread's, as far as the child can tell: anybody's
         pid = os.fork()
         if not pid:
             signal.alarm(20)
@@ -330,7 +330,7 @@ def test_parts_of_weights_do_not_wait_for_one_another(feeder, client, small_part
     feeder.hooks[Type.PUBLISH] = hold
     client.publish("policy", {"a": np.arange(5000.0)}, 1, timeout_s=30)
     assert client.latest("policy").tensors["a"].tolist() == list(range(5000))
-    assert not client._connection._calls, "nobody is left waiting"
+    assert not client._connection._calls.pending, "nobody is left waiting"
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (3,), (2, 5)])

@@ -56,11 +56,11 @@ def check_clean(client: Client, lines: int) -> None:
     """No request, no waiting thread and no line is left of calls that were interrupted."""
     client.status()  # answers come in order: those of requests that were forgotten have come
     connection = client._connection
-    assert not connection._calls
-    assert not connection._unsent
+    assert not connection._calls.pending
+    assert not connection._calls.unsent
     assert not connection.news._gates
-    assert len(connection._lines) == lines
-    assert not any(line.news._gates for line in connection._lines.values())
+    assert len(connection._channels) == lines
+    assert not any(line.news._gates for line in connection._channels.values())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_an_interrupted_append_added_its_step_or_did_not_and_the_writer_says_whi
             ended += 1
     assert bool(ended) == (kind == "ends")
     check_clean(client, 1)
-    assert writer._line._hurried <= writer._line.outbox.done_total
+    assert writer._queue.hurried <= writer._queue.outbox.done_total
 
 
 @pytest.mark.parametrize("rows", [3, 40])
@@ -138,13 +138,13 @@ def test_an_append_that_drops_the_oldest_and_is_interrupted_leaves_counts_that_a
         writer.append(step(i))
 
     def after(struck: Struck) -> None:
-        line = writer._line
+        line = writer._channel
         with line.lock:
-            box = line.outbox
+            box = writer._queue.outbox
             assert box.nbytes == sum(entry.nbytes for entry in box.entries), struck
             held = sum(entry.steps for entry in box.entries)
-            begun = 0 if line.part is None else line.part.count
-            assert held + begun + box.counts.rows_dropped == line.steps(), struck
+            begun = 0 if writer._queue.buffer is None else writer._queue.buffer.count
+            assert held + begun + box.counts.rows_dropped == writer._queue.steps(), struck
 
     at_each_point(lambda: writer.append(step(7)), after)
     del feeder.hooks[Type.INSERT]
@@ -164,7 +164,7 @@ def test_interrupted_flushes_leave_no_message_in_a_hurry(feeder, client):
     at_each_point(flush, lambda _: None)
     writer.flush(20)
     assert rewards(feeder) == [float(i) for i in range(writer.steps)]
-    assert writer._line._hurried == writer._line.outbox.done_total, "no message is waited for"
+    assert writer._queue.hurried == writer._queue.outbox.done_total, "no message is waited for"
     check_clean(client, 1)
 
 
@@ -237,23 +237,23 @@ def test_an_interrupted_plan_loses_no_batch_of_a_queue(feeder, client):
     with pytest.raises(Timeout):
         source.plan(4, Patience(deadline=Deadline(0.02)))
     feeder.until(lambda: feeder.granted[1] == 4)
-    line = source._line
+    line = source._channel
 
     def send() -> None:
-        if not line.inbox:
-            feeder.do(lambda feeder: feeder.batch(1, line._came, 10 * line._came))
+        if not line.deliveries.inbox.waiting:
+            feeder.do(lambda feeder: feeder.batch(1, line.deliveries.credit.received, 10 * line.deliveries.credit.received))
 
     def plan() -> None:
         source.plan(4, Patience(deadline=Deadline(20)))
 
     send()
     at_each_point(plan, lambda _: send())
-    assert line.bell is None
+    assert line.deliveries.bell is None
     with line.lock:
         known = {lease.number for lease in source._planned_leases} | {
-            came.lease.number for came in line.inbox if came.lease is not None
+            came.lease.number for came in line.deliveries.inbox.waiting if came.lease is not None
         }
-        came = line._came
+        came = line.deliveries.credit.received
     assert known == set(range(came)), "each batch that came goes back, or was handed out"
     source.close(20)
     body = [one.body for one in feeder.messages if one.type is Type.CLOSE_READER][-1]
@@ -267,7 +267,7 @@ def test_an_interrupted_close_of_a_source_gives_back_what_it_had(feeder, client)
         source = client.table("replay").source(prefetch=2)
         with pytest.raises(Timeout):
             source.plan(4, Patience(deadline=Deadline(0.005)))
-        line = source._line
+        line = source._channel
         feeder.until(lambda line=line: feeder.granted[line.number] == 2)
         feeder.do(lambda feeder, line=line: feeder.batch(line.number, 0))
         source.plan(4, Patience(deadline=Deadline(20)))

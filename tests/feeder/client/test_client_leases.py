@@ -232,7 +232,7 @@ def test_a_table_from_which_rows_are_drawn_again_leases_nothing(tmp_path):
         source = client.table("t").source()
         with AsyncDataLoader(source, BATCH, timeout_s=60.0) as loader:
             assert "redelivered" not in next(loader)
-        assert source._line is not None, "and goes on with what is ahead"
+        assert source._channel is not None, "and goes on with what is ahead"
         with AsyncDataLoader(source, BATCH, timeout_s=60.0) as loader:
             next(loader)
         source.close()

@@ -14,6 +14,7 @@ import threading
 import numpy as np
 import pytest
 from client_rig import FakeFeeder
+from msgspec.structs import replace
 
 from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
@@ -21,7 +22,8 @@ from async_loader.feeder import connect, wire
 from async_loader.feeder.client import reader_channel
 from async_loader.feeder.client.reader_channel import ReaderPhase
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.settings import ServiceSettings
+from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized
@@ -62,7 +64,7 @@ class Feeder:
         self.address = f"ipc://{folder}/f"
         endpoints = {Plane.CONTROL: self.address, Plane.INSERT: f"{self.address}.insert", Plane.PULL: f"{self.address}.pull"}
         self.memory = f"{folder}/f.memory" if memory else None
-        self.server = Server(tables, endpoints, memory=self.memory, drain_s=0.0, **settings)
+        self.server = Server(tables, endpoints, memory=self.memory, settings=ServiceSettings(drain_s=0.0, **settings))
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
 
@@ -120,8 +122,8 @@ def test_a_loader_hands_them_out_and_its_slots_come_back(tmp_path):
             for _, batch in zip(range(40), loader, strict=False):
                 held = [*held[-2:], batch]
                 assert (batch["obs"] == batch["x"][:, None]).all()
-            slots = source._line._slots
-            assert slots._ring.count == source._line.prefetch + 6
+            slots = source._channel.memory.slots
+            assert slots._ring.count == source._channel.deliveries.credit.ahead + 6
             assert slots._ring.lent <= 6, "held by the learner, and ready for it"
         source.close()
 
@@ -180,7 +182,7 @@ def test_a_queue_delivers_each_row_once_and_its_last_batch_is_short(tmp_path, tr
         for plan in plans:
             use(source, plan)
         seen = [plan.batch["x"].tolist() for plan in plans]
-        feeder.server._drain_s = 60.0
+        feeder.server._settings = replace(feeder.server._settings, drain_s=60.0)
         feeder.server.stop()
         while (plan := source.plan(16, patience())) is not END:
             check(plan.batch)
@@ -246,7 +248,7 @@ def test_a_source_that_is_dropped_or_closed_gives_its_memory_back(tmp_path):
             source = client.table("t").source()
             source.plan(8, patience())
             assert mapped() == before + 2, "here, and the feeder's, which is in this process"
-            line = source._line
+            line = source._channel
             if close:
                 source.close()
             del source
@@ -262,7 +264,7 @@ def test_a_reopened_reader_is_granted_as_much_as_before_though_batches_wait(addr
         source.plan(4, patience(0.02))
     feeder.until(lambda: feeder.granted[1] == 2)
     feeder.do(lambda feeder: [feeder.batch(1, i, 100 * i) for i in range(2)])
-    line = source._line
+    line = source._channel
     line.news.until(lambda: line.batches == 2, Deadline(30), lambda: "two batches have not come")
     feeder.forget_sessions()
     feeder.until(lambda: feeder.seen[wire.Type.OPEN_READER] == 2)
@@ -278,15 +280,15 @@ def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_t
     with serving(tmp_path, replay()) as (feeder, client):
         source = client.table("t").source(prefetch=0, transport=transport)
         source.plan(4, patience())
-        line = source._line
+        line = source._channel
         with line.lock:
             line.ask()  # as a plan does whose patience ends before the batch comes
         client._connection.wake()
-        line.news.until(lambda: line.inbox, Deadline(30), lambda: "no batch has come")
-        opening = line._opening
+        line.news.until(lambda: line.deliveries.inbox.waiting, Deadline(30), lambda: "no batch has come")
+        opening = line.deliveries.opening.number
         for session in feeder.server._server_state.sessions:
             feeder.server._server_state.sessions.drop(session)
-        line.news.until(lambda: line._opening > opening, Deadline(30), lambda: "it was not opened again")
+        line.news.until(lambda: line.deliveries.opening.number > opening, Deadline(30), lambda: "it was not opened again")
         for _ in range(3):
             check(source.plan(4, patience()).batch, 4)
         source.close()
@@ -385,11 +387,12 @@ import sys
 import numpy as np
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.settings import ServiceSettings
+from async_loader.feeder.wire import Plane
 address = "ipc://" + sys.argv[1]
 endpoints = {Plane.CONTROL: address, Plane.INSERT: address + ".insert", Plane.PULL: address + ".pull"}
 tables = {"t": ReplayBuffer(1000, {"x": np.int64, "obs": ((5000,), np.float32)}, seed=3)}
-server = Server(tables, endpoints, memory=sys.argv[1] + ".memory", heartbeat_s=0.2, silence_s=30.0)
+server = Server(tables, endpoints, memory=sys.argv[1] + ".memory", settings=ServiceSettings(heartbeat_s=0.2, silence_s=30.0))
 print(address, flush=True)
 server.run()
 """
@@ -420,7 +423,7 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
             writer.extend(rows(100, LARGE))
         sources = [client.table("t").source(prefetch=2) for client in (waits, gives_up)]
         held = [source.plan(8, patience()).batch for source in sources]
-        slots = sources[0]._line._slots
+        slots = sources[0]._channel.memory.slots
         assert [source.transport for source in sources] == ["shm", "shm"]
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
@@ -434,7 +437,7 @@ def test_a_killed_feeder_is_broken_or_waited_for_and_batches_that_are_held_stay(
             check(batch, 8)
         check(batch, 8)
         assert sources[0].transport == "shm"
-        assert sources[0]._line._slots is not slots, "what the first could still write into is not offered again"
+        assert sources[0]._channel.memory.slots is not slots, "what the first could still write into is not offered again"
         for batch in held:
             check(batch, 8)
         sources[0].close()

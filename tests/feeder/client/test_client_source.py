@@ -219,7 +219,7 @@ def test_a_reader_that_failed_is_nothing_to_wake_up_for(feeder, client, monkeypa
     feeder.do(lambda feeder: feeder.tell(1, wire.Error.of(wire.ErrorCode.UNSUPPORTED, "scripted")))
     with pytest.raises(AsyncLoaderError, match="scripted"):
         plan(source)
-    line, now = source._line, client._connection.clock()
+    line, now = source._channel, client._connection.clock()
     assert line.step(now + 60, client._connection) is None
 
 
@@ -242,7 +242,7 @@ def test_what_is_said_of_a_reader_is_no_answer_to_a_request_of_another_that_has_
 
     def complain_first(feeder, plane, route, message):
         body = wire.Error.of(wire.ErrorCode.UNSUPPORTED, "never")
-        feeder.say(plane, route, Message(body, message.session, message.sequence, source._line.number))
+        feeder.say(plane, route, Message(body, message.session, message.sequence, source._channel.number))
 
     feeder.hooks[Type.PRIORITIES] = complain_first
     assert client.table("replay").update_priorities([1, 2], [1.0, 1.0]).applied == 1

@@ -108,7 +108,7 @@ def test_a_queue_gives_each_row_once(client):
 def test_a_batch_that_came_too_late_goes_back_to_the_queue(client, monkeypatch):
     table = filled(client, "queue", 32)
     table.sample(16, timeout_s=60)
-    line = next(iter(table._lines.values()))
+    line = next(iter(table._channels.open.values()))
     real = line._columns
 
     def interrupted(reply):

@@ -11,6 +11,7 @@ from client_rig import OBS, PATIENCE_S, FakeFeeder, rewards, step
 
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Timeout
 from async_loader.feeder import connect, wire
+from async_loader.feeder.client.row_queue import WriterOptions
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.feeder.wire import FINAL, SHOWN, TERMINATED, TRUNCATED, Type
 from async_loader.schema import Field, Schema
@@ -151,7 +152,7 @@ def test_a_writer_that_is_closed_before_it_was_answered_leaves_no_writer_behind(
     feeder.until(lambda: feeder.seen[Type.CLOSE_WRITER])
     for _ in range(2):  # the first answer comes after that to CLOSE_WRITER, the second when the lines had a turn after it
         client.status()
-    assert not client._connection._lines
+    assert not client._connection._channels
 
 
 def test_extend_that_times_out_says_how_far_it_came(feeder, client):
@@ -453,7 +454,7 @@ def test_a_late_refusal_is_no_answer_to_what_was_asked_since():
         def send(self, *_):
             pass
 
-    line = WriterChannel(1, "replay", None, 4, LATE, 1 << 20, False)
+    line = WriterChannel(1, "replay", None, WriterOptions(batch_rows=4, linger_ms=LATE))
     nameless = wire.Error.of(wire.ErrorCode.SCHEMA, "table 'replay' has no schema yet: send one")
     line.step(0.0, Port())
     line.step(100.0, Port())
@@ -471,12 +472,12 @@ def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(fe
     for name in ("PROBE_S", "PROBE_MOST_S"):  # nothing is sent twice but where it is said
         monkeypatch.setattr(f"async_loader.feeder.client.writer_channel.{name}", 1e6)
     writer = client.table("replay").writer(batch_rows=4, linger_ms=LATE)
-    line, parts = writer._line, []
+    line, parts = writer._queue, []
     for i in range(40):
         writer.append(step(i))
-        with line.lock:
-            if line.part is not None and line.part not in parts:
-                parts.append(line.part)
+        with writer._channel.lock:
+            if line.buffer is not None and line.buffer not in parts:
+                parts.append(line.buffer)
         if i % 4 == 3:
             writer.flush()
     assert len(parts) == 1
@@ -486,11 +487,11 @@ def test_what_was_acknowledged_is_filled_again_and_what_was_sent_twice_is_not(fe
     for sent in (11, 12):
         feeder.until(lambda sent=sent: feeder.seen[Type.INSERT] == sent)
         feeder.hold_acks = sent == 11
-        with line.lock:
-            line._probe_at = 0.0  # nothing was heard of it for too long
+        with writer._channel.lock:
+            writer._channel._probe.at = 0.0  # nothing was heard of it for too long
         client._connection.wake()
     writer.flush()
-    assert parts[0] not in [part for spares in line._spares.values() for part in spares]
+    assert parts[0] not in [part for spares in line._spares.by_rows.values() for part in spares]
     assert rewards(feeder) == list(range(44))
 
 

@@ -70,7 +70,7 @@ class Served:
         if self.address.startswith("ipc://"):
             path = self.address.removeprefix("ipc://")
             return {CONTROL: path, INSERT: f"{path}.insert", PULL: f"{path}.pull", MEMORY: f"{path}.memory"}
-        planes = self.client._connection._planes
+        planes = self.client._connection._sockets
         found = {CONTROL: self.address}
         for plane in (INSERT, PULL):
             found[plane] = planes._sockets[type(next(iter(planes._sockets)))[plane.upper()]].last_endpoint.decode().rstrip("\0")

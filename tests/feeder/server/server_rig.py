@@ -13,7 +13,7 @@ from zmtp_rig import Splitter, framed, opening
 
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.settings import LimitSettings, ServiceSettings
 from async_loader.feeder.wire import (
     BatchForm,
     CloseReader,
@@ -23,6 +23,7 @@ from async_loader.feeder.wire import (
     OpenReader,
     OpenWriter,
     Ping,
+    Plane,
     Pull,
     Return,
     RowLayout,
@@ -211,6 +212,12 @@ class Peer:
         return self.values(message, reader, "redelivered")
 
 
+def served(**given) -> ServiceSettings:
+    """Settings of a server; those of its limits are named like all others."""
+    bounds = {name: given.pop(name) for name in list(given) if name in LimitSettings.__struct_fields__}
+    return ServiceSettings(limits=LimitSettings(**bounds), **given)
+
+
 class Rig:
     """A server whose rounds are made by hand."""
 
@@ -219,7 +226,8 @@ class Rig:
         self._folder = tempfile.TemporaryDirectory()
         self.endpoints = {plane: f"ipc://{self._folder.name}/{plane.value}" for plane in Plane}
         tables = tables or {"t": ReplayBuffer(1000, SCHEMA, seed=0)}
-        self.server = Server(tables, self.endpoints, clock=self.clock, **settings)
+        memory = settings.pop("memory", None)
+        self.server = Server(tables, self.endpoints, served(**settings), memory=memory, clock=self.clock)
         self.tables, self.server_state = tables, self.server._server_state
         self._peers: list[Peer] = []
 

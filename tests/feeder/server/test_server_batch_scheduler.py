@@ -7,7 +7,6 @@ import pytest
 from server_rig import SCHEMA, Rig
 
 from async_loader import Field, ReplayBuffer
-from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.wire import (
     REDELIVERED,
     SENT_BEFORE,
@@ -16,6 +15,7 @@ from async_loader.feeder.wire import (
     Error,
     ErrorCode,
     Ping,
+    Plane,
     Priorities,
     Reader,
     Status,

@@ -18,10 +18,9 @@ from async_loader.errors import ConfigError, CorruptCheckpoint, Malformed, Timeo
 from async_loader.feeder import connect, wire
 from async_loader.feeder.server.background_jobs import MOST, BackgroundJobs
 from async_loader.feeder.server.folders import Folders
-from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import CheckpointSettings, ServerSettings
-from async_loader.feeder.wire import Hello, Ping
+from async_loader.feeder.wire import Hello, Ping, Plane
 from async_loader.lifecycle import EventFd, readable
 
 PATIENCE_S = 30.0
@@ -338,10 +337,10 @@ def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
             while peer.receive(plane, wait=False) is not None:
                 pass
         assert rig.server.counters.faults == 0
-        assert sum(len(waiting) for waiting in rig.server._calls._asked.values()) <= 300
+        assert sum(len(waiting) for waiting in rig.server._calls.samples._asked.values()) <= 300
         rig.server_state.sessions.drop(peer_session := rig.server_state.sessions.get(peer.session))
         rig.server._control_handler.leave(peer_session)
-        assert not any(rig.server._calls._asked.values())
+        assert not any(rig.server._calls.samples._asked.values())
         honest.insert(1, range(20, 24), 1)
         answer = honest.ask(Plane.PULL, wire.Sample(table="t", batch_size=4), 9)
         assert answer.body.rows == 4

@@ -7,7 +7,6 @@ import pytest
 from server_rig import SCHEMA, Rig
 
 from async_loader import ReplayBuffer
-from async_loader.feeder.server.sockets import Plane
 from async_loader.feeder.wire import (
     ACK_NOW,
     Ack,
@@ -22,6 +21,7 @@ from async_loader.feeder.wire import (
     Latest,
     OpenReader,
     Ping,
+    Plane,
     Pong,
     Publish,
     Published,

@@ -17,8 +17,8 @@ from server_rig import SCHEMA, Peer, Rig
 
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.sockets import Plane
-from async_loader.feeder.wire import Ack, Batch, Done, Drain, End, Hello, Message, Ping, Pong, Pull, Status, encode
+from async_loader.feeder.settings import ServiceSettings
+from async_loader.feeder.wire import Ack, Batch, Done, Drain, End, Hello, Message, Ping, Plane, Pong, Pull, Status, encode, insert
 from tests.waiting_rig import until
 
 CHILD = """
@@ -26,13 +26,15 @@ import os, sys
 import numpy as np
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
-from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.settings import ServiceSettings
+from async_loader.feeder.wire import Plane
 from async_loader.replay.rate_limiter import MinSize
 from async_loader.replay.kernel_warmup import warm
 warm()
 base = sys.argv[1]
 schema = {"x": np.int64, "done": np.bool_}
-server = Server({"t": ReplayBuffer(10000, schema, seed=0)}, {p: f"ipc://{base}.{p.value}" for p in Plane}, drain_s=2.0)
+endpoints = {p: f"ipc://{base}.{p.value}" for p in Plane}
+server = Server({"t": ReplayBuffer(10000, schema, seed=0)}, endpoints, settings=ServiceSettings(drain_s=2.0))
 print(os.getpid(), "torch" in sys.modules, flush=True)
 server.run()
 print("torch" in sys.modules, flush=True)
@@ -49,7 +51,11 @@ def context():
 @pytest.fixture
 def served():
     """A server in a thread, on tcp."""
-    server = Server({"t": ReplayBuffer(10_000, SCHEMA, seed=0)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"), drain_s=1.0)
+    server = Server(
+        {"t": ReplayBuffer(10_000, SCHEMA, seed=0)},
+        dict.fromkeys(Plane, "tcp://127.0.0.1:0"),
+        settings=ServiceSettings(drain_s=1.0),
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     yield server

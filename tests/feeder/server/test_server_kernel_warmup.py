@@ -11,13 +11,14 @@ from server_rig import SCHEMA, Peer
 
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server, kernel_warmup
-from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import (
     Ack,
     Hello,
     Latest,
     OpenWriter,
     Ping,
+    Plane,
     Pong,
     Publish,
     Published,
@@ -43,7 +44,9 @@ def kernels(monkeypatch):
 
 @pytest.fixture
 def served(kernels):
-    server = Server({"t": ReplayBuffer(100, SCHEMA, seed=0)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"), drain_s=1.0)
+    server = Server(
+        {"t": ReplayBuffer(100, SCHEMA, seed=0)}, dict.fromkeys(Plane, "tcp://127.0.0.1:0"), settings=ServiceSettings(drain_s=1.0)
+    )
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     yield server

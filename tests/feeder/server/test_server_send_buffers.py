@@ -15,8 +15,7 @@ from async_loader.feeder.server.send_buffers import (
     ZeroCopySendBuffer,
     send_buffer_for,
 )
-from async_loader.feeder.server.sockets import Plane
-from async_loader.feeder.wire import BatchForm, Pull
+from async_loader.feeder.wire import BatchForm, Plane, Pull
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 

@@ -17,11 +17,12 @@ from server_rig import Clock
 from zmq.utils.monitor import parse_monitor_message
 from zmtp_rig import COMMAND, LONG, Splitter, frame, framed, greeting, opening, ping
 
-from async_loader.feeder.curve_auth import CurveAuthenticator, apply_client_keys
-from async_loader.feeder.curve_keys import load_server_keys
+from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.curve_keys import apply_client_keys, load_server_keys
+from async_loader.feeder.server import message_queues
 from async_loader.feeder.server import sockets as module
-from async_loader.feeder.server.sockets import Plane, ServerSockets
-from async_loader.feeder.wire import Limits
+from async_loader.feeder.server.sockets import ServerSockets
+from async_loader.feeder.wire import Limits, Plane
 from async_loader.lifecycle import Deadline
 
 PATIENCE_S = 30.0
@@ -272,23 +273,23 @@ def test_after_messages_that_could_not_be_read_a_connection_is_ended(ports, peer
 
 
 def test_peers_that_left_messages_behind_and_closed_are_kept_up_to_a_number(ports, monkeypatch):
-    monkeypatch.setattr(module, "_MOST_LEFT", 5)
+    monkeypatch.setattr(message_queues, "_MOST_LEFT", 5)
     for count in range(1, 21):
         connected(ports, CONTROL, opening() + framed([b"x"]) * 3).close()
-        until(ports, lambda many=count: len(ports._strangers[CONTROL]) == many and not ports._links, 0.0)
+        until(ports, lambda many=count: len(ports._queues.strangers[CONTROL]) == many and not ports._links, 0.0)
     assert len(turn(ports)) == 15
 
 
 def test_a_session_has_its_turn_however_many_peers_have_none(ports, peer):
     known = peer(INSERT, opening() + framed([b"first"]))
-    until(ports, lambda: ports._strangers[INSERT])
+    until(ports, lambda: ports._queues.strangers[INSERT])
     ((route, _),) = ports.receive(INSERT, 1)
     route.known = True
     for _ in range(30):
         peer(INSERT, opening() + framed([b"stranger"]) * 40)
-    until(ports, lambda: len(ports._strangers[INSERT]) == 30)
+    until(ports, lambda: len(ports._queues.strangers[INSERT]) == 30)
     known.sendall(framed([b"second"]))
-    until(ports, lambda: ports._lines[INSERT])
+    until(ports, lambda: ports._queues.known[INSERT])
     assert [b"second"] in [frames for _, frames in ports.receive(INSERT, 20)]
 
 
@@ -527,8 +528,8 @@ def test_where_not_even_a_refusal_is_possible_doors_rest(timed, clock, monkeypat
         yield
 
     with connected(timed):
-        monkeypatch.setattr(timed._doors, "accept", fails)
-        timed._handle(timed._doors.filenos()[0], 1, clock.now)
+        monkeypatch.setattr(timed._acceptor, "accept", fails)
+        timed._handle(timed._acceptor.filenos()[0], 1, clock.now)
         monkeypatch.undo()
         assert timed.wait(0.0) == []
         assert not timed._links

@@ -10,11 +10,11 @@ from server_rig import NO_SLOTS, SCHEMA, Peer, Rig, rows_of
 
 from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
-from async_loader.feeder.curve_auth import CurveAuthenticator, apply_client_keys
-from async_loader.feeder.curve_keys import load_server_keys
+from async_loader.feeder.curve_auth import CurveAuthenticator
+from async_loader.feeder.curve_keys import apply_client_keys, load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.sessions import Sessions
-from async_loader.feeder.server.sockets import Plane
+from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import (
     CloseWriter,
     Drain,
@@ -24,6 +24,7 @@ from async_loader.feeder.wire import (
     Latest,
     OpenReader,
     Ping,
+    Plane,
     Pong,
     Pull,
     Status,
@@ -62,7 +63,9 @@ def locked(folder):
     """A server with keys, in a thread."""
     authenticator = CurveAuthenticator(load_server_keys(folder))
     where = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
-    server = Server({"t": ReplayBuffer(1000, SCHEMA, seed=0)}, where, authenticator=authenticator, drain_s=1.0)
+    server = Server(
+        {"t": ReplayBuffer(1000, SCHEMA, seed=0)}, where, authenticator=authenticator, settings=ServiceSettings(drain_s=1.0)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     yield server

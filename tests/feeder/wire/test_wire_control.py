@@ -13,7 +13,7 @@ from wire_rig import HELLO, SMALL, examples, raw, reheaded
 
 from async_loader.errors import Malformed
 from async_loader.feeder import wire
-from async_loader.feeder.wire import bounds, control
+from async_loader.feeder.wire import bounds, control_codec
 from async_loader.feeder.wire.control import Control
 
 CONTROL = {name: message for name, message in examples().items() if isinstance(message.body, Control)}
@@ -270,5 +270,5 @@ def test_a_reply_belongs_to_its_request():
 
 
 def test_every_control_message_has_its_decoder():
-    known = {*control.DECODERS, *wire.message.data.EMPTY, wire.Type.CLOSE_READER}
+    known = {*control_codec.DECODERS, *wire.message.data.EMPTY, wire.Type.CLOSE_READER}
     assert known == {kind for kind in wire.Type if kind < wire.Type.INSERT} | wire.SINCE_3

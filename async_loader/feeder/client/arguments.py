@@ -1,0 +1,118 @@
+"""Arguments of a client's calls as they are sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from async_loader.errors import ConfigError
+from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.plain_values import plain_of
+from async_loader.feeder.wire import MOST_AHEAD, MOST_ROWS, NAME_CHARACTERS, OpenReader, View
+from async_loader.lifecycle import LONGEST_S, seconds_or_none
+from async_loader.replay.arguments import positive, whole_seed
+from async_loader.replay.samplers import Sampler
+from async_loader.replay.views import Transitions
+
+_NO_SAVE = (1 << 63) - 1
+"""The highest number that can be sent; no save has it."""
+TRY_ONCE_S = 1e-3
+"""A timeout of 0 in an OPEN_READER, which has no time limit of 0."""
+
+
+def batch_size_of(value: Any) -> int:
+    """Return a batch size that a feeder draws. Raises ConfigError."""
+    size = positive("batch_size", value)
+    if size > MOST_ROWS:
+        text = f"a feeder draws at most {MOST_ROWS:,} items at once"
+        raise ConfigError(f"batch_size={size}: {text}")
+    return size
+
+
+def view_of(view: Transitions | View | None) -> View | None:
+    """Convert to wire form. Raises ConfigError if ``view`` is not a Transitions."""
+    if view is None or isinstance(view, View):
+        return view
+    if not isinstance(view, Transitions):
+        raise ConfigError(f"view={view!r}: give a view, as in view=Transitions(n_steps=3)")
+    if view.n_steps > MOST_ROWS:
+        text = f"the views of a feeder sum up {MOST_ROWS:,} steps at most"
+        raise ConfigError(f"n_steps={view.n_steps:,}: {text}")
+    if len(view.reward) > NAME_CHARACTERS:
+        text = f"fields of a feeder's steps have names of {NAME_CHARACTERS} at most"
+        raise ConfigError(f"the view sums up {view.reward!r}: {text}")
+    return View(n=view.n_steps, gamma=float(view.gamma), reward=view.reward)
+
+
+def wire_view(connection: Connection, view: Transitions | None) -> View | None:
+    """As `view_of`. Raises Unsupported if the session's version does not have the view."""
+    seen = view_of(view)
+    if seen is not None and seen.reward != "reward":
+        connection.check_version("a view of another reward")
+    return seen
+
+
+def path_of(path: str | os.PathLike[str], absolute: bool) -> str:
+    """Return the path of a save as it is sent. ``absolute``: for a client's own feeder."""
+    text = os.fspath(path)
+    if not isinstance(text, str) or len(text) > 1024:
+        kind = "a path in the feeder is text of at most 1024 characters"
+        raise ConfigError(f"path={path!r}: {kind}")
+    return os.path.abspath(text) if absolute else text
+
+
+def save_number(number: int | None) -> int | None:
+    """Return the number of a save as it is sent. Raises ConfigError."""
+    return None if number is None else min(positive("number", number), _NO_SAVE)
+
+
+def reader_wanted(
+    connection: Connection,
+    table: str,
+    *,
+    view: Transitions | None,
+    sampler: Sampler | None,
+    min_size: int,
+    seed: int | None,
+    rank: int,
+    world_size: int,
+    timeout_s: float | None,
+) -> Callable[[int, int], OpenReader]:
+    """Check the arguments of a source; return what makes its OPEN_READER.
+
+    That takes the batch size, and the batches that may be ahead.
+
+    Raises
+    ------
+    ConfigError, Unsupported
+    """
+    least = positive("min_size", min_size)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
+    own = None if sampler is None else plain_of(sampler)
+    seen = wire_view(connection, view)
+    if least > 1:
+        connection.check_version("min_size")
+    if own is not None:
+        connection.check_version("a sampler of the source's own")
+    number = None if seed is None else whole_seed(seed)
+    limit = seconds_or_none("timeout_s", timeout_s)
+    limit = None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S)
+
+    def wanted(batch_size: int, ahead: int) -> OpenReader:
+        return OpenReader(
+            table=table,
+            batch_size=batch_size,
+            view=seen,
+            rank=rank,
+            world_size=world_size,
+            seed=number,
+            timeout_s=limit,
+            prefetch=ahead,
+            together=MOST_AHEAD,
+            min_size=least,
+            sampler=own,
+        )
+
+    return wanted

@@ -1,0 +1,138 @@
+"""Requests that user threads wait for, matched with their answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from async_loader.errors import AsyncLoaderError
+from async_loader.feeder.client.errors import error_as, error_of
+from async_loader.feeder.client.notifier import Notifier
+from async_loader.feeder.wire import Control, Data, Error, ErrorCode, Message, Plane, Type
+
+_ANSWERS = (Type.APPLIED, Type.SAMPLED, Type.GOT)
+"""Answers on the pull plane; all other messages there are for a reader."""
+
+
+class Call:
+    """One request.
+
+    Attributes
+    ----------
+    ready : callable | None
+        Returns whether the request may be sent now; raises what ends it.
+    make : callable | None
+        Makes the body for each sending.
+    where : str | None
+        Names the table in errors, which are then those of the same call in this process.
+    """
+
+    __slots__ = (
+        "body", "data", "error", "make", "number", "plane", "ready", "reply", "sequence", "where",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        body: Control | Data,
+        sequence: int,
+        plane: Plane,
+        number: int,
+        data: Any,
+        ready: Callable[[], bool] | None,
+        make: Callable[[], Control | Data] | None,
+        where: str | None,
+    ) -> None:
+        self.body, self.sequence, self.plane, self.number = body, sequence, plane, number
+        self.data, self.ready, self.make, self.where = data, ready, make, where
+        self.reply: Message | None = None
+        self.error: AsyncLoaderError | OSError | None = None
+
+
+class Calls:
+    """The requests of one client.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Under which requests come and go.
+    news : Notifier
+        Rung when one is answered.
+    pending, unsent : dict of int to Call
+        By sequence: not answered; not sent in this session.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.news = Notifier(self.lock)
+        self.pending: dict[int, Call] = {}
+        self.unsent: dict[int, Call] = {}
+        self._sequences = 0
+
+    def sequence(self) -> int:
+        """Return a number for a request."""
+        with self.lock:
+            self._sequences += 1
+            return self._sequences
+
+    def add(self, call: Call, wake: Callable[[], object]) -> None:
+        """Queue a request. If Ctrl-C interrupts this, the request is forgotten."""
+        try:
+            with self.lock:
+                self.pending[call.sequence] = self.unsent[call.sequence] = call
+            wake()
+        except BaseException:
+            self.forget([call])
+            raise
+
+    def forget(self, calls: Iterable[Call]) -> None:
+        """Drop requests that no thread waits for."""
+        with self.lock:
+            for call in calls:
+                self.pending.pop(call.sequence, None)
+                self.unsent.pop(call.sequence, None)
+
+    def send_again(self) -> None:
+        """There is a new session: send all that is not answered."""
+        with self.lock:
+            self.unsent = dict(self.pending)
+
+    def fail(self, call: Call, error: AsyncLoaderError) -> None:
+        """Answer a request with an error."""
+        self.forget([call])
+        call.error = error
+        self.news.ring()
+
+    def is_answer(self, plane: Plane, message: Message) -> bool:
+        """Return whether the sequence is that of a request.
+
+        Sequences of INSERTs and BATCHes, and of a reader's TIMEOUTs, are other numbers.
+        """
+        body, call = message.body, self.pending.get(message.sequence)
+        if call is None or plane is Plane.INSERT:
+            return False
+        if plane is Plane.CONTROL:
+            return True
+        if message.number not in (0, call.number):  # for another reader
+            return False
+        if isinstance(body, Error):
+            return body.code != ErrorCode.TIMEOUT or call.body.TYPE is Type.SAMPLE
+        return message.type in _ANSWERS
+
+    def answer(self, message: Message, address: str, reopen: Callable[[int], bool]) -> None:
+        """Answer a request. ``reopen`` opens a reader that the server forgot, if there is one."""
+        body, call = message.body, self.pending.get(message.sequence)
+        if call is None:
+            return  # it was given up meanwhile
+        if isinstance(body, Error):
+            if body.code == ErrorCode.UNKNOWN_READER and reopen(call.number):
+                self.unsent[call.sequence] = call
+                return
+            if call.where is None:
+                call.error = error_of(body, address)
+            else:
+                call.error = error_as(body, call.where, getattr(call.body, "batch_size", 0))
+        else:
+            call.reply = message
+        self.forget([call])  # the thread that asked may have been interrupted
+        self.news.ring()

@@ -1,0 +1,64 @@
+"""What the IO thread sees of a writer or a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from async_loader.errors import AsyncLoaderError
+from async_loader.feeder.wire import Message
+
+Failure = Callable[[], AsyncLoaderError]
+"""Makes the error to raise; a new one for each thread."""
+ASK_AGAIN_S = 5.0
+"""After this long an open or close request without an answer is sent again.
+
+Its connection may be another one by now.
+"""
+
+
+@dataclass(slots=True)
+class Request:
+    """An open or close request of a channel, and when it is sent again.
+
+    Attributes
+    ----------
+    sequence : int
+        Of the request that waits for its answer; 0: none.
+    again_at : float | None
+        ``None``: no answer is missing.
+    """
+
+    sequence: int = 0
+    again_at: float | None = None
+
+    def sent(self, sequence: int, again_at: float) -> None:
+        """Note a request."""
+        self.sequence, self.again_at = sequence, again_at
+
+    def done(self) -> None:
+        """Stop asking."""
+        self.again_at = None
+
+    def is_answer(self, message: Message) -> bool:
+        """Return whether a message answers the newest request."""
+        return message.sequence == self.sequence
+
+
+class Channel(Protocol):
+    """A writer or a reader, as the IO thread sees it. Called by that thread only."""
+
+    number: int
+
+    def begin(self) -> None:
+        """Open again: there is a new session."""
+
+    def step(self, now: float, port: Any) -> float | None:
+        """Do what is due; return when the next thing is."""
+
+    def take(self, message: Message, now: float) -> None:
+        """Handle a message for this channel."""
+
+    def end(self, failure: Failure) -> None:
+        """Fail all waiting threads: the connection is over."""

@@ -1,0 +1,267 @@
+"""The batches of one reader and the credit for them, as arithmetic. Called under the reader's lock.
+
+::
+
+    BATCH ──receive──▶ inbox ──next──▶ the learner ──settle──▶ RETURN
+                         └── one credit more for each ──▶ PULL
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.feeder.client.batch_copies import SocketBatch, Unpacking
+from async_loader.feeder.client.offered_memory import OfferedMemory
+from async_loader.feeder.client.reader_state import (
+    LATER_S,
+    Credit,
+    Opening,
+    ReaderOptions,
+    ahead_of,
+)
+from async_loader.feeder.client.slots import FilledSlot
+from async_loader.feeder.wire import (
+    MOST_AHEAD,
+    REDELIVERED,
+    Batch,
+    BatchForm,
+    CloseReader,
+    Message,
+    Reader,
+    SlotBatches,
+    schema_of,
+)
+from async_loader.lifecycle import EventFd
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """On batch ``number`` of an ``opening`` of a reader; ``server`` is the server it came from."""
+
+    deliveries: Deliveries
+    number: int
+    opening: int
+    server: int
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedBatch:
+    """One batch, not unpacked. ``server`` says whose ids it has, see `Connection.servers`."""
+
+    body: SocketBatch | FilledSlot
+    lease: Lease | None
+    server: int
+
+
+@dataclass(slots=True)
+class Inbox:
+    """What the learner's thread takes.
+
+    Attributes
+    ----------
+    waiting : deque of ReceivedBatch
+    complaints : deque of AsyncLoaderError
+        Errors after which the reader goes on.
+    batches, redelivered : int
+        Received so far, over all openings.
+    """
+
+    waiting: deque[ReceivedBatch] = field(default_factory=deque)
+    complaints: deque[AsyncLoaderError] = field(default_factory=deque)
+    batches: int = 0
+    redelivered: int = 0
+
+
+@dataclass(slots=True)
+class Returns:
+    """What the feeder has to be told of leases.
+
+    Attributes
+    ----------
+    settled : deque of Lease
+        Batches that were used.
+    dropped : tuple of lists of Lease | None
+        Arguments for `ReaderChannel.close`, from the finalizer of a source.
+    parting : CloseReader
+    """
+
+    settled: deque[Lease] = field(default_factory=deque)
+    dropped: tuple[list[Lease], list[Lease]] | None = None
+    parting: CloseReader = field(default_factory=CloseReader)
+
+
+class Deliveries:
+    """What the learner is sent, has, and gives back.
+
+    Parameters
+    ----------
+    options : ReaderOptions
+    memory : OfferedMemory
+
+    Attributes
+    ----------
+    bell : EventFd | None
+        Rung when something changes, while a thread waits on it.
+    """
+
+    def __init__(self, options: ReaderOptions, memory: OfferedMemory) -> None:
+        self._options, self._memory = options, memory
+        self.bell: EventFd | None = None
+        self.opening = Opening()
+        self.credit = Credit(ahead=options.prefetch or 0)
+        self.inbox = Inbox()
+        self.returns = Returns()
+
+    @property
+    def due(self) -> bool:
+        """Whether a PULL is due.
+
+        Credit goes out by halves of what may be ahead, as each PULL wakes two threads and a server.
+        Less only if the feeder has nothing left to send, for want of credit or of slots.
+        """
+        credit, slots = self.credit, self._memory.slots
+        untold, ahead, waiting = credit.granted - credit.told, credit.ahead, self.inbox.waiting
+        if slots is None:
+            return untold > 0 and (
+                2 * untold >= ahead or (credit.told <= credit.received and not waiting)
+            )
+        free, theirs = slots.free, slots.theirs
+        if (2 * untold >= ahead and untold) or (2 * free >= ahead >= 2 * theirs and free):
+            return True
+        idle = credit.told <= credit.received or not theirs
+        return (untold > 0 or free > 0) and not waiting and idle
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes, and everything received was taken."""
+        credit = self.credit
+        return (
+            credit.ended_after is not None
+            and not self.inbox.waiting
+            and credit.received >= credit.ended_after
+        )
+
+    def next(self) -> ReceivedBatch | None:
+        """Pop a received batch and grant one credit.
+
+        Also for batches from before a reopening, which `opened` has deducted.
+        """
+        if not self.inbox.waiting:
+            return None
+        if self.credit.ahead:
+            self.credit.granted += 1
+        return self.inbox.waiting.popleft()
+
+    def holds(self, lease: Lease) -> bool:
+        """Return whether a batch is still this learner's: the feeder has not taken it back.
+
+        Batches of an earlier server are in no other table, so they stay.
+        """
+        opening = self.opening
+        return (
+            lease.opening == opening.number
+            or lease.server != opening.server
+            or self.credit.ended_after is not None
+        )
+
+    def settle(self, lease: Lease) -> None:
+        """Note that a batch was used.
+
+        Takes no lock: it runs within ``next(loader)``, where a signal handler may close everything.
+        """
+        self.returns.settled.append(lease)
+
+    @property
+    def owes(self) -> bool:
+        """Whether the feeder has to be told of used batches."""
+        return bool(self.returns.settled)
+
+    def close(self, seen: Iterable[Lease], unseen: Iterable[Lease]) -> bool:
+        """Give back these leases and those in the inbox; return whether the END has come."""
+        opening, returns, waiting = self.opening, self.returns, self.inbox.waiting
+        here = (one.lease for one in waiting if one.lease is not None)
+        back = [
+            [one.number for one in some if one.opening == opening.number]
+            for some in (seen, (*unseen, *here))
+        ]
+        leases = np.array([*back[0], *back[1]], np.uint64)
+        returns.parting = CloseReader(self.credit.received, len(back[0]), leases)
+        opening.number += 1  # so `holds` is false for all of them
+        returns.settled.clear()
+        waiting.clear()
+        return self.credit.ended_after is not None
+
+    def begin(self) -> None:
+        """There is a new session: credit counts anew."""
+        credit = self.credit
+        self.opening.barred = credit.remind_at = None
+        if credit.ended_after is not None:  # batches before the END have come, or never will
+            credit.ended_after = credit.received
+
+    def ask_for(self, server: int) -> None:
+        """An OPEN_READER is sent: drop batches that the server draws again."""
+        opening, inbox = self.opening, self.inbox
+        opening.server, opening.number = server, opening.number + 1
+        inbox.waiting = deque(
+            one for one in inbox.waiting if one.lease is None or self.holds(one.lease)
+        )
+
+    def opened(self, body: Reader, batch_size: int) -> None:
+        """Take the answer to OPEN_READER."""
+        opening, credit, options = self.opening, self.credit, self._options
+        schema = opening.schema = schema_of(body.schema)
+        opening.leased, opening.later_s = body.leased, LATER_S
+        form = BatchForm.of(schema, batch_size)
+        opening.unpacking, nbytes = Unpacking(form), form.nbytes
+        wished = options.prefetch
+        if wished is None:
+            wished = ahead_of(schema, nbytes, options.planned)
+        shared = body.transport == "shm"
+        credit.ahead = min(wished, MOST_AHEAD if shared else opening.limits.ahead(nbytes))
+        credit.received = credit.told = 0
+        credit.granted = max(0, credit.ahead - len(self.inbox.waiting))
+
+    def settled(self) -> list[int]:
+        """Return the numbers of used batches, once."""
+        settled = self.returns.settled
+        leases = [settled.popleft() for _ in range(len(settled))]
+        return [one.number for one in leases if one.opening == self.opening.number]
+
+    def receive(self, message: Message, body: Batch) -> None:
+        """Take batches from a socket. Drop those that are here, and those of an earlier opening.
+
+        Raises
+        ------
+        Malformed
+        """
+        credit, first, unpacking = self.credit, message.sequence, self.opening.unpacking
+        if first < credit.received:
+            return
+        assert unpacking is not None
+        found = unpacking.form.blocks(body)
+        if first + len(found) <= credit.granted:  # else of an earlier opening
+            for i, block in enumerate(found):
+                self._add(first + i, SocketBatch(unpacking, block), message.flags)
+
+    def receive_slots(self, message: Message, body: SlotBatches) -> None:
+        """As `receive`, for batches in shared memory."""
+        credit, first, slots = self.credit, message.sequence, self._memory.slots
+        if not credit.received <= first <= credit.granted - len(body.places):
+            return
+        if slots is None:
+            raise Malformed("a batch came in shared memory, and none was offered")
+        for i, place in enumerate(body.places):
+            self._add(first + i, slots.take(place), place.flags)
+
+    def _add(self, number: int, body: SocketBatch | FilledSlot, flags: int) -> None:
+        opening, inbox = self.opening, self.inbox
+        self.credit.received = number + 1
+        inbox.batches += 1
+        inbox.redelivered += bool(flags & REDELIVERED)
+        lease = Lease(self, number, opening.number, opening.server) if opening.leased else None
+        inbox.waiting.append(ReceivedBatch(body, lease, opening.server))

@@ -1,0 +1,132 @@
+"""Where a reader of a client stands: its phase, its opening, its credit."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Literal
+
+from async_loader.feeder.client.batch_copies import Unpacking
+from async_loader.feeder.wire import Limits
+from async_loader.schema import Schema
+
+LATER_S, LATER_MOST_S = 0.05, 1.0
+"""Wait before OPEN_READER is sent again after a temporary refusal: the table has no schema yet."""
+AHEAD_BYTES, AHEAD_LEAST, AHEAD_MOST, AHEAD_WEIGHTED = 4 << 20, 4, 32, 8
+"""Batches ahead by default: many small ones share a message. Fewer where batches have weights:
+weights and priorities are those of the moment of the draw."""
+Transport = Literal["auto", "shm", "tcp"]
+
+
+class ReaderPhase(enum.Enum):
+    """Where a reader is. `MOVES` holds the legal moves."""
+
+    WANTED = "wanted"
+    """An OPEN_READER has to be sent."""
+    OPENING = "opening"
+    OFFERING = "offering"
+    """Memory is offered, and not taken yet."""
+    READY = "ready"
+    CLOSING = "closing"
+    CLOSED = "closed"
+    FAILED = "failed"
+
+
+OPEN = {ReaderPhase.OPENING, ReaderPhase.OFFERING, ReaderPhase.READY}
+OVER = {ReaderPhase.CLOSED, ReaderPhase.FAILED}
+_LEAVES = {ReaderPhase.WANTED, ReaderPhase.CLOSING, *OVER}
+MOVES: dict[ReaderPhase, set[ReaderPhase]] = {
+    ReaderPhase.WANTED: {ReaderPhase.OPENING, *OVER},
+    ReaderPhase.OPENING: {*OPEN, *_LEAVES},
+    ReaderPhase.OFFERING: {ReaderPhase.READY, *_LEAVES},
+    ReaderPhase.READY: _LEAVES,
+    ReaderPhase.CLOSING: OVER,
+    ReaderPhase.CLOSED: set(),
+    ReaderPhase.FAILED: {ReaderPhase.FAILED},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """What the user wants of a reader.
+
+    Attributes
+    ----------
+    prefetch : int | None
+        Batches on their way or waiting here; 0: each is drawn when a thread waits for it.
+        ``None``: `ahead_of` decides once the schema is known.
+    transport : "auto" | "shm" | "tcp"
+    planned : int
+        Batches that a loader plans ahead of the learner.
+    """
+
+    prefetch: int | None
+    transport: Transport = "tcp"
+    planned: int = 0
+
+
+@dataclass(slots=True)
+class Opening:
+    """What OPEN_READER and READER said.
+
+    Attributes
+    ----------
+    number : int
+        Openings so far: leases of earlier ones are void.
+    server : int
+        See `Connection.servers`.
+    leased : bool
+        Whether batches have to be returned.
+    transport : "shm" | "tcp" | None
+    barred : str | None
+        Why this session uses tcp although memory was wanted.
+    logged : str | None
+        The last such reason in the log.
+    later_s : float
+        Wait before the next attempt.
+    """
+
+    number: int = 0
+    server: int = 0
+    schema: Schema | None = None
+    leased: bool = False
+    transport: Literal["shm", "tcp"] | None = None
+    unpacking: Unpacking | None = None
+    limits: Limits = field(default_factory=Limits)
+    barred: str | None = None
+    logged: str | None = None
+    later_s: float = LATER_S
+
+
+@dataclass(slots=True)
+class Credit:
+    """Batches of this opening, counted from its beginning.
+
+    Attributes
+    ----------
+    ahead : int
+        Batches that may be on their way or wait here.
+    granted : int
+        Batches that the learner may be sent.
+    told : int
+        As the last PULL said.
+    received : int
+    remind_at : float | None
+        When the last PULL is sent again.
+    ended_after : int | None
+        Batches before END.
+    """
+
+    ahead: int = 0
+    granted: int = 0
+    told: int = 0
+    received: int = 0
+    remind_at: float | None = None
+    ended_after: int | None = None
+
+
+def ahead_of(schema: Schema, batch_bytes: int, planned: int) -> int:
+    """Return how many batches may be ahead by default."""
+    weighted = any(one.name == "weight" for one in schema.fields)
+    most = AHEAD_WEIGHTED if weighted else AHEAD_MOST
+    return max(AHEAD_LEAST, min(most, AHEAD_BYTES // max(1, batch_bytes)), planned)

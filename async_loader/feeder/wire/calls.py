@@ -1,0 +1,212 @@
+"""The control messages that are calls of a table. Since version 3 of the wire.
+
+See docs/wire.md, and `Control`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from async_loader.errors import Malformed
+from async_loader.feeder.wire import bounds, codes
+from async_loader.feeder.wire.bounds import U32, U64, Count, Name, Path, Text
+from async_loader.feeder.wire.codes import Type
+from async_loader.feeder.wire.control import Control, TensorSpec, View, one_or_none
+from async_loader.feeder.wire.schema_codec import SchemaSpec
+
+
+class OfTable(Control, frozen=True, kw_only=True):
+    """Root of the calls of a table."""
+
+    table: Name
+
+
+class About(OfTable, frozen=True, kw_only=True):
+    """A request for a table's properties and counts."""
+
+    TYPE = Type.ABOUT
+
+
+class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
+    """``limiter``: least size, samples per insert, error buffer; ``stats``: plain values by name.
+
+    ``no_priorities``: why the table uses none.
+    """
+
+    TYPE = Type.ABOUT_REPLY
+    schema: SchemaSpec | None
+    capacity: U64 | None
+    nbytes: U64 | None
+    limiter: tuple[int, float | None, tuple[float, float] | float | None] | None
+    sampler: Text
+    stats: dict[str, Any]
+    no_priorities: Text | None = None
+
+
+class Clear(OfTable, frozen=True, kw_only=True):
+    """Remove all steps; the answer is DONE."""
+
+    TYPE = Type.CLEAR
+
+
+class Save(OfTable, frozen=True, kw_only=True):
+    """Save to ``path``, within the folder of the table; the answer is SAVED."""
+
+    TYPE = Type.SAVE
+    path: Path = ""
+
+
+class Saved(Control, frozen=True, kw_only=True):
+    """What a save did."""
+
+    TYPE = Type.SAVED
+    kind: Literal["full", "incremental"]
+    number: U64
+    nbytes: U64
+    duration_s: bounds.Wait
+    pause_s: bounds.Wait
+    rows: U64
+
+
+class Load(OfTable, frozen=True, kw_only=True):
+    """Replace the rows by save ``number``, or by the newest one; the answer is DONE."""
+
+    TYPE = Type.LOAD
+    path: Path = ""
+    number: U64 | None = None
+
+
+class Sample(OfTable, frozen=True, kw_only=True):
+    """Draw a batch, now or within ``timeout_s``.
+
+    The header's number is that of a reader for such calls; the first one opens it.
+
+    Attributes
+    ----------
+    timeout_s : float | None
+        How long the answer may wait; ``None``: without end.
+    waits : bool
+        False: too few items are an error at once, if the table has no limiter.
+    known : int
+        Id of the schema that the sender knows; SAMPLED has it if it is another.
+    slots : tuple of int
+        Slots of shared memory that are free again.
+    unused : tuple of int
+        Leases of batches that came too late: user code has not had them.
+    """
+
+    TYPE = Type.SAMPLE
+    batch_size: Count
+    view: View | None = None
+    timeout_s: bounds.Wait | None = None
+    waits: bool = True
+    known: U32 = 0
+    slots: Annotated[tuple[U32, ...], Meta(max_length=64)] = ()
+    unused: Annotated[tuple[U64, ...], Meta(max_length=64)] = ()
+
+
+class Sampled(Control, frozen=True, kw_only=True):
+    """A batch: a block in the data frame, or in ``slot`` of shared memory.
+
+    Attributes
+    ----------
+    rows : int
+    schema : SchemaSpec | None
+        Of its rows, if the caller does not know it.
+    lease : int | None
+        Its number, if a draw uses rows up: returned (RETURN) when user code has them.
+    """
+
+    TYPE = Type.SAMPLED
+    rows: Count
+    schema: SchemaSpec | None = None
+    slot: U32 | None = None
+    lease: U64 | None = None
+
+    def check_data(self, nbytes: int | None) -> None:
+        """See `Control`."""
+        one_or_none(self, nbytes, self.slot is None)
+
+
+class ById(OfTable, frozen=True, kw_only=True):
+    """Root of the calls by id: the data frame begins with ``count`` ids (i64)."""
+
+    count: Count
+
+    @property
+    def more_bytes(self) -> int:
+        """Bytes behind the ids."""
+        return 0
+
+    def check_data(self, nbytes: int | None) -> None:
+        """See `Control`."""
+        one_or_none(self, nbytes, True)
+        wanted = 8 * self.count + self.more_bytes
+        if nbytes != wanted:
+            raise Malformed(
+                f"{self.TYPE.name} of {self.count} ids has a data frame of {nbytes} bytes, it "
+                f"takes {wanted}"
+            )
+
+
+class Get(ById, frozen=True, kw_only=True):
+    """Read rows; the answer, GOT, has those that still exist."""
+
+    TYPE = Type.GET
+    view: View | None = None
+
+
+class Got(Control, frozen=True, kw_only=True):
+    """``rows`` rows, as the block of a batch of that size, if there are any."""
+
+    TYPE = Type.GOT
+    rows: Annotated[int, Meta(ge=0, le=2**20)]
+    schema: SchemaSpec
+
+    def check_data(self, nbytes: int | None) -> None:
+        """See `Control`."""
+        one_or_none(self, nbytes, self.rows > 0)
+
+
+class Update(ById, frozen=True, kw_only=True):
+    """New values of fields, behind the ids: arrays ``[count, ...]`` of ``specs``.
+
+    The answer is APPLIED.
+    """
+
+    TYPE = Type.UPDATE
+    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=bounds.FIELDS)]
+
+    def __post_init__(self) -> None:
+        for spec in self.specs:
+            if not spec.shape or spec.shape[0] != self.count or spec.dtype not in codes.DTYPES:
+                raise ValueError(
+                    f"field {spec.name!r} has shape {spec.shape} and dtype {spec.dtype} for "
+                    f"{self.count} ids"
+                )
+        if len({spec.name for spec in self.specs}) < len(self.specs):
+            raise ValueError(f"{len(self.specs)} fields share names: name each once")
+
+    @property
+    def more_bytes(self) -> int:
+        """See `ById`."""
+        return sum(spec.nbytes for spec in self.specs)
+
+
+class Delete(ById, frozen=True, kw_only=True):
+    """Remove rows. The answer is APPLIED."""
+
+    TYPE = Type.DELETE
+
+
+class Prioritize(ById, frozen=True, kw_only=True):
+    """New priorities (f64), behind the ids. The answer is APPLIED."""
+
+    TYPE = Type.PRIORITIZE
+
+    @property
+    def more_bytes(self) -> int:
+        """See `ById`."""
+        return 8 * self.count

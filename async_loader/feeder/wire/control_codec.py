@@ -1,0 +1,86 @@
+"""Control messages as body frames and back."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+
+from async_loader.errors import Malformed
+from async_loader.feeder.wire import bounds, calls, control, scan
+from async_loader.feeder.wire.codes import ErrorCode, Type
+from async_loader.feeder.wire.control import Control
+
+KINDS = [
+    kind
+    for module in (control, calls)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Control) and hasattr(kind, "TYPE")
+]
+DECODERS = {kind.TYPE: msgspec.msgpack.Decoder(kind) for kind in KINDS}
+_encoder = msgspec.msgpack.Encoder()
+_OFTEN = (Type.SAMPLE, Type.SAMPLED)
+"""Kinds whose bodies repeat: decoding one costs more than the call itself."""
+_SHORT = 512
+"""Bytes of a body that is cached, at most."""
+_REMEMBERED = 256
+
+
+def pack(body: Control) -> bytes:
+    """Return the body frame, checked as a peer checks it.
+
+    Raises
+    ------
+    Malformed
+    """
+    if body.TYPE in _OFTEN and getattr(body, "schema", None) is None:
+        return _packed_often(body)
+    return _packed(body)
+
+
+def _packed(body: Control) -> bytes:
+    try:
+        data = _encoder.encode(body)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Malformed(f"{body.TYPE.name} cannot be sent: {error}") from None
+    _decode(body.TYPE, data)
+    return data
+
+
+def unpack(kind: Type, frame: memoryview, most: int = bounds.CONTROL_BYTES) -> Control:
+    """Return the message in a body frame.
+
+    Raises
+    ------
+    Malformed
+        Names the wrong field.
+    """
+    _bounded(kind, frame.nbytes, most)
+    data = frame.tobytes()
+    if kind in _OFTEN and len(data) <= _SHORT:
+        return _read_often(kind, data)
+    return _read(kind, data)
+
+
+def _read(kind: Type, data: bytes) -> Control:
+    scan.check(data)
+    return _decode(kind, data)
+
+
+_packed_often = functools.lru_cache(_REMEMBERED)(_packed)
+_read_often = functools.lru_cache(_REMEMBERED)(_read)
+
+
+def _decode(kind: Type, data: bytes) -> Control:
+    _bounded(kind, len(data), bounds.CONTROL_BYTES)
+    try:
+        body: Control = DECODERS[kind].decode(data)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise Malformed(f"{kind.name}: {error}") from None
+    return body
+
+
+def _bounded(kind: Type, size: int, most: int) -> None:
+    if size > most:
+        text = f"{kind.name} has a body of {size} bytes, {most} are allowed: send less at a time"
+        raise Malformed(text, ErrorCode.TOO_LARGE)
