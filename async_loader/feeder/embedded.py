@@ -38,7 +38,8 @@ class Embedded:
     settings : ServerSettings
         Its ``bind`` is ignored.
     timeout_s : float
-        How long it may take to start. Where no kernels are kept, that includes compiling them: minutes on a busy machine.
+        How long it may take to start. Where no kernels are kept, that includes compiling them:
+        minutes on a busy machine.
 
     Raises
     ------

@@ -92,7 +92,9 @@ class Offering:
 
     def __init__(self, path: str, offer: Offer, fd: int, patience_s: float = 0.0) -> None:
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.setblocking(patience_s > 0)  # the kernel's own limit: Python's does not wait for room among the callers
+        self._channel.setblocking(
+            patience_s > 0
+        )  # the kernel's own limit: Python's does not wait for room among the callers
         whole = int(patience_s)
         limit = struct.pack("@ll", whole, int((patience_s - whole) * 1e6))
         try:
@@ -102,7 +104,9 @@ class Offering:
                 self._channel.setblocking(False)
             except BlockingIOError:
                 raise Broken(f"the server's memory socket {path} is busy") from None
-            except ConnectionRefusedError:  # a file that a server left: it was killed, and another may follow
+            except (
+                ConnectionRefusedError
+            ):  # a file that a server left: it was killed, and another may follow
                 raise Broken(f"the server at the memory socket {path} is gone") from None
             except OSError as error:
                 text = (
