@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError
@@ -15,6 +16,7 @@ _ANSWERS = (Type.APPLIED, Type.SAMPLED, Type.GOT)
 """Answers on the pull plane; all other messages there are for a reader."""
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One request.
 
@@ -26,27 +28,20 @@ class Call:
         Makes the body for each sending.
     where : str | None
         Names the table in errors, which are then those of the same call in this process.
+    sequence : int
+        Given when the request is queued.
     """
 
-    __slots__ = (
-        "body", "data", "error", "make", "number", "plane", "ready", "reply", "sequence", "where",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        body: Control | Data,
-        sequence: int,
-        plane: Plane,
-        number: int,
-        data: Any,
-        ready: Callable[[], bool] | None,
-        make: Callable[[], Control | Data] | None,
-        where: str | None,
-    ) -> None:
-        self.body, self.sequence, self.plane, self.number = body, sequence, plane, number
-        self.data, self.ready, self.make, self.where = data, ready, make, where
-        self.reply: Message | None = None
-        self.error: AsyncLoaderError | OSError | None = None
+    body: Control | Data
+    plane: Plane = Plane.CONTROL
+    number: int = 0
+    data: Any = None
+    ready: Callable[[], bool] | None = None
+    make: Callable[[], Control | Data] | None = None
+    where: str | None = None
+    sequence: int = 0
+    reply: Message | None = None
+    error: AsyncLoaderError | OSError | None = None
 
 
 class Calls:

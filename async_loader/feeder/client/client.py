@@ -11,6 +11,7 @@ from typing import Any
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, SchemaError
 from async_loader.feeder.client import weights
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.owner import OwnFeeder, W
 from async_loader.feeder.client.row_queue import WriterOptions
@@ -50,7 +51,7 @@ class Client:
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
         self._traffic = Traffic()
-        self._has_read = self._traffic.add_reader
+        self._has_read = self._traffic.add
         self._end = weakref.finalize(
             self, connection.stop, 2.0
         )  # also at exit; the IO thread does not know the client
@@ -89,7 +90,7 @@ class Client:
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> FeederStatus:
         """Return the feeder's status, as plain values. Raises Timeout, Closed, Broken."""
-        reply = self._connection.call(Status(), self._deadline(timeout_s))
+        reply = self._connection.call(Call(Status()), self._deadline(timeout_s))
         assert isinstance(reply.body, StatusReply)
         status: Any = reply.body.status
         found: FeederStatus = status
@@ -101,7 +102,7 @@ class Client:
 
         Raises as `status`.
         """
-        self._connection.call(Drain(), self._deadline(timeout_s))
+        self._connection.call(Call(Drain()), self._deadline(timeout_s))
 
     @explain_wrong_names
     def publish(
@@ -227,7 +228,7 @@ class Client:
             channel: WriterChannel = self._connection.add(
                 lambda number: WriterChannel(number, table, known, options)
             )
-            self._traffic.add_writer(channel)
+            self._traffic.add(channel)
             writer = kind(self._connection, channel, name, self._timeout_s, self)
             self._keep(writer)
         return writer

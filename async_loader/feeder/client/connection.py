@@ -14,10 +14,7 @@ from async_loader.feeder.client.channel import Failure
 from async_loader.feeder.client.forks import forks
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.wire import (
-    Control,
-    Data,
     Message,
-    Plane,
 )
 from async_loader.lifecycle import Deadline, join
 
@@ -50,18 +47,7 @@ class Connection(IoThread):
         self.wake()
         return channel
 
-    def call(
-        self,
-        body: Control | Data,
-        deadline: Deadline,
-        *,
-        plane: Plane = Plane.CONTROL,
-        number: int = 0,
-        data: Any = None,
-        ready: Callable[[], bool] | None = None,
-        make: Callable[[], Control | Data] | None = None,
-        where: str | None = None,
-    ) -> Message:
+    def call(self, call: Call, deadline: Deadline) -> Message:
         """Send a request and wait for its answer; it is sent again after a reconnect.
 
         Raises
@@ -71,29 +57,16 @@ class Connection(IoThread):
         Closed, Broken, Unsupported, ...
             As `check`, and as errors.py makes of the server's ERROR.
         """
-        asked = self.ask(
-            body, plane=plane, number=number, data=data, ready=ready, make=make, where=where
-        )
-        return self.answer(asked, deadline)
+        return self.answer(self.ask(call), deadline)
 
-    def ask(
-        self,
-        body: Control | Data,
-        *,
-        plane: Plane = Plane.CONTROL,
-        number: int = 0,
-        data: Any = None,
-        ready: Callable[[], bool] | None = None,
-        make: Callable[[], Control | Data] | None = None,
-        where: str | None = None,
-    ) -> Call:
+    def ask(self, call: Call) -> Call:
         """As `call`, without waiting: `answer` or `forget_calls` has to follow.
 
         Requests are sent in their order. One that Ctrl-C interrupts is not sent, or is forgotten
         with its answer.
         """
         self.check()
-        call = Call(body, self.sequence(), plane, number, data, ready, make, where)
+        call.sequence = self.sequence()
         self._calls.add(call, self.wake)
         return call
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Protocol, TypeVar
 
 from async_loader.feeder.client.row_queue import WriterOptions
@@ -17,8 +17,6 @@ W = TypeVar("W", bound=RemoteWriter)
 class Client(Protocol):
     """What a table asks of its client; `client.Client` has it."""
 
-    _has_read: Callable[[Read], None]
-
     @property
     def owns_feeder(self) -> bool:
         """Whether the feeder was started for this client."""
@@ -32,6 +30,9 @@ class Client(Protocol):
         options: WriterOptions,
     ) -> W:
         """Return a new writer, which the client closes at its end."""
+
+    def _has_read(self, channel: Read, /) -> None:
+        """Count what a reader does."""
 
     def _keep(self, one: RemoteWriter | RemoteSource) -> None:
         """Close a writer or source at the client's end."""

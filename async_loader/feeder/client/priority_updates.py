@@ -9,6 +9,7 @@ import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client.batch_structure import local_ids, remote_ids
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.reader_state import ReaderPhase
@@ -56,9 +57,8 @@ def update(
     with contextlib.suppress(ServerReplaced):
         for at in range(0, len(ids), most):
             some = Priorities(ids[at : at + most].copy(), values[at : at + most])
-            reply = connection.call(
-                some, deadline, plane=Plane.PULL, number=channel.number, ready=ready
-            ).body
+            call = Call(some, Plane.PULL, channel.number, ready=ready)
+            reply = connection.call(call, deadline).body
             assert isinstance(reply, WireApplied)
             applied += reply.applied
     return Applied(applied, total - applied)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import Timeout, Unsupported
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.row_buffer import CheckedRows, RowBuffer
 from async_loader.feeder.client.row_packer import RowPacker
@@ -88,7 +89,7 @@ class RowSink:
         if channel.takes_priorities or connection.version < 3:
             return
         about, where = About(table=channel.table), f"table {channel.table!r}"
-        reply = connection.call(about, deadline, where=where).body
+        reply = connection.call(Call(about, where=where), deadline).body
         assert isinstance(reply, AboutReply)
         if reply.no_priorities is not None:
             raise Unsupported(reply.no_priorities)

@@ -23,12 +23,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import Broken, Malformed, OutOfMemory, Unsupported
 from async_loader.feeder.client.batch_copies import Unpacking
 from async_loader.feeder.client.batch_structure import BatchStructure
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.channel import Failure
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.io_thread import IoThread
@@ -74,12 +76,12 @@ class SampleChannel:
     """
 
     def __init__(self, number: int, table: str, batch_size: int, view: View | None) -> None:
-        self.number, self.table, self.batch_size, self.view = number, table, batch_size, view
+        self.number = number
+        self.wanted = Sample(table=table, batch_size=batch_size, view=view)
         self.lock = threading.Lock()
         self.closed = False
         self.batches = self.redelivered = 0
         self._shown: BatchStructure | None = None
-        self._schema_id = 0
         self._unpacking: Unpacking | None = None
         self._memory = OfferedMemory()
         self._barred = False
@@ -114,7 +116,6 @@ class SampleChannel:
         ------
         NotEnoughData, ConfigError, Timeout, Closed, Broken, Unsupported
         """
-        body = Sample(table=self.table, batch_size=self.batch_size, view=self.view)
         own, sent = Deadline(own_s), list[int]()
         deadline = Deadline(None if own_s is None else own_s + grace_s)
 
@@ -127,10 +128,9 @@ class SampleChannel:
             self._pending += 1
         reply: Message | None = None
         try:
-            where = f"table {self.table!r}"
-            reply = port.call(
-                body, deadline, plane=Plane.PULL, number=self.number, make=make, where=where
-            )
+            where = f"table {self.wanted.table!r}"
+            call = Call(self.wanted, Plane.PULL, self.number, make=make, where=where)
+            reply = port.call(call, deadline)
             with self.lock:
                 columns = self._columns(reply)
                 shown = self._shown
@@ -176,7 +176,7 @@ class SampleChannel:
         if body.schema is not None:
             self._learn(body)
         if self._unpacking is None:
-            raise Malformed(f"a batch of table {self.table!r} came without its schema")
+            raise Malformed(f"a batch of table {self.wanted.table!r} came without its schema")
         if body.slot is not None:
             if self._memory.slots is None:
                 raise Malformed("a batch came in shared memory, and none was offered")
@@ -189,10 +189,9 @@ class SampleChannel:
     def _learn(self, body: Sampled) -> None:
         assert body.schema is not None
         schema = schema_of(body.schema)
-        form = BatchForm.of(schema, self.batch_size)
-        if form.schema_id != self._schema_id:
+        form = BatchForm.of(schema, self.wanted.batch_size)
+        if self._unpacking is None or form.schema_id != self._unpacking.form.schema_id:
             self._shown, self._unpacking = BatchStructure(schema), Unpacking(form)
-            self._schema_id = form.schema_id
             self._missed = _MISSED  # the memory is for batches of the old schema
 
     # -- the IO thread -----------------------------------------------------------------------------
@@ -203,10 +202,10 @@ class SampleChannel:
             if self._memory.slots is not None and not self._memory.under_offer:
                 slots = tuple(self._memory.slots.give())
             unused, self._late = tuple(self._late[:64]), self._late[64:]
-            return Sample(
-                table=self.table, batch_size=self.batch_size, view=self.view, timeout_s=left,
-                waits=waits, known=self._schema_id, slots=slots, unused=unused,
-            )  # fmt: skip
+            known = 0 if self._unpacking is None else self._unpacking.form.schema_id
+            return msgspec.structs.replace(
+                self.wanted, timeout_s=left, waits=waits, known=known, slots=slots, unused=unused
+            )
 
     def begin(self) -> None:
         """See `Channel`."""
@@ -261,13 +260,13 @@ class SampleChannel:
             if self._memory.under_offer:
                 self._memory.taken()
                 return
-            schema, rows = self._shown.schema, self.batch_size
+            schema, rows = self._shown.schema, self.wanted.batch_size
             self._missed = 0
             self._memory.offer(schema, rows, SLOTS, SPARE, self.number, port)
         except (Unsupported, OutOfMemory, Malformed, Broken, OSError) as error:
             self._memory.forget()
             self._barred = True
-            _log.debug(FAILURES, self.table, port.address, error)
+            _log.debug(FAILURES, self.wanted.table, port.address, error)
 
     def _close(self, port: IoThread) -> None:
         self._memory.forget()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
 from async_loader.feeder.client.batch_structure import BatchStructure, local_ids, remote_ids
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.priority_updates import ServerReplaced, update
 from async_loader.feeder.client.reader_channel import ReaderChannel
@@ -105,7 +106,8 @@ class TableCalls:
             return connection.is_open
 
         where = f"table {self.table!r}"
-        return connection.call(body, deadline, plane=plane, data=data, ready=ready, where=where)
+        call = Call(body, plane, data=data, ready=ready, where=where)
+        return connection.call(call, deadline)
 
     def ask(self, body: Control, answer: type[R], timeout_s: Timeout = None) -> R:
         """Send a call of the control plane; return its answer."""

@@ -117,7 +117,7 @@ def _send(
                 offset=at,
                 specs=specs if not at else (),
             )
-            asked.append(connection.ask(body, data=whole[at : at + most]))
+            asked.append(connection.ask(Call(body, data=whole[at : at + most])))
             if len(asked) > AHEAD and not (said := answer()).newest:
                 return said
         while (said := answer()).newest and asked:
@@ -138,9 +138,8 @@ def latest(
 ) -> Published | None:
     """See `Client.latest`."""
     most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
-    reply = connection.call(
-        Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit), deadline
-    )
+    body = Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit)
+    reply = connection.call(Call(body), deadline)
     while True:
         first = reply.body
         assert isinstance(first, Weights)
@@ -182,7 +181,7 @@ def _receive(
     try:
         while True:
             for at in islice(offsets, AHEAD - len(asked)):
-                asked.append((at, connection.ask(more(at))))
+                asked.append((at, connection.ask(Call(more(at)))))
             if not asked:
                 return None
             at, call = asked.popleft()

@@ -13,6 +13,7 @@ from storm_rig import Struck, strike
 
 from async_loader.errors import Timeout
 from async_loader.feeder import connect, wire
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.client import Client
 from async_loader.feeder.wire import Type
 from async_loader.lifecycle import Deadline, Patience
@@ -179,7 +180,7 @@ def test_an_interrupted_request_leaves_nothing_and_the_next_is_answered(feeder, 
 
     def ask() -> None:
         connection = client._connection
-        call = connection.ask(wire.Status())
+        call = connection.ask(Call(wire.Status()))
         connection.answer(call, Deadline(20))
 
     publish()
@@ -223,7 +224,7 @@ def test_an_interrupted_close_of_a_writer_can_be_made_again(feeder, client):
 def test_an_interrupted_call_for_a_writer_leaves_no_line_behind(feeder, client):
     table = client.table("replay")
     at_each_point(lambda: table.writer().close(20), lambda _: None)
-    for line, _ in list(client._written):  # those that were made, and not closed
+    for line in client._traffic.open_writers():  # those that were made, and not closed
         line.closing = True
     client._connection.wake()
     for _ in range(100):

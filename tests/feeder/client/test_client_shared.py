@@ -22,7 +22,7 @@ from async_loader.feeder import connect, wire
 from async_loader.feeder.client import reader_channel
 from async_loader.feeder.client.reader_channel import ReaderPhase
 from async_loader.feeder.server import Server
-from async_loader.feeder.settings import ServiceSettings
+from async_loader.feeder.settings import LimitSettings, ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.rate_limiter import Queue
@@ -297,7 +297,7 @@ def test_a_batch_that_waits_while_a_reader_without_prefetch_is_reopened_is_not_t
 @pytest.mark.parametrize(("transport", "in_flight"), [("shm", 1 << 28), ("tcp", 1 << 28), ("tcp", 1 << 14)])
 def test_a_reader_that_may_run_further_ahead_than_a_feeder_sends_waits_for_nothing(tmp_path, monkeypatch, transport, in_flight):
     monkeypatch.setattr(reader_channel, "REMIND_S", 1e6)
-    limits = wire.Limits(message_bytes=1 << 14, in_flight_bytes=in_flight)
+    limits = LimitSettings(message_bytes=1 << 14, in_flight_bytes=in_flight, window_bytes=1 << 14)
     with serving(tmp_path, replay(), limits=limits) as (_, client):
         source = client.table("t").source(prefetch=200, transport=transport)
         for _ in range(300):
