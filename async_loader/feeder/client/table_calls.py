@@ -38,9 +38,9 @@ from async_loader.feeder.wire import Applied as WireApplied
 from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds_or_none
-from async_loader.replay.table import by_id
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stats import TableStats
+from async_loader.replay.table import by_id
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.waiters import Waiting
