@@ -17,7 +17,7 @@ from async_loader import process_hooks, tensors, tree
 from async_loader.errors import Broken, Closed, Timeout
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Failure, HeapBatch
+from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.credits import Credits
 from async_loader.pipeline.device.backend import DeviceBackend, block_views
 from async_loader.pipeline.device.cuda_queue import CudaQueue
@@ -142,7 +142,7 @@ class _Landing:
         if ring is not None and self.streamer is not None:
             self.streamer.meet(ring)
         try:
-            return HeapBatch((self._prepare(next(self.iteration)),))
+            return Batch(tree=(self._prepare(next(self.iteration)),))
         except StopIteration:
             return END
         except BaseException as error:  # data for the consumer: it is raised there

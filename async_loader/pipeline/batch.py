@@ -1,4 +1,9 @@
-"""What travels through the queues: a finished batch in one of two forms, or a failure. Does nothing by itself."""
+"""What travels through the queues: a finished batch, or what is there in its place.
+
+# NOTE [life of a batch]
+written (buffer or tree) ─▶ ready (value made, on the CPU) ──────────────────────────────▶ handed out
+                       └──▶ on the device (value lies there; InFlight holds the host memory) ─▶ handed out
+"""
 
 from __future__ import annotations
 
@@ -6,71 +11,75 @@ from dataclasses import dataclass
 from typing import Any
 
 from async_loader.batch_layout import BatchLayout
-from async_loader.shm.slot_ring import Lease, SlotRing
+from async_loader.shm.batch_buffer import BatchBuffer
+
+UNMADE: Any = object()
+"""`Batch.value` before it is made: ``None`` is a batch that a collate_fn may return."""
 
 
 @dataclass(slots=True, eq=False)
-class BatchBuffer:
-    """A slot in which one batch is being written, or lies. Dropping the last reference to ``root`` frees it.
+class DeviceCopy:
+    """The device memory behind a batch, and the event recorded behind its copy."""
+
+    blocks: tuple[Any, ...]
+    event: Any
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A finished batch.
 
     Attributes
     ----------
-    ring : SlotRing | None
-        ``None`` when the root is fresh memory of this batch alone.
-    slot : int
-    root : uint8 array
-        The lease on the slot's bytes.
-    layout : BatchLayout
+    buffer : BatchBuffer | None
+        The memory in which its arrays lie; ``None``: each has its own.
+    layout : BatchLayout | None
+        Where they lie in it; ``None``: `tree` says.
+    tree : Any
+        Without a layout: any structure, whose arrays may lie in `buffer`.
+    packed : tuple of bytes and table | None
+        The pickle of `tree`, and offset and size of its arrays in `buffer`: to decode it again on a copy of them.
+    lease : object
+        Of its plan, see `async_loader.source.Leasing`.
+    value : Any
+        What `next` hands out, once it is made.
+    device : DeviceCopy | None
     """
 
-    ring: SlotRing | None
-    slot: int
-    root: Lease
-    layout: BatchLayout
-
-
-@dataclass(slots=True, eq=False)
-class SlotBatch:
-    """A batch that lies in a slot. ``batch`` is the same as tensors, once they are made; ``lease`` is its plan's."""
-
-    place: BatchBuffer
-    batch: Any = None
+    buffer: BatchBuffer | None = None
+    layout: BatchLayout | None = None
+    tree: Any = None
+    packed: tuple[Any, tuple[tuple[int, int], ...]] | None = None
     lease: object = None
+    value: Any = UNMADE
+    device: DeviceCopy | None = None
 
-
-@dataclass(slots=True, eq=False)
-class HeapBatch:
-    """A batch that could not be laid out, or found no slot: a tree of arrays and whatever else a collate_fn returns.
-
-    ``place`` is set when its arrays lie in a slot all the same, by way of out-of-band pickling. ``batch`` is the same as
-    tensors, once they are made; ``lease`` is its plan's.
-    """
-
-    tree: Any
-    place: BatchBuffer | None = None
-    batch: Any = None
-    lease: object = None
+    def detach(self) -> tuple[BatchBuffer | None, Any]:
+        """Take the host memory out of the batch, to be kept until the copy from it is done."""
+        host = self.buffer, self.tree
+        self.buffer = self.tree = self.packed = None
+        return host
 
 
 @dataclass(slots=True, eq=False)
 class StreamEnd:
-    """The stream of this worker has no batch any more."""
+    """The stream of this worker has no more batches."""
 
     worker: int
 
 
 @dataclass(slots=True, eq=False)
 class Failure:
-    """This batch will not come, and why. ``urgent`` overtakes what is queued."""
+    """An error in place of a batch. ``urgent`` overtakes what is queued."""
 
     error: BaseException
     urgent: bool = False
 
 
-Outcome = SlotBatch | HeapBatch | Failure | StreamEnd
+Outcome = Batch | Failure | StreamEnd
 
 
 class Wakeup:
-    """Something changed that the consumer should look at: no batch."""
+    """Something changed that the consumer should look at; carries nothing."""
 
     __slots__ = ()

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Failure, StreamEnd, Wakeup
+from async_loader.pipeline.batch import Batch, Failure, StreamEnd, Wakeup
 from async_loader.pipeline.batches import arena
-from async_loader.pipeline.batches.pickled_batch import PickledBatch
+from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.job_queue import IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
@@ -29,6 +29,8 @@ from async_loader.shm.slot_ring import SlotRing
 
 class PoolApi(Protocol):
     """What an iteration asks of its pool."""
+
+    output: HostOutput
 
     def check(self) -> None:
         """Raise when no more batches can come."""
@@ -349,7 +351,7 @@ class PooledIterator(Iteration):
             with SignalsDeferred():
                 self._opening.drop()
                 if not isinstance(item, Wakeup):
-                    self._openings.append(_batch_of(item))
+                    self._openings.append(self._value(item))
                     self._to_open -= 1
         self._opening_jobs.clear()  # they hold slots
         return self._take_openings()
@@ -402,7 +404,7 @@ class PooledIterator(Iteration):
             self.close()
             raise StopIteration from None
         if self._unread:
-            self.held = _batch_of(self.held)
+            self.held = self._value(self.held)
             self._unread = False
         if isinstance(self.held, Failure):
             try:
@@ -439,6 +441,15 @@ class PooledIterator(Iteration):
         self._settled, self._owed = self._settled + 1, False
         self.jobs[:] = [job for job in self.jobs if not job.over]
 
+    def _value(self, item: Any) -> Any:
+        """The batch of an outcome, END for the end of a stream; a Failure stays one. Safe to repeat."""
+        if not isinstance(item, Batch):
+            return END if isinstance(item, StreamEnd) else item
+        try:
+            return self._office.output.hand_out(item)
+        except Exception as error:  # no memory for a copy
+            return Failure(error)
+
     @property
     def passed(self) -> int:
         return min(self.queue.passed, self._seq - self._spoilt)
@@ -471,16 +482,6 @@ class PooledIterator(Iteration):
             for queue in self.queues:
                 queue.close()
         super().close()
-
-
-def _batch_of(item: Any) -> Any:
-    """What a worker answered, END for the end of its stream; a Failure stays one. Safe to repeat."""
-    if isinstance(item, Failure):
-        return item
-    try:
-        return item.take() if isinstance(item, PickledBatch) else END if isinstance(item, StreamEnd) else item.tree
-    except Exception as error:  # no memory for a copy
-        return Failure(error)
 
 
 def unaddressed(tasks: Iterable[Any]) -> Iterator[tuple[Any, None]]:

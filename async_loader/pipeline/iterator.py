@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol, cast
 
 from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Failure, HeapBatch, SlotBatch, Wakeup
-from async_loader.pipeline.batches.to_tensors import TensorConverter
+from async_loader.pipeline.batch import Batch, Failure, Wakeup
+from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.credits import Credits
 from async_loader.source import END, Leasing, Source, waiting_for
 from async_loader.stats import Meter
@@ -76,8 +76,8 @@ class PipelineApi(Protocol):
     def source_waits(self) -> bool:
         """Whether the source waits for data within ``plan`` at this moment."""
 
-    def receive(self, item: Any) -> Any:
-        """Finish what came through the cuda queue, in the consumer's thread."""
+    def receive(self, batch: Batch) -> Any:
+        """Finish a batch of the cuda queue, in the consumer's thread."""
 
 
 NOTHING: Any = object()
@@ -108,7 +108,7 @@ class Iterator:
         credits: Credits,
         source: Source,
         pipeline_api: PipelineApi,
-        delivery: TensorConverter,
+        output: HostOutput,
         how: IteratorSettings,
     ) -> None:
         self.meter = Meter()
@@ -120,7 +120,7 @@ class Iterator:
         self._credits = credits
         self._source = source
         self._pipeline_api = pipeline_api
-        self._delivery = delivery
+        self._output = output
         self._on_error = how.on_error
         self._timeout_s = how.timeout_s
         self._finish = how.finish
@@ -177,7 +177,7 @@ class Iterator:
     def _hold(self, item: Any) -> bool:
         """Whether it is held. It is not, if its source delivers it elsewhere by now."""
         try:
-            batch = self._delivery.hand_out(item) if isinstance(item, SlotBatch | HeapBatch) else self._pipeline_api.receive(item)
+            batch = self._output.hand_out(item) if item.device is None else self._pipeline_api.receive(item)
             if self._finish is not None:
                 batch = self._finish(batch)
         except Exception as error:  # of this batch alone, as far as can be known: the next call goes on with the next one

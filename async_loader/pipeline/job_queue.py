@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.pipeline.batch import BatchBuffer
+from async_loader.batch_layout import BatchLayout
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.shm.batch_buffer import BatchBuffer
 
 
 @dataclass(slots=True, eq=False)
@@ -22,10 +23,10 @@ class Job:
     Attributes
     ----------
     seq : int
-        Its place in the order.
-    place : Place | None
-        Where it is written; held until every worker assigned to it has reported or is known dead, because a stopped
-        worker writes on when it is continued.
+        Its number in the iteration.
+    buffer : BatchBuffer | None
+        The slot in which it is written; held until every worker assigned to it has reported or is known dead, because a
+        stopped worker writes on when it is continued.
     whole : bool
         One part, collated where it is run, instead of parts that write their own rows.
     results : dict
@@ -40,9 +41,10 @@ class Job:
 
     seq: int
     rows: int
-    place: BatchBuffer | None
+    buffer: BatchBuffer | None
     whole: bool
     ready: TrainQueue
+    layout: BatchLayout | None = None
     parts: int = 0
     results: dict[int, Any] = field(default_factory=dict)
     over: bool = False

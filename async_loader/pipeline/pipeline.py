@@ -17,9 +17,9 @@ from async_loader.interrupts import SignalsAllowed, SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
 from async_loader.names import describe
 from async_loader.pipeline.batches.chunk_assembler import ChunkAssembler
+from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
-from async_loader.pipeline.batches.to_tensors import TensorConverter, as_it_is
 from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.credits import Credits
 from async_loader.pipeline.iterator import Iterator, OnError, note_own_threads, seconds_since
@@ -94,20 +94,20 @@ class Pipeline:
         s = settings
         self.places = SlotAllocator(s.prefetch, SPARE_SLOTS, s.slot_bytes, always_slots=backend is not None)
         self.train_queue = TrainQueue(s.in_order)
-        self.delivery = TensorConverter()
-        prepare = self.delivery.prepare if backend is None else as_it_is
+        self.output = HostOutput(to_tensors=True, keep_slots=backend is not None)
         credits = Credits(s.prefetch, self.end)
         whole = s.collate_fn is not None
-        filler = LocalCollator(self.places, s.collate_fn)
-        executors = Executors(MainWorker(filler, s.seed, prepare, whole=whole))
+        collator = LocalCollator(self.places, s.collate_fn)
+        executors = Executors(MainWorker(collator, s.seed, self.output, whole=whole))
         self._reserve_known()
         if s.num_workers > 1 and s.worker_type == "thread":
             mains = [
-                MainWorker(LocalCollator(self.places, s.collate_fn), s.seed, prepare, whole=whole) for _ in range(s.num_workers)
+                MainWorker(LocalCollator(self.places, s.collate_fn), s.seed, self.output, whole=whole)
+                for _ in range(s.num_workers)
             ]
             executors.threads = PlanThreads(mains, self.train_queue, self.end, s.worker_init_fn, self.break_)
         elif s.num_workers > 1:
-            executors.assembler = ChunkAssembler(self.places, filler, prepare, self.train_queue, s.chunk_size, whole=whole)
+            executors.assembler = ChunkAssembler(self.places, collator, self.output, self.train_queue, s.chunk_size, whole=whole)
             executors.worker_pool = WorkerPool(s.num_workers, s.context, self.end, executors.assembler, self._orders, self.break_)
         self.worker_pool: WorkerPool | PlanThreads | None = executors.worker_pool or executors.threads
         self._assembler = executors.assembler
@@ -117,7 +117,7 @@ class Pipeline:
         if backend is not None:
             self._add_streamer(backend)
         queue = self.cuda_queue or self.train_queue
-        self.iterator = Iterator(queue, credits, source, self, self.delivery, s)
+        self.iterator = Iterator(queue, credits, source, self, self.output, s)
 
     def _add_streamer(self, backend: DeviceBackend) -> None:
         from async_loader.pipeline.device.cuda_queue import CudaQueue
@@ -337,7 +337,7 @@ class Pipeline:
             learner=learner,
             slots=0 if ring is None else ring.count,
             slots_lent=0 if ring is None else ring.lent,
-            copied_out=self.delivery.copied_small + self.delivery.copied_short,
+            copied_out=self.output.copied_small + self.output.copied_short,
             skipped=self.iterator.skipped,
             interrupted=self.iterator.interrupted,
             workers_replaced=0 if self.worker_pool is None else self.worker_pool.replaced,

@@ -32,6 +32,7 @@ from async_loader.interrupts import SignalsAllowed, SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
 from async_loader.names import describe
 from async_loader.pipeline import codec
+from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.pickled_batch import PickledAssembler
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.iteration import InlineIterator, Iteration, PooledIterator, RoundRobin, dealt, unaddressed
@@ -365,6 +366,7 @@ class _Core:
         self.team: WorkerPool | TaskThreads | None = None
         self.shifts: IterationRegistry | None = None
         self.places = SlotAllocator(prefetch, SPARE_SLOTS, None, always_slots=True)
+        self.output = HostOutput(to_tensors=False, keep_slots=False)
         self.worker_states: WorkerStates | None = None
         self._what = describe(orders.work)
         self._life = StateMachine()
@@ -378,7 +380,7 @@ class _Core:
                 workers,
                 context,
                 self._end,
-                PickledAssembler(self.places),
+                PickledAssembler(self.places, self.output),
                 lambda n: WorkerConfig(n, 0, work=known()),
                 self.break_,
             )

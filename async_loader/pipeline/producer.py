@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed
 from async_loader.lifecycle import EndFlag, Patience, join
-from async_loader.pipeline.batch import Failure, HeapBatch, SlotBatch
+from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.batches.chunk_assembler import ChunkAssembler
 from async_loader.pipeline.credits import Credits
 from async_loader.pipeline.train_queue import TrainQueue
@@ -129,7 +129,7 @@ class Producer:
         self.work_meter.work()
         try:
             outcome = shop.main.do(seq, plan, self._reader)
-            if isinstance(plan, Ready) and isinstance(outcome, SlotBatch | HeapBatch):
+            if isinstance(plan, Ready) and isinstance(outcome, Batch):
                 outcome.lease = plan.lease
             self.work_meter.batches += 1  # before the batch can be taken, and the count be read
             self._ready.put(seq, outcome)

@@ -8,7 +8,7 @@ from typing import Any
 
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import AutoResetEvent, Deadline
-from async_loader.pipeline.batch import Failure, HeapBatch, Outcome, SlotBatch, StreamEnd, Wakeup
+from async_loader.pipeline.batch import Batch, Failure, Outcome, StreamEnd, Wakeup
 from async_loader.source import END
 
 _NOTHING: Any = object()
@@ -77,7 +77,7 @@ class TrainQueue:
         self._changed.open()
         del dropped  # the slots go back outside the lock
 
-    def front(self) -> SlotBatch | HeapBatch | StreamEnd | None:
+    def front(self) -> Batch | StreamEnd | None:
         """Return the next batch if it is ready and nothing else is to be looked at, else ``None``: `wait` says more.
 
         It stays in the queue until `drop`. The consumer's thread; takes no lock.

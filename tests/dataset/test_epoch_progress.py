@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.pipeline.batch import HeapBatch
+from async_loader.pipeline.batch import Batch
 from async_loader.pipeline.train_queue import TrainQueue
 
 TASKS = 12
@@ -25,7 +25,7 @@ def test_a_task_is_over_once_through_any_number_of_states(orders, counts):
         queue = TrainQueue(in_order=False)
         told, before = 0, epoch_progress.upto
         for position in [n for n in order if n < len(left)][:count]:
-            queue.put(position, HeapBatch(left[position]))
+            queue.put(position, Batch(tree=left[position]))
             assert queue.get(None).tree == left[position]
             over.append(left[position])
             told += epoch_progress.passed(queue.passed, queue.beyond)

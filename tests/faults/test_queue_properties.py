@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, EndFlag
-from async_loader.pipeline.batch import Failure, HeapBatch, Wakeup
+from async_loader.pipeline.batch import Batch, Failure, Wakeup
 from async_loader.pipeline.credits import Credits
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
@@ -32,7 +32,7 @@ def play(queue, outcomes, moves):
     for move, seq in moves:
         if move == "put":
             kind = outcomes[seq]
-            queue.put(seq, HeapBatch(seq) if kind == "good" else Failure(ValueError(seq), urgent=kind == "urgent"))
+            queue.put(seq, Batch(tree=seq) if kind == "good" else Failure(ValueError(seq), urgent=kind == "urgent"))
         elif move == "end":
             queue.end(seq)
         else:
@@ -105,11 +105,11 @@ def test_close_at_any_moment_wakes_every_waiter_and_keeps_nothing(history, at, w
 
 def test_a_timeout_loses_nothing():
     queue = TrainQueue()
-    queue.put(1, HeapBatch(1))
+    queue.put(1, Batch(tree=1))
     for _ in range(2):
         with pytest.raises(Timeout, match="batch 0"):
             queue.get(Deadline(0.01))
-    queue.put(0, HeapBatch(0))
+    queue.put(0, Batch(tree=0))
     assert [queue.get(Deadline(0.0)).tree for _ in range(2)] == [0, 1]
 
 

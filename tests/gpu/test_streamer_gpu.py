@@ -15,12 +15,13 @@ import torch
 from async_loader import AsyncDataLoader
 from async_loader.batch_layout import BatchLayout
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import BatchBuffer, SlotBatch
+from async_loader.pipeline.batch import Batch
 from async_loader.pipeline.device.backend import CudaBackend, backend_for
 from async_loader.pipeline.device.cuda_queue import CudaQueue
-from async_loader.pipeline.device.streamer import Arrival, Streamer
+from async_loader.pipeline.device.streamer import Streamer
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
+from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.slot_ring import SlotRing
 
 pytestmark = pytest.mark.gpu
@@ -69,17 +70,17 @@ class Line:
         """One batch of random bytes; what was written."""
         while (leased := self.ring.lease()) is None:
             threading.Event().wait(0.001)
-        place = BatchBuffer(self.ring, *leased, self.layout)
-        views = self.layout.views(place.root)
+        buffer = BatchBuffer(self.ring, *leased)
+        views = self.layout.views(buffer.root)
         for view in views:
             view[...] = self._rng.integers(0, 2 if view.dtype == bool else 250, view.shape).astype(view.dtype)
-        self.train.put(self._sent, SlotBatch(place))
+        self.train.put(self._sent, Batch(buffer, self.layout))
         self._sent += 1
         return [view.copy() for view in views]
 
-    def arrival(self) -> Arrival:
+    def arrival(self) -> Batch:
         found = self.cuda.get(SOON)
-        assert isinstance(found, Arrival), getattr(found, "error", found)
+        assert isinstance(found, Batch), getattr(found, "error", found)
         return found
 
     def take(self) -> dict[str, torch.Tensor]:
@@ -168,7 +169,7 @@ def test_taking_a_batch_does_not_wait_for_the_device(line):
     line.take()
     line.send()
     arrival = line.arrival()
-    arrival.event.synchronize()
+    arrival.device.event.synchronize()
     torch.cuda._sleep(LONG)
     busy = torch.cuda.Event()
     busy.record()
@@ -190,7 +191,7 @@ def test_a_copy_runs_beside_the_consumers_kernels(line):
     kernel = torch.cuda.Event()
     kernel.record()
     line.send()
-    line.arrival().event.synchronize()
+    line.arrival().device.event.synchronize()
     assert not kernel.query()
     kernel.synchronize()
 

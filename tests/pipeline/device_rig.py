@@ -12,10 +12,11 @@ from async_loader import tree
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import BatchBuffer, Failure, HeapBatch, SlotBatch
+from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.streamer import Streamer
 from async_loader.schema import Schema
+from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.slot_ring import SlotRing
 from async_loader.source import END
 from async_loader.testing.fake_device import FakeArray, FakeBackend, FakeResult, FakeStream
@@ -42,14 +43,12 @@ def new_ring(count: int = 3) -> SlotRing:
 
 
 def filled(ring: SlotRing | None, rng: np.random.Generator, layout: BatchLayout) -> BatchBuffer:
-    """A place with random bytes in it; bools are bools."""
+    """Memory with random bytes in it; bools are bools."""
     leased = ring.lease() if ring is not None else None
-    place = (
-        BatchBuffer(None, -1, np.empty(layout.nbytes, np.uint8), layout) if leased is None else BatchBuffer(ring, *leased, layout)
-    )
-    for view in layout.views(place.root):
+    buffer = BatchBuffer(None, -1, np.empty(layout.nbytes, np.uint8)) if leased is None else BatchBuffer(ring, *leased)
+    for view in layout.views(buffer.root):
         view[...] = rng.integers(0, 2 if view.dtype == bool else 100, view.shape).astype(view.dtype)
-    return place
+    return buffer
 
 
 class Rig:
@@ -74,12 +73,12 @@ class Rig:
     def make(self, rows: int = 4, form: str = "contiguous") -> None:
         """One more batch in the train queue, in a slot while there are any."""
         layout = BatchLayout.packed(SCHEMA, rows) if form == "packed" else BatchLayout.contiguous(SCHEMA, rows)
-        place = filled(self.ring, self._rng, layout)
-        self._expected.append([view.copy() for view in layout.views(place.root)])
+        buffer = filled(self.ring, self._rng, layout)
+        self._expected.append([view.copy() for view in layout.views(buffer.root)])
         if form == "loose":
-            self.inbox.items.append(HeapBatch(layout.rebuild(layout.views(place.root)), place))
+            self.inbox.items.append(Batch(buffer, tree=layout.rebuild(layout.views(buffer.root))))
         else:
-            self.inbox.items.append(SlotBatch(place))
+            self.inbox.items.append(Batch(buffer, layout))
 
     def step(self) -> None:
         """As far as the streamer gets without waiting for the next batch."""

@@ -16,70 +16,69 @@ def schema(nbytes: int) -> Schema:
     return Schema.of({"x": ((nbytes,), np.uint8)})
 
 
-def places(prefetch=2, spare=1, slot_bytes=None, *, always_slots=False) -> SlotAllocator:
+def slots(prefetch=2, spare=1, slot_bytes=None, *, always_slots=False) -> SlotAllocator:
     return SlotAllocator(prefetch, spare, slot_bytes, always_slots=always_slots)
 
 
 def test_small_batches_lie_in_fresh_memory():
-    p = places()
-    place = p.here(p.layout(schema(COPY_BELOW - 64), 1))
-    assert place.ring is None
-    assert place.root.nbytes == place.layout.nbytes
+    p = slots()
+    buffer = p.buffer_here(COPY_BELOW - 64)
+    assert buffer.ring is None
+    assert buffer.root.nbytes == COPY_BELOW - 64
     assert p.ring is None
 
 
 def test_small_batches_lie_in_slots_for_a_device_and_for_workers():
-    p = places(always_slots=True)
-    assert p.here(p.layout(schema(64), 1)).ring is p.ring
-    q = places()
-    assert q.shared(q.layout(schema(64), 1)).ring is q.ring
+    p = slots(always_slots=True)
+    assert p.buffer_here(64).ring is p.ring
+    q = slots()
+    assert q.shared_slot(64).ring is q.ring
     assert q.ring is not None
 
 
 def test_there_are_as_many_slots_as_batches_under_way_and_lent():
-    p = places(prefetch=2, spare=1)
-    layout = p.layout(schema(COPY_BELOW), 1)
-    held = [p.here(layout) for _ in range(3)]
-    assert sorted(place.slot for place in held) == [0, 1, 2]
-    assert p.shared(layout) is None
-    short = p.here(layout)
+    p = slots(prefetch=2, spare=1)
+    held = [p.buffer_here(COPY_BELOW) for _ in range(3)]
+    assert sorted(buffer.slot for buffer in held) == [0, 1, 2]
+    assert p.shared_slot(COPY_BELOW) is None
+    short = p.buffer_here(COPY_BELOW)
     assert short.ring is None  # slower, not wrong
     del held
     gc.collect()
     assert p.ring.free == 3
-    assert p.here(layout).ring is p.ring
+    assert p.buffer_here(COPY_BELOW).ring is p.ring
 
 
 def test_a_slot_comes_back_when_the_last_view_on_it_dies():
-    p = places()
+    p = slots()
     layout = p.layout(schema(COPY_BELOW), 2)
-    place = p.here(layout)
-    view = layout.views(place.root)[0][1, 5:7]
+    buffer = p.buffer_here(layout.nbytes)
+    view = layout.views(buffer.root)[0][1, 5:7]
     assert p.ring.free == 2
-    del place
+    del buffer
     assert p.ring.free == 2
     del view
     assert p.ring.free == 3
 
 
 def test_a_batch_that_outgrows_the_ring_gets_a_new_one_and_the_old_goes_with_its_last_lease():
-    p = places()
-    small = p.here(p.layout(schema(COPY_BELOW), 1))
+    p = slots()
+    small = p.buffer_here(COPY_BELOW)
     small.root[:] = 1
     old = p.ring
-    large = p.here(p.layout(schema(10 * COPY_BELOW), 1))
+    large = p.buffer_here(10 * COPY_BELOW)
     large.root[:] = 2
     assert p.ring is not old
     assert large.ring is p.ring
     assert (small.root == 1).all()
-    again = p.here(p.layout(schema(COPY_BELOW), 1))
+    again = p.buffer_here(COPY_BELOW)
     assert again.ring is p.ring  # which is large enough
     again.root[:] = 3
     assert (large.root == 2).all()
 
 
 def test_reserving_makes_room_before_it_is_needed():
-    p = places()
+    p = slots()
     assert p.spare_slot() is None
     p.reserve(100_000)
     ring = p.ring
@@ -91,37 +90,36 @@ def test_reserving_makes_room_before_it_is_needed():
 
 @pytest.mark.parametrize("slot_bytes", [100_000, 4096 * 30, 4096 * 30 + 1, 1])
 def test_slots_of_a_fixed_size_hold_what_they_say(slot_bytes):
-    p = places(slot_bytes=slot_bytes)
+    p = slots(slot_bytes=slot_bytes)
     p.reserve(1)
     assert p.ring.slot_bytes >= slot_bytes
-    place = p.spare_slot()
-    assert place.layout.nbytes == place.root.nbytes == p.ring.slot_bytes
+    buffer = p.spare_slot()
+    assert buffer.root.nbytes == p.ring.slot_bytes
     ring = p.ring
-    assert p.shared(p.layout(schema(ring.slot_bytes), 1)).ring is ring
+    assert p.shared_slot(ring.slot_bytes).ring is ring
     with pytest.raises(ConfigError, match=r"a batch needs [\d.]+ [KM]iB, a slot holds [\d.]+ KiB: raise slot_bytes"):
-        p.here(p.layout(schema(max(COPY_BELOW, ring.slot_bytes) + 1), 1))
+        p.buffer_here(max(COPY_BELOW, ring.slot_bytes) + 1)
     assert p.ring is ring
 
 
 def test_slots_retired_by_a_fork_are_not_used_again_and_a_worn_ring_is_replaced():
-    p = places(prefetch=2, spare=1)
-    layout = p.layout(schema(COPY_BELOW), 1)
+    p = slots(prefetch=2, spare=1)
     ring = None
     for _ in range(2):
-        place = p.here(layout)
-        ring = place.ring
-        assert ring.lend(place.slot)
+        buffer = p.buffer_here(COPY_BELOW)
+        ring = buffer.ring
+        assert ring.lend(buffer.slot)
         p.retire_leased()
-        slot = place.slot
-        del place
+        slot = buffer.slot
+        del buffer
         assert ring.free < 3
-        assert slot not in [p.here(layout).slot for _ in range(1)]
+        assert slot not in [p.buffer_here(COPY_BELOW).slot for _ in range(1)]
     assert ring.retired == 2
-    assert p.here(layout).ring is not ring
+    assert p.buffer_here(COPY_BELOW).ring is not ring
 
 
 def test_the_layout_is_remembered_until_schema_or_rows_change():
-    p = places()
+    p = slots()
     one = p.layout(schema(5), 3)
     assert p.layout(schema(5), 3) is one
     assert p.layout(schema(5), 4) is not one

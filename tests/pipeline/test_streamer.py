@@ -16,7 +16,7 @@ from async_loader import AsyncDataLoader
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Failure, HeapBatch, SlotBatch, Wakeup
+from async_loader.pipeline.batch import Batch, Failure, Wakeup
 from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.streamer import MAX_IN_FLIGHT, Streamer
 from async_loader.pipeline.train_queue import TrainQueue
@@ -59,7 +59,7 @@ def test_index_stays_on_the_cpu_and_owns_its_memory():
 def test_index_within_a_nested_field_goes_to_the_device():
     layout = BatchLayout.contiguous(Schema.of({"info": {"index": ((), "int64")}}), 2)
     rig = Rig()
-    rig.inbox.items.append(SlotBatch(filled(rig.ring, np.random.default_rng(0), layout)))
+    rig.inbox.items.append(Batch(filled(rig.ring, np.random.default_rng(0), layout), layout))
     rig.step()
     with rig.fake.stream(rig.consumers[0]):
         batch = rig.streamer.receive(rig.queue.get(NOW))
@@ -73,7 +73,7 @@ def test_a_loose_batch_is_copied_tensor_by_tensor_and_the_rest_stays():
     frozen.flags.writeable = False
     half = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
     tree = {"a": frozen, "b": [half, "text"], "index": np.array([7]), "n": None, "s": torch.eye(2).to_sparse()}
-    rig.inbox.items.append(HeapBatch(tree))
+    rig.inbox.items.append(Batch(tree=tree))
     rig.step()
     with rig.fake.stream(rig.consumers[0]):
         batch = rig.streamer.receive(rig.queue.get(NOW))
@@ -195,7 +195,7 @@ def _threaded(backend: FakeBackend) -> tuple[TrainQueue, CudaQueue, Streamer]:
 def test_the_thread_ends_with_the_train_queue_and_leaves_nothing_locked_or_leased():
     fake, ring = FakeBackend(), new_ring()
     train, cuda, streamer = _threaded(fake)
-    train.put(0, SlotBatch(filled(ring, np.random.default_rng(0), LAYOUT)))
+    train.put(0, Batch(filled(ring, np.random.default_rng(0), LAYOUT), LAYOUT))
     arrival = cuda.get(Deadline(LIMIT_S))
     train.close()
     assert streamer.join(LIMIT_S)
@@ -209,11 +209,11 @@ def test_the_thread_ends_with_the_train_queue_and_leaves_nothing_locked_or_lease
 def test_the_thread_ends_with_end_and_its_batches_stay_good():
     fake, ring = FakeBackend(), new_ring()
     train, cuda, streamer = _threaded(fake)
-    place = filled(ring, np.random.default_rng(0), LAYOUT)
-    written = LAYOUT.views(place.root)[0].copy()
-    train.put(0, SlotBatch(place))
+    buffer = filled(ring, np.random.default_rng(0), LAYOUT)
+    written = LAYOUT.views(buffer.root)[0].copy()
+    train.put(0, Batch(buffer, LAYOUT))
     train.end(1)
-    del place
+    del buffer
     assert streamer.join(LIMIT_S)
     batch = streamer.receive(cuda.get(NOW))
     assert np.array_equal(batch["obs"]["pixels"], written)
@@ -223,10 +223,10 @@ def test_the_thread_ends_with_end_and_its_batches_stay_good():
 def test_a_slot_comes_back_although_no_other_batch_follows():
     fake, ring, back = FakeBackend(), new_ring(), threading.Event()
     train, _, streamer = _threaded(fake)
-    place = filled(ring, np.random.default_rng(0), LAYOUT)
-    weakref.finalize(place.root, back.set).atexit = False
-    train.put(0, SlotBatch(place))
-    del place
+    buffer = filled(ring, np.random.default_rng(0), LAYOUT)
+    weakref.finalize(buffer.root, back.set).atexit = False
+    train.put(0, Batch(buffer, LAYOUT))
+    del buffer
     assert back.wait(LIMIT_S)
     train.close()
     assert streamer.join(LIMIT_S)
@@ -246,7 +246,7 @@ def test_what_ends_the_thread_breaks_the_cuda_queue_with_the_reason(step):
     fake, ring = FakeBackend(), new_ring()
     setattr(fake, step, fail)
     train, cuda, streamer = _threaded(fake)
-    train.put(0, SlotBatch(filled(ring, np.random.default_rng(0), LAYOUT)))
+    train.put(0, Batch(filled(ring, np.random.default_rng(0), LAYOUT), LAYOUT))
     train.end(1)
     assert streamer.join(LIMIT_S)
     with pytest.raises(Broken, match="fell off the bus") as raised:
@@ -263,7 +263,7 @@ def test_slots_of_a_lost_device_are_not_used_again(step):
 
     setattr(fake, step, fail)
     train, _, streamer = _threaded(fake)
-    train.put(0, SlotBatch(filled(ring, np.random.default_rng(0), LAYOUT)))
+    train.put(0, Batch(filled(ring, np.random.default_rng(0), LAYOUT), LAYOUT))
     assert streamer.join(LIMIT_S)
     assert (ring.free, fake.unregistrations) == (2, 0)
 

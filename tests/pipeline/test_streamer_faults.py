@@ -14,7 +14,7 @@ from async_loader.pipeline.device.streamer import InFlight, Streamer
 
 
 class NoWaitEvent(Streamer):
-    def _await(self, arrival: Any) -> None:
+    def _await(self, copy: Any) -> None:
         pass
 
 
@@ -26,7 +26,7 @@ class EarlySlotReuse(Streamer):
 
 
 class NoRecordStream(Streamer):
-    def _protect(self, arrival: Any) -> None:
+    def _protect(self, copy: Any) -> None:
         pass
 
 
@@ -34,20 +34,20 @@ class WaitsInTheStreamersThread(Streamer):
     """Wrong stream: the current stream of the streamer's thread is not the consumer's."""
 
     def _send(self, item: Any) -> Any:
-        arrival = super()._send(item)
-        self._backend.wait(arrival.event)
-        return arrival
+        batch = super()._send(item)
+        self._backend.wait(batch.device.event)
+        return batch
 
-    def _await(self, arrival: Any) -> None:
+    def _await(self, copy: Any) -> None:
         pass
 
 
 class RecordsOnAnotherStream(Streamer):
     """Wrong stream: the event is not behind the copy."""
 
-    def _hold(self, item: Any) -> Any:
+    def _hold(self, host: Any) -> Any:
         event = self._backend.record(self._backend.default)
-        self._in_flight.append(InFlight(event, item))
+        self._in_flight.append(InFlight(event, host))
         return event
 
 
@@ -56,14 +56,14 @@ class RemembersTheFirstStream(Streamer):
 
     first: Any = None
 
-    def receive(self, arrival: Any) -> Any:
+    def receive(self, batch: Any) -> Any:
         self.first = self.first or self._backend.current_stream()
         with self._backend.stream(self.first):
-            return super().receive(arrival)
+            return super().receive(batch)
 
 
 class ReleaseAtEnqueue(Streamer):
-    def _hold(self, item: Any) -> Any:
+    def _hold(self, host: Any) -> Any:
         event = self._backend.record()
         self._in_flight.append(InFlight(event, None))
         return event

@@ -13,11 +13,11 @@ from async_loader import tree
 from async_loader.errors import CannotSend, OutOfMemory, SchemaError
 from async_loader.names import describe
 from async_loader.pipeline import codec
-from async_loader.pipeline.batch import BatchBuffer, HeapBatch, Outcome, SlotBatch
+from async_loader.pipeline.batch import Batch, Outcome
 from async_loader.pipeline.batches import collate
+from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator, join
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
-from async_loader.pipeline.batches.to_tensors import Prepare
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.job_queue import Chunk, Job
 from async_loader.pipeline.train_queue import TrainQueue
@@ -31,8 +31,7 @@ class ChunkAssembler:
 
     Parameters
     ----------
-    prepare : callable
-        Makes an outcome ready to be handed out.
+    output : HostOutput
     chunk_size : int
         Rows per part.
     whole : bool
@@ -45,12 +44,19 @@ class ChunkAssembler:
     """
 
     def __init__(
-        self, places: SlotAllocator, filler: LocalCollator, prepare: Prepare, ready: TrainQueue, chunk_size: int, *, whole: bool
+        self,
+        slots: SlotAllocator,
+        collator: LocalCollator,
+        output: HostOutput,
+        ready: TrainQueue,
+        chunk_size: int,
+        *,
+        whole: bool,
     ) -> None:
-        self._places = places
+        self._slots = slots
         self._ready = ready
-        self._filler = filler
-        self._prepare = prepare
+        self._collator = collator
+        self._output = output
         self._chunk_size = chunk_size
         self._whole = whole
         self.main: codec.MainModule | None = None
@@ -59,7 +65,7 @@ class ChunkAssembler:
     # -- before ------------------------------------------------------------------------------------------------------
 
     def cut(self, seq: int, plan: Rows | Jobs, reader: Reader | None) -> list[Chunk]:
-        """The parts of a plan, with their place when one is known.
+        """The parts of a plan, with a slot when their layout is known.
 
         Raises
         ------
@@ -69,19 +75,23 @@ class ChunkAssembler:
             When slots for the batch cannot be had.
         """
         rows = len(plan)
-        job = Job(seq, rows, self._place(plan, reader, rows), self._whole, self._ready)
+        job = Job(seq, rows, None, self._whole, self._ready)
+        self._place(job, plan, reader)
         size = rows if self._whole else min(self._chunk_size, rows)
         bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         job.parts = len(bounds)
         return [self._part(job, number, start, stop, plan) for number, (start, stop) in enumerate(bounds)]
 
-    def _place(self, plan: Rows | Jobs, reader: Reader | None, rows: int) -> BatchBuffer | None:
+    def _place(self, job: Job, plan: Rows | Jobs, reader: Reader | None) -> None:
         if self._whole:
-            return self._places.spare_slot()
+            job.buffer = self._slots.spare_slot()
+            return
         schema = self._schema
         if isinstance(plan, Rows) and reader is not None and reader.schema is not None:
             schema = reader.schema
-        return None if schema is None else self._places.shared(self._places.layout(schema, rows))
+        if schema is not None:
+            job.layout = self._slots.layout(schema, job.rows)
+            job.buffer = self._slots.shared_slot(job.layout.nbytes)
 
     def _part(self, job: Job, number: int, start: int, stop: int, plan: Rows | Jobs) -> Chunk:
         if isinstance(plan, Rows):
@@ -101,35 +111,33 @@ class ChunkAssembler:
             return codec.decode(record.payload)
         kind, *rest = where
         if kind == "slot":
-            (table,) = rest
-            place = part.job.place
-            assert place is not None
-            return codec.decode(record.payload, [place.root[o : o + n] for o, n in table])
+            assert part.job.buffer is not None
+            return self._output.unpack(record.payload, part.job.buffer, tuple(rest[0]))
         head, table = rest
         value = codec.decode(record.payload[:head], [record.payload[o : o + n] for o, n in table])
         if part.job.whole and table:
             # From the next batch on there is a slot for it. Without one it is slower, not wrong.
             with contextlib.suppress(OutOfMemory):
-                self._places.reserve(sum(table[-1]))
-            part.job.place = None
+                self._slots.reserve(sum(table[-1]))
+            part.job.buffer = None
         return value
 
     def assemble(self, job: Job) -> Outcome:
         """The batch of all parts, in their order."""
-        return self._prepare(self._together(job))
+        return self._output.prepare(self._together(job))
 
     def _together(self, job: Job) -> Outcome:
         results = [job.results[number] for number in range(job.parts)]
         kinds = {kind for kind, _ in results}
         if kinds == {"wrote"}:
-            assert job.place is not None
-            return SlotBatch(job.place)
+            return Batch(job.buffer, job.layout)
         if kinds == {"tree"}:
-            return HeapBatch(results[0][1], job.place)
+            batch = results[0][1]
+            return batch if type(batch) is Batch else Batch(tree=batch)
         if kinds == {"chunk"} and len({value[0] for _, value in results}) == 1:
             self._schema = results[0][1][0]
-            layout = self._places.layout(self._schema, job.rows)
-            return self._filler.arrays(layout, join([value for _, value in results]))
+            layout = self._slots.layout(self._schema, job.rows)
+            return self._collator.arrays(layout, join([value for _, value in results]))
         return self._mixed(job, results)
 
     def _mixed(self, job: Job, results: Sequence[tuple[str, Any]]) -> Outcome:
@@ -144,16 +152,15 @@ class ChunkAssembler:
                 samples.extend(self._written(job, number))
         if all(kind == "samples" for kind, _ in results):
             self._whole = True  # they have no fixed shape: from now on one worker collates the whole batch
-        return HeapBatch(collate.collate(samples))
+        return Batch(tree=collate.collate(samples))
 
     def _written(self, job: Job, number: int) -> Sequence[Any]:
-        place = job.place
-        if place is None:
+        if job.buffer is None or job.layout is None:
             raise SchemaError(f"part {number} of batch {job.seq} was written nowhere")
         start = number * self._chunk_size
         stop = min(start + self._chunk_size, job.rows)
-        fields = [view[start:stop].copy() for view in place.layout.views(place.root)]
-        structure = place.layout.structure
+        fields = [view[start:stop].copy() for view in job.layout.views(job.buffer.root)]
+        structure = job.layout.structure
         return [tree.rebuild(structure, [f[i] for f in fields]) for i in range(stop - start)]
 
 

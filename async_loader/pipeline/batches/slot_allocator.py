@@ -1,4 +1,4 @@
-"""Where the next batch is written. Owns the slot ring and replaces it when a batch outgrows it; writes nothing."""
+"""Where the next batch is written. Holds the slot ring and replaces it when a batch outgrows it; writes nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
-from async_loader.pipeline.batch import BatchBuffer
 from async_loader.schema import Schema
+from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.limits import human
 from async_loader.shm.slot_ring import SlotRing, whole_pages
 
@@ -18,7 +18,7 @@ COPY_BELOW = 64 << 10
 
 
 class SlotAllocator:
-    """Hands out places; any thread.
+    """Hands out memory for batches; any thread.
 
     Parameters
     ----------
@@ -55,15 +55,15 @@ class SlotAllocator:
         self._known = (schema, rows, layout)
         return layout
 
-    def here(self, layout: BatchLayout) -> BatchBuffer:
-        """A place that this process fills: a slot, or fresh memory for a small batch or when slots are short."""
-        if layout.nbytes >= COPY_BELOW or self._always_slots:
-            place = self.shared(layout)
-            if place is not None:
-                return place
-        return BatchBuffer(None, -1, np.empty(layout.nbytes, np.uint8), layout)
+    def buffer_here(self, nbytes: int) -> BatchBuffer:
+        """Memory that this process fills: a slot, or a block for a small batch or when slots are short."""
+        if nbytes >= COPY_BELOW or self._always_slots:
+            buffer = self.shared_slot(nbytes)
+            if buffer is not None:
+                return buffer
+        return BatchBuffer(None, -1, np.empty(nbytes, np.uint8))
 
-    def shared(self, layout: BatchLayout) -> BatchBuffer | None:
+    def shared_slot(self, nbytes: int) -> BatchBuffer | None:
         """A slot that any process can fill; ``None`` when none is free.
 
         Raises
@@ -72,14 +72,14 @@ class SlotAllocator:
             When slots of that size cannot be had.
         """
         with self._lock:
-            ring = self._fitting(layout.nbytes)
+            ring = self._fitting(nbytes)
             lease = ring.lease()
-        return None if lease is None else BatchBuffer(ring, *lease, layout)
+        return None if lease is None else BatchBuffer(ring, *lease)
 
     def spare_slot(self) -> BatchBuffer | None:
-        """A slot of whatever size slots have now, for a batch whose layout nobody knows yet."""
+        """A slot of the size that slots have now, for a batch whose layout is not known yet."""
         ring = self._ring
-        return None if ring is None else self.shared(BatchLayout(None, (), ring.slot_bytes))
+        return None if ring is None else self.shared_slot(ring.slot_bytes)
 
     def reserve(self, nbytes: int) -> None:
         """Make sure that slots hold ``nbytes``."""

@@ -22,13 +22,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from async_loader import tensors, tree
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed, Timeout
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import BatchBuffer, Failure, HeapBatch, SlotBatch, Wakeup
+from async_loader.pipeline.batch import Batch, DeviceCopy, Failure, Wakeup
 from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.pipeline.device.backend import Bytes, DeviceBackend
 from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.pinned_memory import PinnedMemory
+from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.slot_ring import SlotRing
 from async_loader.source import END
 from async_loader.stats import Meter
@@ -48,33 +50,11 @@ class StreamerInput(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
-    """A batch that is on the device once ``event`` has happened.
-
-    Attributes
-    ----------
-    tree : Any
-        The batch, of device arrays.
-    blocks : tuple
-        The device memory behind them.
-    event : Any
-        Recorded behind the copy.
-    lease : object
-        Of the batch's plan.
-    """
-
-    tree: Any
-    blocks: tuple[Any, ...]
-    event: Any
-    lease: object = None
-
-
-@dataclass(slots=True, eq=False)
 class InFlight:
-    """A copy that may still run, and what it reads."""
+    """A copy that may still run, and the host memory that it reads."""
 
     event: Any
-    source: SlotBatch | HeapBatch
+    host: Any
 
 
 @dataclass(slots=True, eq=False)
@@ -162,10 +142,10 @@ class Streamer:
     def step(self) -> bool:
         """Pass one item on; whether there may be another."""
         item = self._take()
-        if isinstance(item, SlotBatch | HeapBatch):
-            arrival = self._send(item)
+        if isinstance(item, Batch):
+            sent = self._send(item)
             self.meter.batches += 1  # before the batch can be taken, and the count be read
-            self._cuda_queue.put(arrival)
+            self._cuda_queue.put(sent)
         elif isinstance(item, Wakeup) or (isinstance(item, Failure) and item.urgent):
             self._cuda_queue.put_urgent(item)
         else:
@@ -185,41 +165,43 @@ class Streamer:
         finally:
             self.meter.work()
 
-    def _send(self, item: SlotBatch | HeapBatch) -> Arrival | Failure:
+    def _send(self, batch: Batch) -> Batch | Failure:
         self._free_done()
         while len(self._in_flight) >= self._max_in_flight:
             self._free_oldest()
         try:
-            tree_, blocks = self._copy(item)
-        except Exception as error:  # of this batch alone, as far as anyone can tell
-            self._hold(item)  # a part of it may have been enqueued
+            value, blocks = self._copy(batch)
+        except Exception as error:  # of this batch alone, as far as can be known
+            self._hold(batch.detach())  # a part of it may have been enqueued
             return Failure(error)
-        return Arrival(tree_, blocks, self._hold(item), item.lease)
+        batch.value = value
+        batch.device = DeviceCopy(blocks, self._hold(batch.detach()))
+        return batch
 
-    def _copy(self, item: SlotBatch | HeapBatch) -> tuple[Any, tuple[Any, ...]]:
+    def _copy(self, batch: Batch) -> tuple[Any, tuple[Any, ...]]:
         """Enqueue the copies of one batch: what the consumer will get, and the blocks behind it."""
-        return self._copy_slot(item.place) if isinstance(item, SlotBatch) else self._copy_tree(item)
+        layout, buffer = batch.layout, batch.buffer
+        return self._copy_tree(batch) if layout is None or buffer is None else self._copy_slot(layout, buffer)
 
-    def _copy_slot(self, place: BatchBuffer) -> tuple[Any, tuple[Any, ...]]:
+    def _copy_slot(self, layout: BatchLayout, buffer: BatchBuffer) -> tuple[Any, tuple[Any, ...]]:
         """All of it in one transfer; the arrays are views of one block."""
-        layout = place.layout
-        if place.ring is not None:
-            self.meet(place.ring)
-        block = self._backend.upload(place.root, layout.nbytes)
+        if buffer.ring is not None:
+            self.meet(buffer.ring)
+        block = self._backend.upload(buffer.root, layout.nbytes)
         values = self._backend.arrays(block, layout.regions)
         for number, region in enumerate(layout.regions):
             if region.name == ON_HOST:
-                view = np.ndarray(region.shape, region.dtype, place.root, region.offset, region.strides)
+                view = np.ndarray(region.shape, region.dtype, buffer.root, region.offset, region.strides)
                 values[number] = tensors.to_tensor(view.copy())
         return layout.rebuild(values), (block,)
 
-    def _copy_tree(self, item: HeapBatch) -> tuple[Any, tuple[Any, ...]]:
+    def _copy_tree(self, batch: Batch) -> tuple[Any, tuple[Any, ...]]:
         """Tensor by tensor; what is no dense tensor on the CPU goes on as it is."""
-        # The tensors made here stay with the item, and so for as long as they are copied from.
-        item.tree = tree.transform(item.tree, tensors.as_tensor, leave=is_ignored)
-        structure = tree.structure_of(item.tree)
+        # The tensors made here stay with the batch, and then in flight, for as long as they are copied from.
+        batch.tree = tree.transform(batch.tree, tensors.as_tensor, leave=is_ignored)
+        structure = tree.structure_of(batch.tree)
         values, blocks = [], []
-        for name, value in zip(tree.names(structure), tree.leaves(item.tree, structure), strict=True):
+        for name, value in zip(tree.names(structure), tree.leaves(batch.tree, structure), strict=True):
             if name == ON_HOST:
                 values.append(_own(value))
             elif any(map(is_ignored, name.split("."))):
@@ -231,9 +213,9 @@ class Streamer:
                 values.append(value)
         return tree.rebuild(structure, values), tuple(blocks)
 
-    def _hold(self, item: SlotBatch | HeapBatch) -> Any:
+    def _hold(self, host: Any) -> Any:
         """Keep what the copies read until the event behind them is done. See NOTE [lifetime of a slot ...]."""
-        copy = InFlight(None, item)
+        copy = InFlight(None, host)
         self._in_flight.append(copy)  # first: when recording fails the copies may run all the same
         copy.event = self._backend.record()
         return copy.event
@@ -284,17 +266,18 @@ class Streamer:
 
     # -- the consumer's thread ---------------------------------------------------------------------------------------
 
-    def receive(self, arrival: Arrival) -> Any:
-        """The batch, safe for whatever this thread's current stream is given from now on. Does not wait."""
-        self._await(arrival)
-        self._protect(arrival)
-        return arrival.tree
+    def receive(self, batch: Batch) -> Any:
+        """The value, safe for whatever this thread's current stream is given from now on. Does not wait."""
+        assert batch.device is not None
+        self._await(batch.device)
+        self._protect(batch.device)
+        return batch.value
 
-    def _await(self, arrival: Arrival) -> None:
-        self._backend.wait(arrival.event)
+    def _await(self, copy: DeviceCopy) -> None:
+        self._backend.wait(copy.event)
 
-    def _protect(self, arrival: Arrival) -> None:
-        for block in arrival.blocks:
+    def _protect(self, copy: DeviceCopy) -> None:
+        for block in copy.blocks:
             self._backend.protect(block)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from async_loader.pipeline.batch import Outcome
+from async_loader.pipeline.batch import Batch, Outcome
+from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
-from async_loader.pipeline.batches.to_tensors import Prepare
 from async_loader.pipeline.workers.worker_main import fetch
 from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples
 
@@ -16,34 +16,33 @@ class MainWorker:
     ----------
     seed : int
         Of the loader.
-    prepare : callable
-        Makes an outcome ready to be handed out.
+    output : HostOutput
     whole : bool
         A collate_fn wants to see samples, also of rows that could be read straight into a slot.
     """
 
-    def __init__(self, filler: LocalCollator, seed: int, prepare: Prepare, *, whole: bool) -> None:
-        self._filler = filler
-        self._prepare = prepare
+    def __init__(self, collator: LocalCollator, seed: int, output: HostOutput, *, whole: bool) -> None:
+        self._collator = collator
+        self._output = output
         self._seed = seed
         self._whole = whole
 
     def do(self, seq: int, plan: Plan, reader: Reader | None) -> Outcome:
         """The batch of a plan; raises whatever its jobs raise."""
-        return self._prepare(self._work(seq, plan, reader))
+        return self._output.prepare(self._work(seq, plan, reader))
 
-    def _work(self, seq: int, plan: Plan, reader: Reader | None) -> Outcome:
+    def _work(self, seq: int, plan: Plan, reader: Reader | None) -> Batch:
         if isinstance(plan, Ready):
             if self._whole and plan.samples is not None:
-                return self._filler.samples(plan.samples())
-            return self._filler.lent(plan.batch) if plan.lent else self._filler.ready(plan.batch)
+                return self._collator.samples(plan.samples())
+            return self._collator.lent(plan.batch) if plan.lent else self._collator.ready(plan.batch)
         if isinstance(plan, Samples):
-            return self._filler.samples(plan.samples)
+            return self._collator.samples(plan.samples)
         if isinstance(plan, Jobs):
-            return self._filler.samples([call() for call in plan.calls])
+            return self._collator.samples([call() for call in plan.calls])
         assert isinstance(plan, Rows)
         assert reader is not None
         seed = (self._seed, seq, 0)
         if self._whole:
-            return self._filler.samples(fetch(reader, plan.index, seed))
-        return self._filler.rows(reader, plan.index, seed)
+            return self._collator.samples(fetch(reader, plan.index, seed))
+        return self._collator.rows(reader, plan.index, seed)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, join
-from async_loader.pipeline.batch import Failure, HeapBatch, StreamEnd
+from async_loader.pipeline.batch import Batch, Failure, StreamEnd
 from async_loader.pipeline.job_queue import Chunk, JobQueue
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.pipeline.workers.work import END, IterationRegistry, WorkConfig
@@ -113,7 +113,7 @@ class TaskThreads:
             self._changed.wait_for(look)
         return None if self._end.is_set() else part
 
-    def _do(self, part: Chunk, number: int, shifts: IterationRegistry) -> HeapBatch | StreamEnd | Failure:
+    def _do(self, part: Chunk, number: int, shifts: IterationRegistry) -> Batch | StreamEnd | Failure:
         shift = part.shift
         assert shift is not None
         shifts.forget_before(shift.oldest)
@@ -124,4 +124,4 @@ class TaskThreads:
             batch = shifts.do(shift.number, part.job.seq, part.task, stream=shift.stream)
         except BaseException as error:  # data for the consumer: it is raised there
             return Failure(guarded(error))
-        return StreamEnd(number) if batch is END else HeapBatch(batch)
+        return StreamEnd(number) if batch is END else Batch(tree=batch, value=batch)

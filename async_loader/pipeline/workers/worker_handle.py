@@ -192,12 +192,12 @@ class WorkerHandle:
 
     def send(self, part: Chunk) -> None:
         """Send a part, and before it the ring and the layout it refers to."""
-        job, place = part.job, part.job.place
+        job, buffer = part.job, part.job.buffer
         ring = layout = slot = -1
-        if place is not None and place.ring is not None:
-            ring, slot = self._send_ring(place.ring), place.slot
-            if not job.whole:
-                layout = self._send_layout(place.layout)
+        if buffer is not None and buffer.ring is not None:
+            ring, slot = self._send_ring(buffer.ring), buffer.slot
+            if job.layout is not None:
+                layout = self._send_layout(job.layout)
         kind, shift, oldest = "rows" if part.index is not None else "jobs", -1, -1
         if part.shift is not None:
             oldest = part.shift.oldest
