@@ -438,7 +438,7 @@ from async_loader.sources.columns import ColumnsSource
 from async_loader.lifecycle import Patience
 source = ColumnsSource({'x': np.arange(100), 'o': {'y': np.zeros((100, 3))}}, 0)
 plan = source.plan(8, Patience())
-from async_loader.pipeline.workers.worker_main import read_fresh
+from async_loader.pipeline.workers.sample_work import read_fresh
 assert (read_fresh(source.reader(), plan.index, (0,))[-1] == plan.index).all()""",
         """import numpy as np
 from async_loader import ReplayBuffer

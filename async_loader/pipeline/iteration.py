@@ -23,7 +23,7 @@ from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.job_queue import IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
-from async_loader.pipeline.workers.work import END, IterationRegistry
+from async_loader.pipeline.workers.work import END, WorkerState
 from async_loader.shm.slot_ring import SlotRing
 
 
@@ -36,7 +36,7 @@ class PoolApi(Protocol):
         """Raise when no more batches can come."""
 
     def submit(
-        self, shift: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
+        self, spec: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
     ) -> None:
         """Have a task done; the outcome goes to ``ready``. Raises CannotSend, OutOfMemory.
 
@@ -214,18 +214,18 @@ class InlineIterator(Iteration):
 
     def __init__(
         self,
-        shift: IterationSpec,
-        shifts: IterationRegistry,
+        spec: IterationSpec,
+        state: WorkerState,
         tasks: Iterator[Any],
         check: Callable[[], None],
         on_close: Callable[[], None],
     ) -> None:
-        super().__init__(shift.number, tasks, on_close)
-        self._shifts, self._check = shifts, check
-        self._stream = shift.stream
-        self._first = shift.first
+        super().__init__(spec.number, tasks, on_close)
+        self._state, self._check = state, check
+        self._stream = spec.stream
+        self._first = spec.first
         self._done = 0
-        shifts.tell(shift.number, shift.seed, shift.first, lambda: shift.state)
+        state.tell(spec.number, spec.seed, spec.first, lambda: spec.state)
 
     def hold(self) -> None:
         """See `Iteration.hold`. A task that a signal interrupted is done again."""
@@ -275,14 +275,14 @@ class InlineIterator(Iteration):
 
     def _do(self, seq: int, task: Any) -> Any:
         if arena.current() is None:
-            return self._shifts.do(self.number, seq, task, stream=self._stream)
+            return self._state.do(self.number, seq, task, stream=self._stream)
         with arena.within(None):  # in a worker of another pool: its slot is not for batches that its dataset may keep
-            return self._shifts.do(self.number, seq, task, stream=self._stream)
+            return self._state.do(self.number, seq, task, stream=self._stream)
 
     def close(self) -> None:
         super().close()
         self._tasks = iter(())
-        self._shifts.forget(self.number)
+        self._state.forget(self.number)
 
 
 class PooledIterator(Iteration):
@@ -299,7 +299,7 @@ class PooledIterator(Iteration):
     def __init__(
         self,
         office: PoolApi,
-        shift: IterationSpec,
+        spec: IterationSpec,
         tasks: Iterator[tuple[Any, int | None]],
         *,
         window: int,
@@ -308,12 +308,12 @@ class PooledIterator(Iteration):
         on_drained: Callable[[int], None],
         on_close: Callable[[], None],
     ) -> None:
-        super().__init__(shift.number, tasks, on_close)
+        super().__init__(spec.number, tasks, on_close)
         self.queue = TrainQueue(in_order)
         self.jobs: list[Job] = []
         """Under way."""
         self._office = office
-        self._shift = shift
+        self._spec = spec
         self._window = window
         self._timeout_s = timeout_s
         self._on_drained = on_drained
@@ -331,7 +331,7 @@ class PooledIterator(Iteration):
         """See `Iteration.open`. The answers have a queue of their own: they are no batches."""
         for worker in range(workers):
             try:
-                self._office.submit(self._shift, worker, self._opening, task, worker, self._opening_jobs.append)
+                self._office.submit(self._spec, worker, self._opening, task, worker, self._opening_jobs.append)
             except AsyncLoaderError as error:
                 if isinstance(error, Closed):
                     raise
@@ -375,7 +375,7 @@ class PooledIterator(Iteration):
                 return
             task, worker = self._pulled
             try:
-                self._office.submit(self._shift, self._seq, self.queue, task, worker, self._noted)
+                self._office.submit(self._spec, self._seq, self.queue, task, worker, self._noted)
             except AsyncLoaderError as error:  # this task cannot travel: the others can
                 if isinstance(error, Closed):
                     raise

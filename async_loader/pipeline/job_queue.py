@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from async_loader.batch_layout import BatchLayout
+from async_loader.pipeline import codec
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.shm.batch_buffer import BatchBuffer
+
+NO_PAYLOAD = codec.encode(None)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class IterationSpec:
-    """One iteration over a pool, as its workers are told of it before its first task.
+    """One iteration, as workers are told of it before its first task.
 
     Attributes
     ----------
@@ -61,25 +61,33 @@ class IterationSpec:
     state : Any
         For `Work.begin`.
     live : set of int
-        Numbers of the pool's iterations that are not over; shared by all of them.
+        Numbers of the loader's iterations that are not over; shared by all of them.
     stream : bool
         Its tasks are "the next from worker k".
     first : int
         Added to the number of a task for its seed.
-    payload : Encoded | None
+    payload : Encoded
         The state, on its way to processes.
+    revision : int
+        How often the state has changed: workers that were told an earlier one are told again.
     lost : dict
-        Workers whose streams ended with them, and the error that says so until somebody was told.
+        Workers whose streams ended with them, and the error that says so until it was raised.
     """
 
     number: int
     seed: int
     state: Any
     live: set[int]
-    stream: bool
+    stream: bool = False
     first: int = 0
-    payload: Encoded | None = None
+    payload: Encoded = field(default_factory=lambda: NO_PAYLOAD)
+    revision: int = 0
     lost: dict[int, BaseException | None] = field(default_factory=dict)
+
+    def encode_state(self, state: Any) -> None:
+        """Set the state, for worker processes."""
+        self.state, self.payload = state, codec.encode(state)
+        self.revision += 1
 
     @property
     def oldest(self) -> int:
@@ -93,29 +101,28 @@ class Chunk:
 
     Attributes
     ----------
+    spec : IterationSpec
+    kind : str
+        See `TaskRecord`.
     calls : sequence of callables | None
         For jobs; kept until done, to be sent once more by value if the worker cannot resolve them.
-    index : int64 array | None
-        For rows.
     payload : Encoded
-        What is sent.
-    shift : Shift | None
-        For the tasks of a pool.
+        What is sent to a process.
     task : Any
-        What is done, where nothing needs to be sent.
+        What is done, in a thread.
     worker : int | None
-        The only worker that may do it; ``None``: whoever is free.
+        The only worker that may do it; ``None``: any.
     """
 
     job: Job
+    spec: IterationSpec
+    kind: str
     number: int
     start: int
     stop: int
     payload: Encoded
     calls: Sequence[Callable[[], Any]] | None = None
-    index: npt.NDArray[np.int64] | None = None
     by_value: bool = False
-    shift: IterationSpec | None = None
     task: Any = None
     worker: int | None = None
 

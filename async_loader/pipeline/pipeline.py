@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
@@ -16,19 +17,19 @@ from async_loader.errors import Broken, Closed
 from async_loader.interrupts import SignalsAllowed, SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
 from async_loader.names import describe
-from async_loader.pipeline.batches.chunk_assembler import ChunkAssembler
+from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.credits import Credits
 from async_loader.pipeline.iterator import Iterator, OnError, note_own_threads, seconds_since
+from async_loader.pipeline.job_queue import IterationSpec
 from async_loader.pipeline.producer import Executors, Producer
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.workers.main_worker import MainWorker
-from async_loader.pipeline.workers.plan_threads import PlanThreads
-from async_loader.pipeline.workers.work import WorkerType
-from async_loader.pipeline.workers.worker_main import WorkerConfig
+from async_loader.pipeline.workers.sample_work import SampleTasks, SampleWork
+from async_loader.pipeline.workers.thread_pool import ThreadPool, WorkerStates
+from async_loader.pipeline.workers.work import WorkerConfig, WorkerType
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.source import Leasing, Source, waiting_for
 from async_loader.stats import LoaderStats, StageStats, bottleneck
@@ -96,20 +97,18 @@ class Pipeline:
         self.train_queue = TrainQueue(s.in_order)
         self.output = HostOutput(to_tensors=True, keep_slots=backend is not None)
         credits = Credits(s.prefetch, self.end)
-        whole = s.collate_fn is not None
-        collator = LocalCollator(self.places, s.collate_fn)
-        executors = Executors(MainWorker(collator, s.seed, self.output, whole=whole))
+        work = SampleWork(None, s.collate_fn, s.worker_init_fn, s.seed, self.places, self.output)
+        executors = Executors(SampleTasks(work), IterationSpec(0, s.seed, None, {0}))
         self._reserve_known()
         if s.num_workers > 1 and s.worker_type == "thread":
-            mains = [
-                MainWorker(LocalCollator(self.places, s.collate_fn), s.seed, self.output, whole=whole)
-                for _ in range(s.num_workers)
-            ]
-            executors.threads = PlanThreads(mains, self.train_queue, self.end, s.worker_init_fn, self.break_)
+            self._worker_states = WorkerStates(s.num_workers, WorkerConfig(work, s.num_workers, None))
+            executors.pool = ThreadPool(s.num_workers, weakref.ref(self._worker_states), self.end, self.break_)
         elif s.num_workers > 1:
-            executors.assembler = ChunkAssembler(self.places, collator, self.output, self.train_queue, s.chunk_size, whole=whole)
-            executors.worker_pool = WorkerPool(s.num_workers, s.context, self.end, executors.assembler, self._orders, self.break_)
-        self.worker_pool: WorkerPool | PlanThreads | None = executors.worker_pool or executors.threads
+            collator = LocalCollator(self.places, s.collate_fn)
+            whole = s.collate_fn is not None
+            executors.assembler = ChunkAssembler(self.places, self.output, collator, s.chunk_size, whole=whole)
+            executors.pool = WorkerPool(s.num_workers, s.context, self.end, executors.assembler, self._config, self.break_)
+        self.worker_pool = executors.pool
         self._assembler = executors.assembler
         self.producer = Producer(source, s.batch_size, credits, self.train_queue, executors, self.end, self.break_)
         self.streamer: Streamer | None = None
@@ -155,9 +154,10 @@ class Pipeline:
         if self._settings.num_workers > 1:
             self.places.reserve(layout.nbytes)
 
-    def _orders(self, number: int) -> WorkerConfig:
+    def _config(self, number: int) -> WorkerConfig:
         s = self._settings
-        return WorkerConfig(number, s.seed, self._source.reader(), s.collate_fn, s.worker_init_fn)
+        work = SampleWork(self._source.reader(), s.collate_fn, s.worker_init_fn, s.seed)
+        return WorkerConfig(work, s.num_workers, None, torch_workers=False, number=number)
 
     # -- what the iterator asks --------------------------------------------------------------------------------------
 

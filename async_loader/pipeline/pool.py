@@ -32,16 +32,15 @@ from async_loader.interrupts import SignalsAllowed, SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, State, StateMachine
 from async_loader.names import describe
 from async_loader.pipeline import codec
+from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.batches.pickled_batch import PickledAssembler
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.iteration import InlineIterator, Iteration, PooledIterator, RoundRobin, dealt, unaddressed
 from async_loader.pipeline.iterator import note_own_threads
-from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
+from async_loader.pipeline.job_queue import NO_PAYLOAD, Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.workers.task_threads import TaskThreads, WorkerStates
-from async_loader.pipeline.workers.work import END, IterationRegistry, Kind, Seeding, WorkConfig
-from async_loader.pipeline.workers.worker_main import WorkerConfig
+from async_loader.pipeline.workers.thread_pool import ThreadPool, WorkerStates
+from async_loader.pipeline.workers.work import END, Kind, Seeding, WorkerConfig, WorkerState
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.shm.malloc import keep_freed_memory
 from async_loader.shm.slot_ring import SlotRing
@@ -57,8 +56,6 @@ CLOSE_TIMEOUT_S = 5.0
 
 _AFTER_CTRL_C_S = 1.0
 """For threads to end when close() was interrupted and the workers were killed."""
-
-_NOTHING = codec.Encoded(b"")
 
 
 class Pool:
@@ -112,7 +109,7 @@ class Pool:
         self.prefetch = 2 * self.workers if prefetch is None else whole("prefetch", prefetch, 0)
         self._context = context_of(context)
         self._seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
-        self._orders = WorkConfig(work, self.workers, seeding)
+        self._config = WorkerConfig(work, self.workers, seeding)
         self._numbers = itertools.count()
         self._core: _Core | None = None
         self._dropped: Any = None
@@ -126,7 +123,7 @@ class Pool:
     @property
     def work(self) -> Any:
         """What the workers do."""
-        return self._orders.work
+        return self._config.work
 
     @property
     def started(self) -> bool:
@@ -190,7 +187,7 @@ class Pool:
         if self.kind == "process":
             refuse_start_in_child()
             check_descriptors(self.workers)
-        core = self._core = _Core(self._orders, self.workers, self.kind, self._context, max(1, self.prefetch))
+        core = self._core = _Core(self._config, self.workers, self.kind, self._context, max(1, self.prefetch))
         self._worker_states, core.worker_states = core.worker_states, None
         if self.kind != "inline":  # there nothing has to be ended
             self._dropped = weakref.finalize(self, core.abandon)
@@ -238,13 +235,13 @@ class Pool:
             A task that every worker does before its others, and whose outcome is no batch: see
             `Iteration.openings`. END: there is no such task.
         """
-        shift = self._shift(state, seed, stream=False, first=first)
+        spec = self._spec(state, seed, stream=False, first=first)
         if self.kind == "inline":
-            return self._inline(shift, iter(tasks), opening)
+            return self._inline(spec, iter(tasks), opening)
         addressed: Any = unaddressed(tasks)
         if static and self.kind == "process":
             addressed = dealt(tasks, self.workers, first)
-        return self._team(shift, addressed, prefetch, in_order, timeout_s, _ignore, (opening, self.workers))
+        return self._team(spec, addressed, prefetch, in_order, timeout_s, _ignore, (opening, self.workers))
 
     def streams(
         self,
@@ -268,36 +265,36 @@ class Pool:
             Unless it is END, the first that each stream gives is no batch: see
             `Iteration.openings`.
         """
-        shift = self._shift(state, seed, stream=True, first=0)
+        spec = self._spec(state, seed, stream=True, first=0)
         if self.kind == "inline":
-            return self._inline(shift, itertools.repeat(None), opening)
+            return self._inline(spec, itertools.repeat(None), opening)
         streams = self.workers if self.kind == "process" else 1
         round_robin = RoundRobin(streams, turn)
-        return self._team(shift, round_robin, prefetch, in_order, timeout_s, round_robin.drained, (opening, streams))
+        return self._team(spec, round_robin, prefetch, in_order, timeout_s, round_robin.drained, (opening, streams))
 
-    def _shift(self, state: Any, seed: int | None, *, stream: bool, first: int) -> IterationSpec:
+    def _spec(self, state: Any, seed: int | None, *, stream: bool, first: int) -> IterationSpec:
         self.start()
         assert self._core is not None
         number = next(self._numbers)
         base = (self._seed + number * 0x9E3779B97F4A7C15) % (1 << 62) if seed is None else seed
-        shift = IterationSpec(number, base, state, self._core.live, stream, first)
+        spec = IterationSpec(number, base, state, self._core.live, stream, first)
         if self.kind == "process":
-            shift.payload = codec.encode(state)
+            spec.payload = codec.encode(state)
         self._core.live.add(number)
-        return shift
+        return spec
 
-    def _inline(self, shift: IterationSpec, tasks: Any, opening: Any) -> Iteration:
+    def _inline(self, spec: IterationSpec, tasks: Any, opening: Any) -> Iteration:
         core = self._core
         assert core is not None
-        assert core.shifts is not None
-        inline = InlineIterator(shift, core.shifts, tasks, core.check, _IterationCleanup(core, shift.number))
+        assert core.state is not None
+        inline = InlineIterator(spec, core.state, tasks, core.check, _IterationCleanup(core, spec.number))
         if opening is not END:
             inline.open(opening, 1)
         return inline
 
     def _team(
         self,
-        shift: IterationSpec,
+        spec: IterationSpec,
         tasks: Any,
         prefetch: int | None,
         in_order: bool,
@@ -308,9 +305,9 @@ class Pool:
         core = self._core
         assert core is not None
         window = max(1, self.prefetch if prefetch is None else prefetch)
-        retire = _IterationCleanup(core, shift.number, self)
+        retire = _IterationCleanup(core, spec.number, self)
         team = PooledIterator(
-            core, shift, tasks, window=window, in_order=in_order, timeout_s=timeout_s, on_drained=on_drained, on_close=retire
+            core, spec, tasks, window=window, in_order=in_order, timeout_s=timeout_s, on_drained=on_drained, on_close=retire
         )
         if isinstance(tasks, RoundRobin) and not in_order:
             tasks.under_way = team.jobs
@@ -351,6 +348,12 @@ class _IterationCleanup:
         self._pool = None
 
 
+def _config_of(config: WorkerConfig | None, number: int) -> WorkerConfig:
+    if config is None:  # the pool was dropped
+        raise Closed("the pool is closed")
+    return config.of_worker(number)
+
+
 def _ignore(worker: int) -> None:
     """No stream has ended: there is none."""
 
@@ -358,35 +361,31 @@ def _ignore(worker: int) -> None:
 class _Core:
     """Threads hold this, never the pool, so that a dropped pool can be noticed."""
 
-    def __init__(self, orders: WorkConfig, workers: int, kind: Kind, context: BaseContext, prefetch: int) -> None:
+    def __init__(self, config: WorkerConfig, workers: int, kind: Kind, context: BaseContext, prefetch: int) -> None:
         self.pid = os.getpid()
         self.live: set[int] = set()
         self.queues: weakref.WeakSet[TrainQueue] = weakref.WeakSet()
         self.broken: Broken | None = None
-        self.team: WorkerPool | TaskThreads | None = None
-        self.shifts: IterationRegistry | None = None
+        self.team: WorkerPool | ThreadPool | None = None
+        self.state: WorkerState | None = None
         self.places = SlotAllocator(prefetch, SPARE_SLOTS, None, always_slots=True)
         self.output = HostOutput(to_tensors=False, keep_slots=False)
         self.worker_states: WorkerStates | None = None
-        self._what = describe(orders.work)
+        self._what = describe(config.work)
         self._life = StateMachine()
         self._closing = threading.RLock()
         self._end = None if kind == "inline" else EndFlag()
         if self._end is None:
-            self.shifts = IterationRegistry(orders, 0, "inline")
+            self.state = WorkerState(config, "inline")
         elif kind == "process":
-            known = weakref.ref(orders)
+            known = weakref.ref(config)
+            self.assembler = ChunkAssembler(self.places, self.output)
             self.team = WorkerPool(
-                workers,
-                context,
-                self._end,
-                PickledAssembler(self.places, self.output),
-                lambda n: WorkerConfig(n, 0, work=known()),
-                self.break_,
+                workers, context, self._end, self.assembler, lambda number: _config_of(known(), number), self.break_
             )
         else:
-            self.worker_states = WorkerStates(workers, orders)
-            self.team = TaskThreads(workers, weakref.ref(self.worker_states), self._end)
+            self.worker_states = WorkerStates(workers, config)
+            self.team = ThreadPool(workers, weakref.ref(self.worker_states), self._end, self.break_)
 
     @property
     def usable(self) -> bool:
@@ -408,7 +407,7 @@ class _Core:
             self.close(CLOSE_TIMEOUT_S)
             raise
 
-    def _spawn_worker(self, team: WorkerPool | TaskThreads) -> None:
+    def _spawn_worker(self, team: WorkerPool | ThreadPool) -> None:
         try:
             team.spawn_workers()
         except CannotSend as error:
@@ -431,14 +430,15 @@ class _Core:
         return self.places.ring
 
     def submit(
-        self, shift: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
+        self, spec: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
     ) -> None:
-        worker_pool = self.team
-        assert worker_pool is not None
-        processes = isinstance(worker_pool, WorkerPool)
-        job = Job(seq, 1, self.places.spare_slot() if processes else None, True, ready, parts=1, worker=worker)
-        payload = codec.encode(task) if processes else _NOTHING
-        worker_pool.submit([Chunk(job, 0, 0, 1, payload, shift=shift, task=task, worker=worker)], lambda: noted(job))
+        assert self.team is not None
+        if isinstance(self.team, WorkerPool):
+            chunk = self.assembler.whole_task(spec, seq, ready, task, worker)
+        else:
+            job = Job(seq, 1, None, True, ready, parts=1, worker=worker)
+            chunk = Chunk(job, spec, "work", 0, 0, 1, NO_PAYLOAD, task=task, worker=worker)
+        self.team.submit([chunk], lambda: noted(chunk.job))
 
     def diagnosis(self) -> str:
         held = self.team.waiting_for() if self.team is not None else None

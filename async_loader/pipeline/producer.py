@@ -5,31 +5,32 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed
 from async_loader.lifecycle import EndFlag, Patience, join
-from async_loader.pipeline.batch import Batch, Failure
-from async_loader.pipeline.batches.chunk_assembler import ChunkAssembler
+from async_loader.pipeline.batch import Failure
+from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.credits import Credits
+from async_loader.pipeline.job_queue import NO_PAYLOAD, Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
-from async_loader.pipeline.workers.main_worker import MainWorker
-from async_loader.pipeline.workers.plan_threads import PlanThreads
-from async_loader.pipeline.workers.worker_pool import WorkerPool
-from async_loader.source import END, Jobs, Plan, Reader, Ready, Rows, Source
+from async_loader.pipeline.workers.sample_work import LocalReaders, SampleTasks
+from async_loader.pipeline.workers.thread_pool import ThreadPool
+from async_loader.pipeline.workers.worker_pool import WorkerPool, nothing
+from async_loader.source import END, Jobs, Plan, Reader, Rows, Source
 from async_loader.stats import Meter
 
 
 @dataclass(slots=True)
 class Executors:
-    """What the producer sends plans to: the main worker in its own thread, and worker processes or threads if there are any."""
+    """Where the work of plans is done: in the producer thread, and by worker processes or threads if there are any."""
 
-    main: MainWorker
+    local: SampleTasks
+    spec: IterationSpec
+    pool: WorkerPool | ThreadPool | None = None
     assembler: ChunkAssembler | None = None
-    worker_pool: WorkerPool | None = None
-    threads: PlanThreads | None = None
 
 
 class Producer:
@@ -61,6 +62,7 @@ class Producer:
         self._executors = executors
         self._on_broken = on_broken
         self._reader: Reader | None = None
+        self._readers: LocalReaders | None = None
         self._patience = Patience(end, on_wait=ready.wake_consumer)
         self._thread = threading.Thread(target=self._run, name="async-loader-producer", daemon=True)
 
@@ -117,32 +119,34 @@ class Producer:
             self.meter.batches += 1
 
     def _send(self, seq: int, plan: Plan) -> None:
-        shop = self._executors
+        executors = self._executors
         if isinstance(plan, Rows) and self._reader is None:
             self._meet_reader()
-        if shop.worker_pool is not None and shop.assembler is not None and isinstance(plan, Rows | Jobs):
-            shop.worker_pool.submit(shop.assembler.cut(seq, plan, self._reader))
-            return
-        if shop.threads is not None and isinstance(plan, Rows | Jobs):
-            shop.threads.submit(seq, plan)
+        if executors.pool is not None and isinstance(plan, Rows | Jobs):
+            executors.pool.submit(self._chunks(seq, plan), nothing)
             return
         self.work_meter.work()
         try:
-            outcome = shop.main.do(seq, plan, self._reader)
-            if isinstance(plan, Ready) and isinstance(outcome, Batch):
-                outcome.lease = plan.lease
+            outcome = executors.local.do((seq, plan, self._readers))
             self.work_meter.batches += 1  # before the batch can be taken, and the count be read
             self._ready.put(seq, outcome)
         finally:
             self.work_meter.wait()
 
+    def _chunks(self, seq: int, plan: Rows | Jobs) -> Sequence[Chunk]:
+        assembler, spec = self._executors.assembler, self._executors.spec
+        if assembler is not None:
+            return assembler.cut(spec, seq, self._ready, plan, self._reader)
+        job = Job(seq, len(plan), None, True, self._ready, parts=1)
+        return [Chunk(job, spec, "work", 0, 0, len(plan), NO_PAYLOAD, task=(seq, plan, self._readers))]
+
     def _meet_reader(self) -> None:
         """A table without a schema has no reader before its first step, which the plan has waited for."""
-        self._reader = self._source.reader()
-        if self._reader is None:
+        reader = self._reader = self._source.reader()
+        if reader is None:
             raise AsyncLoaderError(f"{type(self._source).__name__} planned rows and has no reader for them")
-        if self._executors.worker_pool is not None:
-            self._executors.worker_pool.use_reader(self._reader)
-        if self._executors.threads is not None:
-            others = [self._source.reader() or self._reader for _ in range(self._executors.threads.size - 1)]
-            self._executors.threads.use_readers([self._reader, *others])
+        pool = self._executors.pool
+        if isinstance(pool, WorkerPool):
+            self._executors.spec.encode_state(reader)
+        others = [self._source.reader() or reader for _ in range(1, pool.size)] if isinstance(pool, ThreadPool) else []
+        self._readers = LocalReaders([reader, *others])

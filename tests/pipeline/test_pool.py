@@ -308,7 +308,7 @@ def test_a_stream_whose_worker_died_between_two_batches_says_so():
     with Pool(Counting(), 1, prefetch=1) as pool:
         iteration = pool.streams(state="slow")
         assert next(iteration) == 0
-        assert pool._core.team.handles[0].shifts
+        assert pool._core.team.handles[0].iterations
         (victim,) = pool.pids
         assert victim > 0
         os.kill(victim, signal.SIGKILL)

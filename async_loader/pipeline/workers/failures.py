@@ -1,15 +1,18 @@
-"""Exceptions on their way to the consumer: rebuilt, guarded, and told where they come from."""
+"""Exceptions on their way to the consumer: as data, rebuilt, guarded, and with where they come from."""
 
 from __future__ import annotations
 
 import contextlib
+import traceback
 
 from async_loader.errors import Closed, JobFailed
 from async_loader.pipeline import codec
-from async_loader.pipeline.workers.worker_main import Report
+from async_loader.pipeline.codec import Encoded
 
 _MISLEADING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt, Closed)
 """What the learner's loop would take for something else: the end of the data, or the user's own Ctrl-C."""
+
+Report = tuple[str, str, str, bytes]
 
 
 class RemoteTraceback(Exception):
@@ -19,9 +22,28 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-def from_report(report: Report, where: str) -> BaseException:
+def report(error: BaseException) -> Encoded:
+    """An exception as data (a `Report`): type name, text, traceback, and its pickle where it has one."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickled = codec.encode(error).head
+    except Exception:  # its __reduce__ may raise anything: then the text must do
+        pickled = b""
+    kind = type(error)
+    return codec.encode((f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."), _text(error), text, pickled))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a broken __str__ must not hide the failure
+        return "<its __str__ raised>"
+
+
+def from_report(payload: bytes, where: str) -> BaseException:
     """The exception that happened in a worker, as itself where that is possible, else as JobFailed."""
-    type_name, text, remote, pickled = report
+    found: Report = codec.decode(payload)
+    type_name, text, remote, pickled = found
     error: BaseException | None = None
     with contextlib.suppress(BaseException):  # unpickling runs the exception's own code
         loaded = codec.decode(pickled) if pickled else None

@@ -1,7 +1,7 @@
-"""What the workers of a pool do, as a door describes it, and what one worker remembers of it. Starts nothing.
+"""What workers do, and what one worker remembers of it. Starts nothing.
 
-A `Work` lives in every worker for as long as the pool does. Each iteration over the pool begins it anew, with what is
-particular to that iteration; what `begin` returns does the tasks.
+A `Work` lives in every worker for as long as its loader does. Each iteration begins it anew, with the state of that
+iteration; what `begin` returns does the tasks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import random
 import sys
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ WorkerType = Literal["process", "thread"]
 Kind = WorkerType | Literal["inline"]
 Seeding = Literal["task", "iteration", "birth"] | None
 
-__all__ = ["END", "IterationRegistry", "Kind", "Seeding", "Work", "WorkConfig", "WorkContext", "WorkerType"]
+__all__ = ["END", "Kind", "Seeding", "Work", "WorkContext", "WorkerConfig", "WorkerState", "WorkerType"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,10 @@ class WorkContext:
 
 
 class Work(Protocol):
-    """What a pool's workers do. Travels to every worker once, or is inherited where they are forked.
+    """What workers do. Travels to every worker once, or is inherited where they are forked.
 
-    An attribute ``dataset`` is what ``torch.utils.data.get_worker_info().dataset`` shows in a worker process.
+    An attribute ``dataset`` is what ``torch.utils.data.get_worker_info().dataset`` shows in a worker process. A method
+    ``prepare(number, kind)`` is called when a worker starts; its failure breaks the loader.
     """
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any] | Iterator[Any]:
@@ -72,12 +73,29 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class WorkConfig:
-    """What a worker of a pool is told at its birth."""
+class WorkerConfig:
+    """What a worker is told when it starts.
+
+    Attributes
+    ----------
+    work : Work
+    workers : int
+    seeding : {"task", "iteration", "birth"} | None
+        When the global random generators of a worker process are seeded, see `Pool`. ``None``: the work does it.
+    torch_workers : bool
+        Worker processes are torch's kind: they have torch.utils.data and its get_worker_info.
+    number : int
+        0 to workers - 1.
+    """
 
     work: Any
     workers: int
     seeding: Seeding
+    torch_workers: bool = True
+    number: int = 0
+
+    def of_worker(self, number: int) -> WorkerConfig:
+        return replace(self, number=number)
 
 
 @dataclass(slots=True)
@@ -92,28 +110,31 @@ class _IterationState:
     ended: bool = False
 
 
-class IterationRegistry:
-    """The iterations that one worker is at work on.
+class WorkerState:
+    """What one worker remembers: its config, and the iterations that it is at work on.
 
     Parameters
     ----------
-    orders : WorkConfig
-    number : int
-        Of the worker.
+    config : WorkerConfig
     kind : {"process", "thread", "inline"}
-        Global random generators are seeded, and torch is told who we are, in processes only: elsewhere both are the
-        learner's.
+        Global random generators are seeded, and torch is told the worker's number, in processes only: elsewhere both
+        belong to the learner.
     """
 
-    def __init__(self, orders: WorkConfig, number: int, kind: Kind) -> None:
-        self._orders = orders
-        self._number = number
+    def __init__(self, config: WorkerConfig, kind: Kind) -> None:
+        self._config = config
         self._kind = kind
         self._known: dict[int, _IterationState] = {}
         self._first = True
 
+    def prepare(self) -> None:
+        """Let the work prepare itself, before the first task. Raises what it raises."""
+        prepare = getattr(self._config.work, "prepare", None)
+        if prepare is not None:
+            prepare(self._config.number, self._kind)
+
     def tell(self, iteration: int, seed: int, first: int, state: Callable[[], Any]) -> None:
-        """There is an iteration; ``state`` is asked for when it begins here."""
+        """Add an iteration, or give it a new state; ``state`` is called when it begins here."""
         self._known[iteration] = _IterationState(seed, first, state)
 
     def knows(self, iteration: int) -> bool:
@@ -135,53 +156,52 @@ class IterationRegistry:
 
     def do(self, iteration: int, seq: int, task: Any, *, stream: bool) -> Any:
         """The batch of a task, or END when this worker's stream has none any more. Raises what the work raises."""
-        shift = self._known[iteration]
-        if shift.ended:
+        spec = self._known[iteration]
+        if spec.ended:
             return END
-        if shift.do is None:
-            self._begin(iteration, shift, stream)
-        seeds = self._kind == "process" and self._orders.seeding == "task"
+        if spec.do is None:
+            self._begin(iteration, spec, stream)
+        seeds = self._kind == "process" and self._config.seeding == "task"
         if stream:
-            return self._next(shift, seeds=seeds)
+            return self._next(spec, seeds=seeds)
         if seeds:
-            seeding.seed_globals((shift.seed, shift.first + seq))
-        return shift.do(task)
+            seeding.seed_globals((spec.seed, spec.first + seq))
+        return spec.do(task)
 
-    def _next(self, shift: _IterationState, *, seeds: bool) -> Any:
+    def _next(self, spec: _IterationState, *, seeds: bool) -> Any:
         if seeds:  # the number of the task would depend on when the other streams end
-            seeding.seed_globals((shift.seed, self._number, shift.asked))
-        shift.asked += 1
+            seeding.seed_globals((spec.seed, self._config.number, spec.asked))
+        spec.asked += 1
         batch = END
-        for batch in shift.do:  # noqa: B007 - not next(): what a loop assigns was not lost before, whenever a signal comes
+        for batch in spec.do:  # noqa: B007 - not next(): what a loop assigns was not lost before, whenever a signal comes
             break
         if batch is END:
-            shift.ended, shift.do = True, None
+            spec.ended, spec.do = True, None
         return batch
 
-    def _begin(self, iteration: int, shift: _IterationState, stream: bool) -> None:
+    def _begin(self, iteration: int, spec: _IterationState, stream: bool) -> None:
         first, self._first = self._first, False
-        here = WorkContext(
-            self._number, self._orders.workers, self._kind, iteration, shift.seed + self._number, shift.state(), first
-        )
+        config = self._config
+        here = WorkContext(config.number, config.workers, self._kind, iteration, spec.seed + config.number, spec.state(), first)
         try:
-            if self._kind == "process":
-                self._settle_in(here, shift.seed)
-            begun = self._orders.work.begin(here)
-            shift.do = iter(begun) if stream else begun
+            if self._kind == "process" and config.torch_workers:
+                self._seed_as_torch_does(here, spec.seed)
+            begun = config.work.begin(here)
+            spec.do = iter(begun) if stream else begun
         except BaseException as error:
             self._first = first  # what is done once was not done
-            # A stream that did not begin has nothing to give, and says why once; one that a signal cut begins at the next call.
-            shift.ended = stream and not isinstance(error, KeyboardInterrupt)
+            # A stream that did not begin has no batches, and says why once; one that a signal cut begins at the next call.
+            spec.ended = stream and not isinstance(error, KeyboardInterrupt)
             raise
 
-    def _settle_in(self, here: WorkContext, base: int) -> None:
+    def _seed_as_torch_does(self, here: WorkContext, base: int) -> None:
         """Seeds as torch sets them in its workers, and torch's get_worker_info."""
         importlib.import_module("torch.utils.data")
-        if self._orders.seeding == "iteration" or (here.first and self._orders.seeding in ("task", "birth")):
+        if self._config.seeding == "iteration" or (here.first and self._config.seeding in ("task", "birth")):
             seed_as_torch(base, here.worker)
         module: Any = sys.modules["torch.utils.data._utils.worker"]
-        known, dataset = module._worker_info, getattr(self._orders.work, "dataset", None)
-        seed = here.seed if known is None or self._orders.seeding != "birth" else known.seed
+        known, dataset = module._worker_info, getattr(self._config.work, "dataset", None)
+        seed = here.seed if known is None or self._config.seeding != "birth" else known.seed
         if known is None or known.seed != seed:
             module._worker_info = module.WorkerInfo(id=here.worker, num_workers=here.workers, seed=seed, dataset=dataset)
 

@@ -22,11 +22,11 @@ from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.job_queue import Chunk, IterationSpec
 from async_loader.pipeline.workers import worker_main
-from async_loader.pipeline.workers.worker_main import KNOWN_RINGS, Task, WorkerConfig
+from async_loader.pipeline.workers.work import WorkerConfig
+from async_loader.pipeline.workers.worker_slots import KNOWN_RINGS, TaskRecord
 from async_loader.process_hooks import forking
 from async_loader.shm.fd_channel import FdChannel
 from async_loader.shm.slot_ring import SlotRing
-from async_loader.source import Reader
 
 _REAP_S = 5.0
 _SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -52,17 +52,17 @@ def _ctrl_c_blocked(method: str) -> Iterator[None]:
 
 
 class _EncodedAtStart:
-    """The orders of a worker that is not forked. They are encoded while its process is being pickled: only then can what
+    """The config of a worker that is not forked. It is encoded while its process is being pickled: only then can what
     multiprocessing shares (values, locks, events, queues) be.
     """
 
-    def __init__(self, orders: WorkerConfig | None) -> None:
-        self._orders = orders
+    def __init__(self, config: WorkerConfig | None) -> None:
+        self._config = config
         self.encoded = codec.Encoded(b"")
 
     def __reduce__(self) -> tuple[Any, ...]:
         with SignalsAllowed():  # pickling runs code of the user's; nothing is born yet
-            self.encoded = codec.encode(self._orders, at_birth=True)
+            self.encoded = codec.encode(self._config, at_birth=True)
         return type(None), ()
 
 
@@ -97,25 +97,24 @@ def _same(duplicate: Any) -> Any:
 
 
 class WorkerHandle:
-    """One worker. Used by the crew's thread only, but for `kill`."""
+    """One worker. Used by the pool's thread only, but for `kill`."""
 
-    def __init__(self, context: BaseContext, number: int, orders: WorkerConfig, end: EndFlag, parent_fd: int) -> None:
-        self.number = number
+    def __init__(self, context: BaseContext, config: WorkerConfig, end: EndFlag, parent_fd: int) -> None:
+        self.number = config.number
         self.pid = 0
         self.ready = False
         self.full = False
-        self.has_reader = False
         self.start_deadline: Deadline | None = None
         self.death_fd = -1
         self.assigned: dict[int, Chunk] = {}
         self._context = context
-        self._orders: WorkerConfig | None = orders
+        self._config: WorkerConfig | None = config
         self._end = end
         self._parent_fd = parent_fd
         self._process: Any = None
         self._rings: OrderedDict[int, SlotRing] = OrderedDict()
         self._layouts: OrderedDict[int, BatchLayout] = OrderedDict()
-        self.shifts: dict[int, IterationSpec] = {}
+        self.iterations: dict[int, tuple[IterationSpec, int]] = {}
         self.channel, self._theirs = FdChannel.pair()
 
     def __str__(self) -> str:
@@ -127,24 +126,24 @@ class WorkerHandle:
         return self._process
 
     def start(self) -> None:
-        """Start the process, within a `SignalsDeferred`. Under spawn and forkserver its orders follow as the first record."""
+        """Start the process, within a `SignalsDeferred`. Under spawn and forkserver its config follows as the first record."""
         method = self._context.get_start_method()
-        orders: Any = self._orders if method == "fork" else _EncodedAtStart(self._orders)
+        config: Any = self._config if method == "fork" else _EncodedAtStart(self._config)
         inherited: list[int] = []
         try:
             # Duplicates, because the at-fork hook closes the loader's own descriptors in every child.
             for fd in (self._theirs.fileno(), self._end.fileno(), self._parent_fd):
                 inherited.append(os.dup(fd))
             with _ctrl_c_blocked(method):
-                self._launch((*map(_Inherited, inherited), orders))
-                self._orders = None  # see NOTE [what leads back to the pool] in pool.py
+                self._launch((*map(_Inherited, inherited), config))
+                self._config = None  # see NOTE [what leads back to the pool] in pool.py
         finally:
             self._theirs.close()
             for fd in inherited:
                 os.close(fd)
         if method != "fork":
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self.channel.send((), orders.encoded.head, orders.encoded.fds)
+                self.channel.send((), config.encoded.head, config.encoded.fds)
         self.channel.set_blocking(False)
 
     def _launch(self, arguments: tuple[Any, ...]) -> None:
@@ -198,18 +197,24 @@ class WorkerHandle:
             ring, slot = self._send_ring(buffer.ring), buffer.slot
             if job.layout is not None:
                 layout = self._send_layout(job.layout)
-        kind, shift, oldest = "rows" if part.index is not None else "jobs", -1, -1
-        if part.shift is not None:
-            oldest = part.shift.oldest
-            kind, shift = "stream" if part.shift.stream else "work", self._send_iteration(part.shift)
-        task = Task(id(part), kind, job.seq, part.number, part.start, part.stop, job.whole, ring, slot, layout, shift, oldest)
+        spec = part.spec
+        self._send_iteration(spec)
+        task = TaskRecord(
+            id(part),
+            part.kind,
+            job.seq,
+            part.number,
+            part.start,
+            part.stop,
+            job.whole,
+            ring,
+            slot,
+            layout,
+            spec.number,
+            spec.oldest,
+        )
         self.assigned[id(part)] = part
         self.channel.send(("task", task), part.payload.head, part.payload.fds)
-
-    def send_reader(self, reader: Reader) -> None:
-        encoded = codec.encode(reader)
-        self.channel.send(("reader",), encoded.head, encoded.fds)
-        self.has_reader = True
 
     def _send_ring(self, ring: SlotRing) -> int:
         number = id(ring)
@@ -229,14 +234,14 @@ class WorkerHandle:
                 self._layouts.popitem(last=False)
         return number
 
-    def _send_iteration(self, shift: IterationSpec) -> int:
-        if shift.number not in self.shifts:
-            assert shift.payload is not None
-            live = shift.live.copy()
-            told = ("shift", shift.number, shift.seed, shift.first, live)
-            self.channel.send(told, shift.payload.head, shift.payload.fds)
-            self.shifts = {n: known for n, known in self.shifts.items() if n in live} | {shift.number: shift}
-        return shift.number
+    def _send_iteration(self, spec: IterationSpec) -> None:
+        known = self.iterations.get(spec.number)
+        if known is None or known[1] < spec.revision:
+            live = spec.live.copy()
+            revision, state = spec.revision, spec.payload
+            self.channel.send(("iteration", spec.number, spec.seed, spec.first, live), state.head, state.fds)
+            others = {n: other for n, other in self.iterations.items() if n in live}
+            self.iterations = others | {spec.number: (spec, revision)}
 
     def kill(self) -> None:
         """SIGKILL, which also ends a stopped process."""
@@ -275,7 +280,7 @@ class WorkerHandle:
     def close(self) -> None:
         """Close the descriptors and let go of the rings; leave the process alone."""
         self._rings.clear()
-        self.shifts.clear()
+        self.iterations.clear()
         self.channel.close()
         self._theirs.close()
         fd, self.death_fd = self.death_fd, -1

@@ -26,10 +26,9 @@ from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Failure, StreamEnd
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job, JobQueue
 from async_loader.pipeline.workers.failures import from_report, guarded
+from async_loader.pipeline.workers.work import WorkerConfig
 from async_loader.pipeline.workers.worker_handle import WorkerHandle, unguarded
-from async_loader.pipeline.workers.worker_main import WorkerConfig
 from async_loader.shm.fd_channel import Record
-from async_loader.source import Reader
 from async_loader.stats import Meter, StageStats
 
 _GRACE_S = 0.5
@@ -62,8 +61,8 @@ class WorkerPool:
 
     Parameters
     ----------
-    orders : callable
-        Gives the orders for worker number n.
+    config : callable
+        Returns the config of worker number n.
     assembler : Assembles
     on_broken : callable
         Told when the crew cannot go on.
@@ -75,7 +74,7 @@ class WorkerPool:
         context: BaseContext,
         end: EndFlag,
         assembler: Assembler,
-        orders: Callable[[int], WorkerConfig],
+        config: Callable[[int], WorkerConfig],
         on_broken: Callable[[BaseException], None],
     ) -> None:
         self.size = size
@@ -86,9 +85,8 @@ class WorkerPool:
         self._end = end
         self.jobs = JobQueue()
         self._assembler = assembler
-        self._orders = orders
+        self._config = config
         self._on_broken = on_broken
-        self._reader: Reader | None = None
         self._stillbirths = 0
         self._lock = threading.Lock()
         self._poll = select.poll()
@@ -128,10 +126,6 @@ class WorkerPool:
             self.jobs.put(parts)
             noted()
             self._dispatch()
-
-    def use_reader(self, reader: Reader) -> None:
-        """A reader that became known after the workers were born; they get it before the next part."""
-        self._reader = reader
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait until everything is gone; whether it is. Workers are killed when half of the time is over."""
@@ -219,13 +213,10 @@ class WorkerPool:
                 return
 
     def _send(self, handle: WorkerHandle, part: Chunk) -> None:
-        shift = part.shift
-        if shift is not None and shift.stream and handle.number in shift.lost:
-            self._answer_for_the_dead(part, shift)
+        if part.spec.stream and handle.number in part.spec.lost:
+            self._answer_for_the_dead(part, part.spec)
             return
         try:
-            if self._reader is not None and not handle.has_reader:
-                handle.send_reader(self._reader)
             handle.send(part)
         except (BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
             # It died, as its pidfd will say in a moment, or it does not read. Either way this part was never begun.
@@ -238,10 +229,10 @@ class WorkerPool:
             handle.assigned.pop(id(part), None)
             self._fail(part, error)
 
-    def _answer_for_the_dead(self, part: Chunk, shift: IterationSpec) -> None:
+    def _answer_for_the_dead(self, part: Chunk, spec: IterationSpec) -> None:
         """A new worker would begin the stream of the one that died anew."""
         number = part.worker or 0
-        error, shift.lost[number] = shift.lost[number], None
+        error, spec.lost[number] = spec.lost[number], None
         if error is not None:
             self._fail(part, error, urgent=True)
         else:
@@ -281,7 +272,7 @@ class WorkerPool:
             return
         if kind == "unfit":
             _, what = record.message
-            error = from_report(codec.decode(record.payload), f"{handle}, {what}")
+            error = from_report(record.payload, f"{handle}, {what}")
             raise Broken(f"{handle} could not start: {what} failed: {error!r}") from error
         _, number, busy_s, where = record.message
         part = handle.assigned.pop(number, None)
@@ -291,7 +282,7 @@ class WorkerPool:
         if kind == "unreadable":
             self._resend(handle, part, record)
         elif kind == "error":
-            self._fail(part, from_report(codec.decode(record.payload), f"{handle}, {_what(part)}"))
+            self._fail(part, from_report(record.payload, f"{handle}, {_what(part)}"))
         else:
             try:
                 value = self._value(kind, handle, part, record, where)
@@ -322,7 +313,7 @@ class WorkerPool:
 
     def _resend(self, handle: WorkerHandle, part: Chunk, record: Record) -> None:
         """The worker could not resolve something, as a rule a function defined after it started: send it by value."""
-        error = from_report(codec.decode(record.payload), f"{handle} could not load {_what(part)}")
+        error = from_report(record.payload, f"{handle} could not load {_what(part)}")
         if part.calls is None or part.by_value:
             self._fail(part, error)
             return
@@ -344,10 +335,9 @@ class WorkerPool:
     # -- births and deaths -------------------------------------------------------------------------------------------
 
     def _spawn_worker(self, number: int) -> None:
-        orders = self._orders(number)
-        with SignalsDeferred():  # from the birth of a process until it is known, and its descriptors
-            handle = WorkerHandle(self._context, number, orders, self._end, self._parent_fd)
-            handle.has_reader = orders.reader is not None
+        config = self._config(number)
+        with SignalsDeferred():  # from the start of a process until it is known, and its descriptors
+            handle = WorkerHandle(self._context, config, self._end, self._parent_fd)
             if number < len(self.handles):
                 self.handles[number] = handle
             else:
@@ -373,7 +363,7 @@ class WorkerPool:
                 continue
         self._unwatch(handle.channel.fileno())
         self._unwatch(handle.death_fd)
-        shifts = list(handle.shifts.values())
+        specs = [spec for spec, _ in handle.iterations.values() if spec.stream]
         exitcode = handle.reap()
         if self._end.is_set():
             return
@@ -387,10 +377,10 @@ class WorkerPool:
         elif held is not None:
             text = f"{handle} {how(exitcode)} while it was at work on {_what(held)}; it has been replaced"
             self._fail(held, WorkerDied(text, handle.pid, exitcode), urgent=True)
-        for shift in shifts if handle.ready else ():  # before its birth no stream had begun
+        for spec in specs if handle.ready else ():  # before it was ready no stream had begun
             text = f"{handle} {how(exitcode)} and the rest of its stream is lost; it has been replaced"
-            told = held is not None and held.shift is shift
-            shift.lost.setdefault(handle.number, None if told else WorkerDied(text, handle.pid, exitcode))
+            told = held is not None and held.spec is spec
+            spec.lost.setdefault(handle.number, None if told else WorkerDied(text, handle.pid, exitcode))
         if held is not None and not held.job.over:
             self.jobs.put_back(held)
         log.warning("%s %s; starting another", str(handle), how(exitcode))  # a kept record must not keep the handle
@@ -426,7 +416,7 @@ class WorkerPool:
 
 
 def _what(part: Chunk) -> str:
-    if part.shift is not None:
+    if part.kind in ("work", "stream"):
         return f"batch {part.job.seq}"
     rows = f"rows {part.start} to {part.stop} of batch {part.job.seq}"
     return rows if not part.calls else f"{rows}, beginning with {describe(part.calls[0])}"

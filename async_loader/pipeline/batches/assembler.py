@@ -1,6 +1,6 @@
-"""Cuts plans into parts before the crew, and puts what the workers answered together after it. Talks to nobody.
+"""Cuts tasks into chunks for worker processes, and puts their answers together.
 
-What the first parts teach (the schema of the samples, or that they have none) decides how the next batches are cut.
+The first answers decide how the next batches are cut: they tell the schema of the samples, or that there is none.
 """
 
 from __future__ import annotations
@@ -10,32 +10,41 @@ from collections.abc import Sequence
 from typing import Any
 
 from async_loader import tree
-from async_loader.errors import CannotSend, OutOfMemory, SchemaError
+from async_loader.errors import CannotSend, ConfigError, OutOfMemory, SchemaError
 from async_loader.names import describe
 from async_loader.pipeline import codec
-from async_loader.pipeline.batch import Batch, Outcome
+from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
 from async_loader.pipeline.batches import collate
 from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.batches.local_collator import LocalCollator, join
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
 from async_loader.pipeline.codec import Encoded
-from async_loader.pipeline.job_queue import Chunk, Job
+from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
 from async_loader.shm.fd_channel import Record
 from async_loader.source import Jobs, Reader, Rows
 
+_HEADROOM = 1.25
+"""Slots are made larger than the largest batch so far by this, where lengths differ, so that they are not made anew each time."""
+
 
 class ChunkAssembler:
-    """`cut` belongs to the producer thread, `load` and `assemble` to the crew's.
+    """`cut` belongs to the thread that draws tasks, `load` and `assemble` to the pool's.
+
+    `_schema` and `_whole` are written by the latter and read by the former without a lock: a stale value is slower and not
+    wrong, since the worker's answer says how it was written.
 
     Parameters
     ----------
+    slots : SlotAllocator
     output : HostOutput
+    collator : LocalCollator | None
+        For plans.
     chunk_size : int
-        Rows per part.
+        Rows per chunk of a plan.
     whole : bool
-        Never cut: a collate_fn wants to see the whole batch.
+        Plans are never cut: a collate_fn wants to see the whole batch.
 
     Attributes
     ----------
@@ -46,17 +55,15 @@ class ChunkAssembler:
     def __init__(
         self,
         slots: SlotAllocator,
-        collator: LocalCollator,
         output: HostOutput,
-        ready: TrainQueue,
-        chunk_size: int,
+        collator: LocalCollator | None = None,
+        chunk_size: int = 1,
         *,
-        whole: bool,
+        whole: bool = True,
     ) -> None:
         self._slots = slots
-        self._ready = ready
-        self._collator = collator
         self._output = output
+        self._collator = collator
         self._chunk_size = chunk_size
         self._whole = whole
         self.main: codec.MainModule | None = None
@@ -64,8 +71,13 @@ class ChunkAssembler:
 
     # -- before ------------------------------------------------------------------------------------------------------
 
-    def cut(self, seq: int, plan: Rows | Jobs, reader: Reader | None) -> list[Chunk]:
-        """The parts of a plan, with a slot when their layout is known.
+    def whole_task(self, spec: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Chunk:
+        """A task of which nothing is known, as one chunk. Raises CannotSend, OutOfMemory."""
+        job = Job(seq, 1, self._slots.spare_slot(), True, ready, parts=1, worker=worker)
+        return Chunk(job, spec, "stream" if spec.stream else "work", 0, 0, 1, codec.encode(task), worker=worker)
+
+    def cut(self, spec: IterationSpec, seq: int, ready: TrainQueue, plan: Rows | Jobs, reader: Reader | None) -> list[Chunk]:
+        """The chunks of a plan, with a slot when their layout is known.
 
         Raises
         ------
@@ -75,12 +87,12 @@ class ChunkAssembler:
             When slots for the batch cannot be had.
         """
         rows = len(plan)
-        job = Job(seq, rows, None, self._whole, self._ready)
+        job = Job(seq, rows, None, self._whole, ready)
         self._place(job, plan, reader)
         size = rows if self._whole else min(self._chunk_size, rows)
         bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         job.parts = len(bounds)
-        return [self._part(job, number, start, stop, plan) for number, (start, stop) in enumerate(bounds)]
+        return [self._chunk(job, spec, number, start, stop, plan) for number, (start, stop) in enumerate(bounds)]
 
     def _place(self, job: Job, plan: Rows | Jobs, reader: Reader | None) -> None:
         if self._whole:
@@ -93,15 +105,15 @@ class ChunkAssembler:
             job.layout = self._slots.layout(schema, job.rows)
             job.buffer = self._slots.shared_slot(job.layout.nbytes)
 
-    def _part(self, job: Job, number: int, start: int, stop: int, plan: Rows | Jobs) -> Chunk:
+    def _chunk(self, job: Job, spec: IterationSpec, number: int, start: int, stop: int, plan: Rows | Jobs) -> Chunk:
         if isinstance(plan, Rows):
             index = plan.index[start:stop]
-            return Chunk(job, number, start, stop, codec.encode(index), index=index)
+            return Chunk(job, spec, "rows", number, start, stop, codec.encode(index))
         calls = plan.calls[start:stop]
         payload, by_value = _encode_calls(calls, start), False
         if self.main is not None and self.main.changed_for(payload):
             payload, by_value = codec.encode(list(calls), by_value=True), True
-        return Chunk(job, number, start, stop, payload, calls=calls, by_value=by_value)
+        return Chunk(job, spec, "jobs", number, start, stop, payload, calls, by_value)
 
     # -- after -------------------------------------------------------------------------------------------------------
 
@@ -116,11 +128,15 @@ class ChunkAssembler:
         head, table = rest
         value = codec.decode(record.payload[:head], [record.payload[o : o + n] for o, n in table])
         if part.job.whole and table:
-            # From the next batch on there is a slot for it. Without one it is slower, not wrong.
-            with contextlib.suppress(OutOfMemory):
-                self._slots.reserve(sum(table[-1]))
+            self._make_room(sum(table[-1]))
             part.job.buffer = None
         return value
+
+    def _make_room(self, needed: int) -> None:
+        """A batch found no slot, or none that was large enough: from the next one on there is one."""
+        ring = self._slots.ring
+        with contextlib.suppress(OutOfMemory, ConfigError):  # without one it is slower, not wrong
+            self._slots.reserve(needed if ring is None or ring.slot_bytes >= needed else int(needed * _HEADROOM))
 
     def assemble(self, job: Job) -> Outcome:
         """The batch of all parts, in their order."""
@@ -129,6 +145,8 @@ class ChunkAssembler:
     def _together(self, job: Job) -> Outcome:
         results = [job.results[number] for number in range(job.parts)]
         kinds = {kind for kind, _ in results}
+        if kinds == {"end"}:
+            return StreamEnd(results[0][1])
         if kinds == {"wrote"}:
             return Batch(job.buffer, job.layout)
         if kinds == {"tree"}:
@@ -137,6 +155,7 @@ class ChunkAssembler:
         if kinds == {"chunk"} and len({value[0] for _, value in results}) == 1:
             self._schema = results[0][1][0]
             layout = self._slots.layout(self._schema, job.rows)
+            assert self._collator is not None
             return self._collator.arrays(layout, join([value for _, value in results]))
         return self._mixed(job, results)
 

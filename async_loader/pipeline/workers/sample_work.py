@@ -1,0 +1,210 @@
+"""What an AsyncDataLoader does with its plans, in worker processes, in threads and in the producer thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from async_loader import tree
+from async_loader.batch_layout import BatchLayout
+from async_loader.pipeline import codec
+from async_loader.pipeline.batch import Batch, Outcome
+from async_loader.pipeline.batches import collate
+from async_loader.pipeline.batches.host_output import HostOutput
+from async_loader.pipeline.batches.local_collator import LocalCollator
+from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.codec import Encoded
+from async_loader.pipeline.workers.seeding import seed_globals
+from async_loader.pipeline.workers.work import Kind, WorkContext
+from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
+from async_loader.schema import Schema
+from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples, Seed
+
+Answer = tuple[str, Encoded | None]
+
+
+class SampleWork:
+    """See `Work`. The state of its iteration is the source's reader, where that became known after the start.
+
+    Parameters
+    ----------
+    reader : Reader | None
+        For rows.
+    collate_fn : callable | None
+        Sees the whole list of samples of a batch.
+    init_fn : callable | None
+        Called with the worker's number before its first task.
+    seed : int
+        Of the loader; each chunk gets a seed of (seed, batch, chunk).
+    slots : SlotAllocator | None
+    output : HostOutput | None
+        Both for work in the loader's own process.
+    """
+
+    def __init__(
+        self,
+        reader: Reader | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        init_fn: Callable[[int], Any] | None,
+        seed: int,
+        slots: SlotAllocator | None = None,
+        output: HostOutput | None = None,
+    ) -> None:
+        self.reader = reader
+        self.slots = slots
+        self.output = output
+        self.collate_fn = collate_fn
+        self.seed = seed
+        self._init_fn = init_fn
+
+    def prepare(self, number: int, kind: Kind) -> None:
+        """Call the worker_init_fn. The global random generators of a thread belong to the learner."""
+        if self._init_fn is not None:
+            if kind == "process":
+                seed_globals((self.seed, number))
+            self._init_fn(number)
+
+    def begin(self, here: WorkContext) -> Callable[[Any], Any]:
+        if here.kind != "process":
+            return SampleTasks(self, here.worker).do
+        return ChunkTasks(self, self.reader if here.state is None else here.state).run
+
+
+class LocalReaders:
+    """One reader for each worker of this process. One that several have to share reads for one of them at a time."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = readers
+        turns = {id(reader): threading.Lock() for reader in readers}
+        self._turns = [turns[id(reader)] for reader in readers]
+
+    @contextlib.contextmanager
+    def of(self, worker: int) -> Iterator[Reader]:
+        with self._turns[worker]:
+            yield self._readers[worker]
+
+
+class SampleTasks:
+    """The plans of one worker in this process. Never touches the global random generators: they belong to the learner."""
+
+    def __init__(self, work: SampleWork, worker: int = 0) -> None:
+        assert work.slots is not None
+        assert work.output is not None
+        self._output = work.output
+        self._collator = LocalCollator(work.slots, work.collate_fn)
+        self._seed = work.seed
+        self._whole = work.collate_fn is not None  # it wants samples, also of rows that could be read straight into a slot
+        self._worker = worker
+
+    def do(self, task: tuple[int, Plan, LocalReaders | None]) -> Outcome:
+        """The batch of (number, plan, readers); raises what its jobs raise."""
+        seq, plan, readers = task
+        return self._output.prepare(self._make(seq, plan, readers))
+
+    def _make(self, seq: int, plan: Plan, readers: LocalReaders | None) -> Batch:
+        collator = self._collator
+        if isinstance(plan, Ready):
+            if self._whole and plan.samples is not None:
+                batch = collator.samples(plan.samples())
+            else:
+                batch = collator.lent(plan.batch) if plan.lent else collator.ready(plan.batch)
+            batch.lease = plan.lease
+            return batch
+        if isinstance(plan, Samples):
+            return collator.samples(plan.samples)
+        if isinstance(plan, Jobs):
+            return collator.samples([call() for call in plan.calls])
+        assert isinstance(plan, Rows)
+        assert readers is not None
+        seed = (self._seed, seq, 0)
+        with readers.of(self._worker) as reader:
+            if self._whole:
+                return collator.samples(fetch(reader, plan.index, seed))
+            return collator.rows(reader, plan.index, seed)
+
+
+class ChunkTasks:
+    """The tasks of one iteration in a worker process: each is a chunk of a batch.
+
+    Its rows are written into the batch's slot where the layout is known, and answered as arrays or samples where not.
+    The parent alone decides layouts.
+    """
+
+    def __init__(self, work: SampleWork, reader: Reader | None) -> None:
+        self._work = work
+        self._reader = reader
+        self._schema: Schema | None = None
+
+    def run(self, chunk: tuple[TaskRecord, Any, WorkerSlots]) -> Answer:
+        """Do a chunk: "wrote", or what was made: "chunk" (schema and arrays), "samples" or "tree"."""
+        task, what, slots = chunk
+        seed = (self._work.seed, task.seq, task.chunk)
+        if task.kind == "jobs":
+            seed_globals(seed)
+            return self._collated(task, slots, [call() for call in what])
+        reader = self._reader
+        assert reader is not None
+        if task.layout >= 0 and reader.schema is not None:
+            reader.read(what, slots.layout(task).window(slots.root(task), task.start, task.stop), seed)
+            return "wrote", None
+        seed_globals(seed)
+        if reader.schema is not None and not task.whole:  # no slot was free: the same arrays, beside it
+            return "chunk", codec.encode((reader.schema, read_fresh(reader, what, seed)), out_of_band=True)
+        return self._collated(task, slots, fetch(reader, what, seed))
+
+    def _collated(self, task: TaskRecord, slots: WorkerSlots, samples: Sequence[Any]) -> Answer:
+        if task.whole:
+            function = self._work.collate_fn or collate.collate
+            return "tree", codec.encode(function(list(samples)), out_of_band=True)
+        if task.layout >= 0 and self._fill(task, slots, samples):
+            return "wrote", None
+        schema = collate.schema_of(samples[0])
+        if schema is not None:
+            if task.layout >= 0 and _fits(schema, slots.layout(task)):
+                self._schema = schema
+                if self._fill(task, slots, samples):
+                    return "wrote", None
+            arrays = [np.empty((len(samples), *f.shape), f.dtype) for f in schema.fields]
+            with contextlib.suppress(tree.Misfit):
+                collate.fill(schema, samples, arrays)
+                return "chunk", codec.encode((schema, arrays), out_of_band=True)
+        return "samples", codec.encode(list(samples), out_of_band=True)
+
+    def _fill(self, task: TaskRecord, slots: WorkerSlots, samples: Sequence[Any]) -> bool:
+        """Write the rows of the chunk; False: they, or the schema that was seen last, do not fit."""
+        if self._schema is None or not _fits(self._schema, slots.layout(task)):
+            return False
+        with contextlib.suppress(tree.Misfit):
+            collate.fill(self._schema, samples, [view[task.start : task.stop] for view in slots.views(task)])
+            return True
+        return False
+
+
+def _fits(schema: Schema, layout: BatchLayout) -> bool:
+    """Whether rows of ``schema`` are what the layout was made for."""
+    return schema.structure == layout.structure and all(
+        field.dtype == region.dtype and field.shape == region.shape[1:]
+        for field, region in zip(schema.fields, layout.regions, strict=True)
+    )
+
+
+def fetch(reader: Reader, index: Any, seed: Seed) -> Sequence[Any]:
+    """Rows as samples: for a reader without a schema, and for a collate_fn."""
+    schema = reader.schema
+    if schema is None:
+        return reader.fetch(index, seed)
+    return list(collate.rows_of(schema, read_fresh(reader, index, seed)))
+
+
+def read_fresh(reader: Reader, index: Any, seed: Seed) -> list[Any]:
+    """Rows in arrays of their own."""
+    assert reader.schema is not None
+    layout = BatchLayout.contiguous(reader.schema, len(index))
+    root = np.empty(layout.nbytes, np.uint8)
+    window = layout.window(root, 0, len(index))
+    reader.read(index, window, seed)
+    return window.fields

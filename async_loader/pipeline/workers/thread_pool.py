@@ -1,0 +1,157 @@
+"""Worker threads, in the place of worker processes: same chunks, same outcomes. They share one work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from async_loader.errors import Broken
+from async_loader.interrupts import SignalsDeferred
+from async_loader.lifecycle import Deadline, EndFlag, join
+from async_loader.pipeline.batch import Batch, Failure, StreamEnd
+from async_loader.pipeline.job_queue import Chunk, JobQueue
+from async_loader.pipeline.workers.failures import guarded
+from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
+from async_loader.stats import Meter, StageStats, summed
+
+
+class WorkerStates(list[WorkerState]):
+    """What each thread remembers of its work. The threads reference it weakly."""
+
+    def __init__(self, size: int, config: WorkerConfig) -> None:
+        super().__init__(WorkerState(config.of_worker(n), "thread") for n in range(size))
+
+
+class ThreadPool:
+    """``size`` threads. Each does whole tasks.
+
+    Parameters
+    ----------
+    worker_states : weak reference to WorkerStates
+        See NOTE [what leads back to the pool] in pool.py.
+    end : EndFlag
+        Ends each thread once the task that it is at work on is done.
+    on_broken : callable
+        Told when a thread cannot begin.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        worker_states: Callable[[], WorkerStates | None],
+        end: EndFlag,
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
+        self.size = size
+        self.jobs = JobQueue()
+        self.replaced = 0
+        self._worker_states = worker_states
+        self._end = end
+        self._on_broken = on_broken
+        self._changed = threading.Condition()
+        self._at_work: dict[int, Chunk] = {}
+        self._meters = [Meter() for _ in range(size)]
+        end.on_set(self.wake)
+        self._threads = [
+            threading.Thread(target=self._run, args=(n,), name=f"async-loader-worker-{n}", daemon=True) for n in range(size)
+        ]
+
+    def spawn_workers(self) -> None:
+        """Nothing to do before the threads start."""
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, chunks: Sequence[Chunk], noted: Callable[[], object]) -> None:
+        """See `WorkerPool.submit`."""
+        # In this order: entering a Condition takes more than one step, and threads hold it briefly.
+        with SignalsDeferred(), self._changed:
+            self.jobs.put(chunks)
+            noted()
+            if chunks[0].worker is None:
+                self._changed.notify(len(chunks))
+            else:
+                self._changed.notify_all()
+
+    def wake(self) -> None:
+        """The end flag is up."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait until the threads have ended; whether all have. One whose task blocks for ever cannot be ended."""
+        deadline = Deadline(timeout_s)
+        late = [thread for thread in self._threads if not join(thread, deadline.left())]
+        return not late
+
+    def kill(self) -> None:
+        """A thread cannot be ended from outside."""
+
+    def forget(self) -> None:
+        """In a forked child, which has none of the threads."""
+
+    def stage(self, depth: int) -> StageStats:
+        """What the threads have done, with seconds summed over them."""
+        return summed(self._meters, depth)
+
+    def waiting_for(self) -> str | None:
+        """The thread that is at work on the oldest batch, in words."""
+        held = min(((chunk.job.seq, number) for number, chunk in list(self._at_work.items())), default=None)
+        return None if held is None else f"thread {held[1]} is at work on batch {held[0]}"
+
+    # -- the threads -------------------------------------------------------------------------------------------------
+
+    def _run(self, number: int) -> None:
+        if not self._prepare(number):
+            return
+        while (chunk := self._take(number)) is not None and (worker_states := self._worker_states()) is not None:
+            self._at_work[number] = chunk
+            meter = self._meters[number]
+            meter.work()
+            outcome = self._do(chunk, number, worker_states[number])
+            meter.wait()
+            meter.batches += 1
+            del self._at_work[number]
+            if not chunk.job.over:
+                chunk.job.over = True
+                chunk.job.ready.put(chunk.job.seq, outcome)
+            del chunk, outcome, worker_states  # nothing is held while it waits
+
+    def _prepare(self, number: int) -> bool:
+        worker_states = self._worker_states()
+        try:
+            if worker_states is not None:
+                worker_states[number].prepare()
+        except BaseException as error:  # the top of a thread: forward, never die silently
+            broken = Broken(f"thread {number} could not start: worker_init_fn failed: {error!r}")
+            broken.__cause__ = error
+            self._on_broken(broken)
+            return False
+        return worker_states is not None
+
+    def _take(self, number: int) -> Chunk | None:
+        chunk: Chunk | None = None
+
+        def look() -> bool:
+            nonlocal chunk
+            chunk = self.jobs.take(number)
+            return chunk is not None or self._end.is_set()
+
+        with self._changed:
+            self._changed.wait_for(look)
+        return None if self._end.is_set() else chunk
+
+    def _do(self, chunk: Chunk, number: int, state: WorkerState) -> Batch | StreamEnd | Failure:
+        spec = chunk.spec
+        state.forget_before(spec.oldest)
+        if not state.knows(spec.number):
+            state.keep(spec.live.copy())
+            state.tell(spec.number, spec.seed, spec.first, lambda: spec.state)
+        try:
+            batch = state.do(spec.number, chunk.job.seq, chunk.task, stream=spec.stream)
+        except BaseException as error:  # data for the consumer: it is raised there
+            return Failure(guarded(error))
+        if batch is END:
+            return StreamEnd(number)
+        return batch if type(batch) is Batch else Batch(tree=batch, value=batch)
