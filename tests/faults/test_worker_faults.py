@@ -273,7 +273,7 @@ def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
         pid, failed, count = told.pid(), False, 0
         (stopped,) = (h for h in loader._pipeline.worker_pool.handles if h.pid == pid)
         number, part = next(item for item in list(stopped.assigned.items()) if item[1].job.seq == 10)
-        ring, begin = part.job.place.ring, part.job.place.root.ctypes.data
+        ring, begin = part.job.buffer.ring, part.job.buffer.root.ctypes.data
         assert ring is loader._pipeline.places.ring
         del part  # the test must not be what keeps the slot
         slot = range(begin, begin + ring.slot_bytes)

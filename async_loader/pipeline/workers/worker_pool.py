@@ -306,7 +306,7 @@ class WorkerPool:
             outcome = self._assembler.assemble(job)
         except Exception as error:  # data for the consumer: it is raised there
             outcome = Failure(guarded(error))
-        job.over, job.place = True, None  # else the slot would stay taken until this thread is through with the job
+        job.over, job.buffer = True, None  # else the slot would stay taken until this thread is through with the job
         job.results.clear()
         self.meter.batches += 1  # before the batch can be taken, and the count be read
         job.ready.put(job.seq, outcome)
