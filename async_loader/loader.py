@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from async_loader import process_hooks, tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
-from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
+from async_loader.errors import CannotSend, ConfigError, Unsupported
 from async_loader.lifecycle import State, seconds, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
-from async_loader.pipeline.iterator import NOTHING, OnError
+from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.pipeline import Pipeline, PipelineSettings
+from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import WorkerType
 from async_loader.source import Applied, Foresighted, Source, Updating
 from async_loader.sources.callable import CallableSource
@@ -177,12 +178,12 @@ class AsyncDataLoader(Generic[B]):
         self._pipeline = pipeline = Pipeline(self._source, settings, _backend(device))
         self._iterator = pipeline.iterator
         try:
-            self._dropped = weakref.finalize(self, pipeline.abandon)
+            self._dropped = weakref.finalize(self, pipeline.core.abandon)
             self._dropped.atexit = False
-            process_hooks.add(pipeline)
+            process_hooks.add(pipeline.core)
             pipeline.start()
         except BaseException:  # also Ctrl-C behind the last line of start()
-            pipeline.close(_UNDO_TIMEOUT_S)
+            pipeline.core.close(_UNDO_TIMEOUT_S)
             raise
 
     def __iter__(self) -> AsyncDataLoader[B]:
@@ -205,12 +206,7 @@ class AsyncDataLoader(Generic[B]):
             What a job, the collate_fn or the source raised, with the worker's traceback as its cause.
         """
         iterator = self._iterator
-        try:
-            iterator.hold()
-        except Closed:
-            if os.getpid() != self._pipeline.pid:
-                raise
-            raise StopIteration from None
+        iterator.hold()
         try:  # see NOTE [handed out once] in iterator.py
             batch: B = iterator.held
             return batch
@@ -220,12 +216,12 @@ class AsyncDataLoader(Generic[B]):
     @property
     def end_flag(self) -> bool:
         """Whether the loader was told to end."""
-        return self._pipeline.end.is_set()
+        return self._pipeline.core.ending
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called. A loader whose source has ended is not closed by that."""
-        return self._pipeline.life.state in (State.CLOSING, State.CLOSED)
+        return self._pipeline.core.life.state in (State.CLOSING, State.CLOSED)
 
     @explain_wrong_names
     def update_priorities(self, index: Any, priority: Any) -> Applied:
@@ -278,7 +274,7 @@ class AsyncDataLoader(Generic[B]):
         """
         limit = seconds("timeout_s", timeout_s)
         self._dropped.detach()
-        self._pipeline.close(limit)
+        self._pipeline.core.close(limit)
 
     def __enter__(self) -> AsyncDataLoader[B]:
         return self
@@ -286,18 +282,18 @@ class AsyncDataLoader(Generic[B]):
     def __exit__(self, kind: object, *_: object) -> None:
         """Close. After an error the batch that was taken last does not count as used; see `Leasing`."""
         self._dropped.detach()
-        self._pipeline.close(CLOSE_TIMEOUT_S, used=kind is None)
+        self._pipeline.core.close(CLOSE_TIMEOUT_S, used=kind is None)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         pipeline = getattr(self, "_pipeline", None)
         if finalizing() or pipeline is None:  # at the end, when modules are being taken apart, all loaders were closed
             return
-        if pipeline.life.state in (State.RUNNING, State.BROKEN) and os.getpid() == pipeline.pid:
+        if pipeline.core.life.state in (State.RUNNING, State.BROKEN) and os.getpid() == pipeline.core.pid:
             text = f"{self!r} was dropped without close(): close it, or use it in a with block"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
-        state = self._pipeline.life.state.value if hasattr(self, "_pipeline") else "unbuilt"
+        state = self._pipeline.core.life.state.value if hasattr(self, "_pipeline") else "unbuilt"
         return f"<AsyncDataLoader batch_size={self.batch_size} num_workers={self.num_workers} device={self.device} {state}>"
 
     def __reduce__(self) -> Any:

@@ -7,7 +7,7 @@ its hook touches nothing of the others.
 
 # NOTE [exit]
 multiprocessing ends its daemonic children when a process exits, be it the main one (by atexit) or a `Process` (which runs no
-atexit at all). Workers are such children, and their crew would take that for deaths and start others. So loaders are closed
+atexit at all). Workers are such children, and their pool would take that for deaths and start others. So loaders are closed
 by a finalizer of multiprocessing, which runs before it looks for children, in both.
 """
 
@@ -71,6 +71,16 @@ for _step in reversed(ForkStep):  # of these, Python calls the last first before
     os.register_at_fork(
         before=partial(_run, _step, 0), after_in_parent=partial(_run, _step, 1), after_in_child=partial(_run, _step, 2)
     )
+
+
+package_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads of loaders, which never add data to a source."""
+_STAGES = tuple(f"async-loader-{stage}" for stage in ("producer", "worker-pool", "streamer", "worker-"))
+
+
+def note_own_threads() -> None:
+    """Add the loaders' threads that run now. Threads that take in rows, of other processes or of a feeder, do not count."""
+    package_threads.update(thread for thread in threading.enumerate() if thread.name.startswith(_STAGES))
 
 
 class ProcessResource(Protocol):

@@ -71,7 +71,7 @@ _DELIVERY = {
     "pipeline.workers.work",
     "dataset",
 }
-_START = {"pipeline.pipeline", "pipeline.pool", "pipeline.workers.worker_handle"}
+_START = {"pipeline.engine_core", "pipeline.workers.worker_handle"}
 """They import it between forking workers and starting threads, never half-way."""
 TORCH = {"tensors", *_DELIVERY, *_START, "demo", "compat", "testing", "doctor"}
 """The only modules that import torch, and (but for those in TORCH_AT_ONCE) inside functions."""
@@ -468,7 +468,7 @@ def main():
     with AsyncDataLoader({{"x": np.arange(100)}}, 4, num_workers=2, multiprocessing_context={method!r}, timeout_s=60) as loader:
         assert "torch" in sys.modules
         next(loader)
-        for handle in loader._pipeline.worker_pool.handles:
+        for handle in loader._pipeline.core.pool.handles:
             maps = open(f"/proc/{{handle.pid}}/maps").read()
             assert "libtorch" not in maps
     assert seen == [False] * 4, seen

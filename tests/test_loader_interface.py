@@ -14,7 +14,7 @@ import torch
 
 from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
 from async_loader.errors import Broken, ConfigError, SchemaError, Unsupported
-from async_loader.pipeline.iterator import package_threads
+from async_loader.process_hooks import package_threads
 from async_loader.source import Applied, Rows
 from async_loader.sources.columns import ColumnsReader, ColumnsSource
 
@@ -206,7 +206,7 @@ def test_a_blocked_worker_thread_is_left_behind_at_the_end_of_the_time(caplog):
     loader.close(timeout_s=0.1)
     assert "worker pool is still at work" in caplog.text
     gate.set()
-    for thread in loader._pipeline.worker_pool._threads:
+    for thread in loader._pipeline.core.pool._threads:
         thread.join(SLACK_S)
 
 

@@ -15,15 +15,16 @@ from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, Items, NoColumns, columns_of, is_columns
 from async_loader.dataset.batch_order import Batches, IndexBatches, LastBatch, SamplerBatches, StreamBatches, check_last
 from async_loader.dataset.dataset_work import BEGIN, EpochInfo, GatherWork, MapWork, StreamWork, epoch_of
-from async_loader.dataset.epoch import Epoch, can_pin, pinned
+from async_loader.dataset.epoch import Epoch, can_pin, moved, pinned
 from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.dataset.ferry import Ferry, moved
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import describe, explain_wrong_names
-from async_loader.pipeline.device.backend import TorchBackend, backend_for
+from async_loader.pipeline.device.backend import DeviceBackend, TorchBackend, backend_for
+from async_loader.pipeline.device.cuda_queue import CudaQueue
 from async_loader.pipeline.device.pinned_memory import PinnedMemory
-from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.device.streamer import Streamer, StreamerInput, TransferThread
+from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import Kind, WorkerType
 from async_loader.source import Source
 from async_loader.stats import LoaderStats, Meter, StageStats, bottleneck
@@ -180,7 +181,17 @@ class DataLoader(Generic[B]):
             nbytes = self._columns.item_bytes * (self.batch_size or 1)
             count, kind = (1, "thread") if self.num_workers and nbytes >= _AHEAD_FROM else (0, "inline")
         ahead = prefetch if prefetch is None else whole("prefetch", prefetch, 1)
-        self._pool = Pool(work, count, kind=kind, context=multiprocessing_context, prefetch=ahead, seed=self.seed, seeding="task")
+        follows: Any = None if self._backend is None else "device" if isinstance(self._backend, DeviceBackend) else "pin"
+        self._engine = Engine(
+            work,
+            count,
+            kind=kind,
+            context=multiprocessing_context,
+            prefetch=ahead,
+            seed=self.seed,
+            seeding="task",
+            transfer=follows,
+        )
 
     # -- what the arguments mean -------------------------------------------------------------------------------------
 
@@ -235,22 +246,27 @@ class DataLoader(Generic[B]):
         state = EpochInfo(told, dict(epoch_progress.marks), anew)
         if anew:
             epoch_progress = EpochProgress({})
-        # With a streamer in between it is there that the consumer waits.
-        limit = self._timeout_s if self._backend is None else None
         seed = _mixed(self.seed, number)
-        how: Any = {"state": state, "seed": seed, "in_order": self.in_order, "timeout_s": limit}
+        how: Any = {"state": state, "seed": seed, "in_order": self.in_order, "timeout_s": self._timeout_s}
+        if self._backend is not None:
+            device = isinstance(self._backend, DeviceBackend)
+            how["transfer"] = self._streamer if device else self._engine.pinning(self._backend)
         if self._iterable:
-            iteration = self._pool.streams(turn=epoch_progress.turn, opening=BEGIN, **how)
+            batches = self._engine.streams(turn=epoch_progress.turn, opening=BEGIN, **how)
         else:
             tasks, first = epoch_progress.left(self._batches.epoch(number, epoch_progress.upto)), epoch_progress.upto
-            iteration = self._pool.iterate(tasks, first=first, **how)
-        batches: Any = iteration
-        if self._backend is not None:
-            batches = Ferry(iteration, _own_backend(self._backend, self.device), self._timeout_s, self._pages)
+            batches = self._engine.iterate(tasks, first=first, **how)
         epoch: Epoch[B] = Epoch(batches, self._batches, number, epoch_progress, self._finish, self._meter)
         # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next call.
         self._latest, self._start, self._epoch = epoch, None, number + 1
         return epoch
+
+    def _streamer(self, batches: StreamerInput) -> TransferThread:
+        """The thread behind the train queue. A streamer has a stream of its own where we make the backend of the device."""
+        backend = self._backend
+        if backend is not self.device and isinstance(backend, TorchBackend):
+            backend = backend_for(self.device)
+        return Streamer(batches, CudaQueue(), backend, pages=self._pages, host_fields=())
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: for the order, and for the sampler's and the dataset's ``set_epoch`` where they have one.
@@ -285,7 +301,7 @@ class DataLoader(Generic[B]):
             if self._latest.finished:
                 state["epoch"] = self._epoch
         if self._iterable:
-            state["workers"] = max(1, self._pool.workers)
+            state["workers"] = max(1, self._engine.workers)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -298,7 +314,7 @@ class DataLoader(Generic[B]):
         """
         if not isinstance(state, dict) or state.get("version") not in _STATE_VERSIONS:
             raise ConfigError(f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: {_brief(state)}")
-        workers = max(1, self._pool.workers)
+        workers = max(1, self._engine.workers)
         if self._iterable != ("workers" in state):
             raise ConfigError("the state is of a loader of another kind: one has an iterable dataset, the other has not")
         if state.get("workers", workers) != workers:
@@ -318,12 +334,12 @@ class DataLoader(Generic[B]):
         ``workers`` is what the caller waits for. ``copy`` is that of the latest epoch.
         """
         learner = self._meter.snapshot(0)
-        workers = self._pool.stage()
+        workers = self._engine.stage()
         if workers is None:  # the consumer does it, while it waits
             workers = StageStats(learner.batches, learner.batches, learner.wait_s, learner.busy_s, 0)
         nothing = StageStats(0, 0, 0.0, 0.0, 0)
         copy = nothing if self._latest is None else self._latest.copying() or nothing
-        ring = self._pool.ring
+        ring = self._engine.ring
         return LoaderStats(
             source=nothing,
             workers=workers,
@@ -334,7 +350,7 @@ class DataLoader(Generic[B]):
             copied_out=0,
             skipped=0,
             interrupted=int(self._latest is not None and self._latest.interrupted),
-            workers_replaced=self._pool.replaced,
+            workers_replaced=self._engine.replaced,
             bottleneck=bottleneck(nothing, workers, copy, learner, one_thread=False),
         )
 
@@ -343,11 +359,11 @@ class DataLoader(Generic[B]):
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._pool.closed
+        return self._engine.closed
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the workers; idempotent. A loader that is dropped does so by itself."""
-        self._pool.close(seconds("timeout_s", timeout_s))
+        self._engine.close(seconds("timeout_s", timeout_s))
 
     def __enter__(self) -> DataLoader[B]:
         return self
@@ -403,13 +419,6 @@ def _delivery(device: Any, pin_memory: bool, *, ahead: bool) -> tuple[Any, Calla
             return None, None
         return (pinned, None) if ahead else (None, pinned)
     return backend_for(device), None
-
-
-def _own_backend(backend: Any, device: Any) -> Any:
-    """Each streamer has a stream of its own, where the device is one that we make the backend of."""
-    if device is backend or not isinstance(backend, TorchBackend):
-        return backend
-    return backend_for(device)
 
 
 def _spread(batch: Any, devices: list[Any]) -> Any:

@@ -146,7 +146,7 @@ class _Begin(enum.Enum):
 
 BEGIN = _Begin.BEGIN
 """The task of a `TrackedMapWork` that makes no batch: see
-`async_loader.pipeline.pool.Pool.iterate`.
+`async_loader.pipeline.engine.Engine.iterate`.
 """
 
 

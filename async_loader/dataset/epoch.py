@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
 
+from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.dataset_work import StreamPosition, StreamResult
 from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.dataset.ferry import Ferry
 from async_loader.errors import Closed
 from async_loader.interrupts import SignalsDeferred
 from async_loader.names import stacklevel
 from async_loader.pipeline.batch import Failure
-from async_loader.pipeline.iteration import NOTHING, Iteration
+from async_loader.pipeline.iterator import BatchIterator
+from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.source import END
 from async_loader.stats import Meter, StageStats
 
@@ -38,7 +39,7 @@ class Epoch(Iterator[B]):
 
     Parameters
     ----------
-    iteration : Iteration | Ferry
+    iteration : BatchIterator
         Of tasks, or of streams; with openings where the workers' datasets are to be known.
     batches : Batches
     epoch_progress : Course
@@ -51,7 +52,7 @@ class Epoch(Iterator[B]):
 
     def __init__(
         self,
-        iteration: Iteration | Ferry,
+        iteration: BatchIterator,
         batches: Batches,
         number: int,
         epoch_progress: EpochProgress,
@@ -78,7 +79,7 @@ class Epoch(Iterator[B]):
         return self
 
     def hold(self) -> None:
-        """See to it that ``held`` is the next batch. See NOTE [held] in `async_loader.pipeline.iteration`."""
+        """See to it that ``held`` is the next batch. See NOTE [handed out once] in `async_loader.pipeline.iterator`."""
         if self.held is NOTHING:
             meter = self._meter
             if meter is None:
@@ -124,7 +125,7 @@ class Epoch(Iterator[B]):
             return
 
     def __next__(self) -> B:
-        """The next batch. See `async_loader.pipeline.iteration.Iteration.__next__` for what is raised."""
+        """The next batch. See `async_loader.pipeline.iterator.BatchIterator.__next__` for what is raised."""
         self.hold()
         try:
             batch: B = self.held
@@ -166,7 +167,7 @@ class Epoch(Iterator[B]):
 
     def copying(self) -> StageStats | None:
         """What the copy to a device has done; ``None`` where there is none."""
-        return self._iteration.stage() if isinstance(self._iteration, Ferry) else None
+        return self._iteration.stage()
 
     def _catch_up(self) -> None:
         """Count what was handed out, or failed in its turn and is not to be done again; not what is held."""
@@ -214,3 +215,14 @@ def pinned(batch: Any) -> Any:
 
     pin: Any = theirs.pin_memory
     return pin(batch)
+
+
+def moved(batch: Any, device: Any) -> Any:
+    """The batch with its tensors on a device, copied in this thread."""
+    import torch
+
+    def move(value: Any) -> Any:
+        value = tensors.as_tensor(value)
+        return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+
+    return tree.transform(batch, move)

@@ -1,27 +1,30 @@
-"""From plans to batches. The flow, drawn once:
+"""From tasks to batches: the engine of all loaders.
 
-    Producer ──plan──▶ MainWorker (its own thread)  ──────────────────▶ TrainQueue
-        │                                                                  ▲  │
-        └─cut (ChunkAssembler)─▶ JobQueue ──▶ WorkerPool ──Channel──▶ worker processes │  ├──────────────▶ Iterator   (CPU)
-                                         ▲                     │           │  └▶ Streamer ─▶ CudaQueue ─▶ Iterator
-                                         └── answers ──────────┘           │                  (accelerator)
-                                         │        rows ──▶ slots (Places)  │
-                                         └─assemble (ChunkAssembler)─────────────┘
+ consumer's thread            producer thread            pool's thread              worker processes | worker threads
+ BatchIterator ──fill()──┐    Producer ──produce()──┐
+                         ▼                          ▼
+                       Supply: TaskSupplier.draw ─▶ task ─▶ Dispatch
+                                                              ├─ in this thread: SampleTasks, InlineTasks ──▶ Batch ──┐
+                                                              └─ ChunkAssembler.cut ─▶ JobQueue ─▶ WorkerPool ─▶ Worker
+                                                                     ChunkAssembler.load, assemble ◀── answers
+                                                                                     └─▶ Batch ───────────────────────┤
+ BatchIterator ◀── [CudaQueue ◀── Streamer | PinningThread ◀──] TrainQueue ◀──────────────────────────────────────────┘
 
-Slots are leased when a batch begins and go back when the last tensor on them dies; Credits bound how many batches are
-under way.
+Slots are leased when a batch begins and go back when the last tensor on them dies; `Credits` bound how many batches are
+under way. An `Engine` lives as long as its loader and runs any number of iterations; AsyncDataLoader has one, without end.
+
+| tasks | drawn by | done by | for |
+|---|---|---|---|
+| `SourceTasks`: plans of a source | the producer thread | that thread, worker threads, worker processes | AsyncDataLoader |
+| `IterableTasks`, `StreamTasks` | the consumer, ahead | worker threads, worker processes | DataLoader with workers |
+| the same | the consumer, or the transfer thread | the same thread | DataLoader without workers |
 
 # NOTE [start order]
-1. Worker processes: a fork copies no thread of ours, and neither waits for torch nor carries it.
+1. Worker processes: a fork copies no thread of ours, and neither waits for torch nor carries it. (Workers that have torch
+   anyway are forked from a process that has imported it: `CoreSettings.torch_workers`.)
 2. torch, which the first batch needs anyway. Imported later, by `next`, it would be half-made for the other threads,
    and a worker that is replaced by a fork in the middle of it would hang on the loader's locks that it copied.
-3. Threads: the crew, the producer, the streamer.
+3. Threads: the pool's, the producer, the streamer.
 
-# NOTE [close order]
-1. The end flag goes up: the producer, the crew and every worker wait on it together with what they wait for.
-2. Queues close: whoever waits in them wakes with Closed. What they held is dropped, and with it the leases.
-3. Threads are joined: the producer; the crew, which gives workers half a second, kills the rest and reaps all; the
-   streamer, which synchronises its copies before it gives pages back.
-4. Descriptors are closed when nobody can wait on them any more. A thread that does not end (a data source that blocks
-   for ever) keeps its own; it is a daemon and is named in a warning.
+NOTE [close order] is in engine_core.py.
 """

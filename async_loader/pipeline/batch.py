@@ -38,12 +38,15 @@ class Batch:
     tree : Any
         Without a layout: any structure, whose arrays may lie in `buffer`.
     packed : tuple of bytes and table | None
-        The pickle of `tree`, and offset and size of its arrays in `buffer`: to decode it again on a copy of them.
+        The pickle of `tree`, and offset and size of its arrays in `buffer`: to decode it again on a
+        copy of them.
     lease : object
         Of its plan, see `async_loader.source.Leasing`.
     value : Any
         What `next` hands out, once it is made.
     device : DeviceCopy | None
+    seq : int
+        The number of its task in the iteration. The queue sets it.
     """
 
     buffer: BatchBuffer | None = None
@@ -53,6 +56,7 @@ class Batch:
     lease: object = None
     value: Any = UNMADE
     device: DeviceCopy | None = None
+    seq: int = -1
 
     def detach(self) -> tuple[BatchBuffer | None, Any]:
         """Take the host memory out of the batch, to be kept until the copy from it is done."""
@@ -66,6 +70,7 @@ class StreamEnd:
     """The stream of this worker has no more batches."""
 
     worker: int
+    seq: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +79,7 @@ class Failure:
 
     error: BaseException
     urgent: bool = False
+    seq: int = -1
 
 
 Outcome = Batch | Failure | StreamEnd

@@ -1,533 +1,303 @@
-"""One pass over the tasks of a pool, as the consumer sees it. Does no task itself.
-
-# NOTE [who holds what]
-Workers' threads hold jobs, a job holds the queue of its iteration, nobody holds the iteration but the consumer: one that
-is dropped in the middle is closed by that, and what was under way is not delivered.
+"""The stages of one pass over tasks: what draws them, where they are done, and the queues to the
+consumer.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout
+from async_loader.errors import AsyncLoaderError, Broken, Closed, WouldDeadlock
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Batch, Failure, StreamEnd, Wakeup
-from async_loader.pipeline.batches import arena
-from async_loader.pipeline.batches.host_output import HostOutput
+from async_loader.pipeline.batch import Failure, Outcome, StreamEnd, Wakeup
+from async_loader.pipeline.dispatch import InlineInput, InlineTasks, PlanDispatch, TaskDispatch
+from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.job_queue import IterationSpec, Job
+from async_loader.pipeline.producer import Credits, Producer, Supply
+from async_loader.pipeline.task_supplier import TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
-from async_loader.pipeline.workers.work import END, WorkerState
-from async_loader.shm.slot_ring import SlotRing
+from async_loader.process_hooks import note_own_threads, package_threads
+from async_loader.source import END
+
+if TYPE_CHECKING:
+    from async_loader.pipeline.device.streamer import TransferThread
+
+log = logging.getLogger("async_loader")
+
+CLOSE_TIMEOUT_S = 5.0
+_TELL_AFTER_S = 1.0
+"""How long close() waits for a data source in silence."""
 
 
-class PoolApi(Protocol):
-    """What an iteration asks of its pool."""
-
-    output: HostOutput
-
-    def check(self) -> None:
-        """Raise when no more batches can come."""
-
-    def submit(
-        self, spec: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None, noted: Callable[[Job], object]
-    ) -> None:
-        """Have a task done; the outcome goes to ``ready``. Raises CannotSend, OutOfMemory.
-
-        ``noted`` gets the job: it is called if, and only if, the task is on its way, also when a signal comes meanwhile.
-        """
-
-    @property
-    def ring(self) -> SlotRing | None:
-        """The slots in use."""
-
-    def diagnosis(self) -> str:
-        """Whom everyone waits for, in words."""
+def seconds_since(moment: float) -> str:
+    return f"{time.monotonic() - moment:.1f} s"
 
 
-NOTHING: Any = object()
+class OutcomeQueue(Protocol):
+    """The consumer's end of the train queue or the cuda queue.
 
-
-class Iteration(Iterator[Any]):
-    """Made by `Pool.iterate` and `Pool.streams`. One consumer at a time.
-
-    # NOTE [held]
-    `hold` sees to it that ``held`` is the next batch, in steps that can be repeated, so a signal that interrupts it loses
-    nothing: the following call holds the same batch. `__next__`, or `release` for a consumer that hands on what it makes
-    of the batch in the same manner, lets go of it.
-
-    Attributes
-    ----------
-    number : int
-        Counts the iterations of the pool.
-    yielded : int
-        Batches that were handed out.
-    held : Any
-        The batch that is handed out next, a Failure, or NOTHING.
-    closed : bool
-    exhausted : bool
-        It gave all there was.
+    See NOTE [taken once] in train_queue.py.
     """
 
-    def __init__(self, number: int, tasks: Iterator[Any], on_close: Callable[[], None]) -> None:
-        self.number = number
-        self.yielded = 0
-        self.held: Any = NOTHING
-        self.closed = self.exhausted = False
-        self._on_close = on_close
-        self._openings: list[Any] = []
-        self._tasks = tasks
-        self._pulled: Any = NOTHING
-        self._torn = False
+    def front(self) -> Any: ...
 
-    def hold(self) -> None:
-        """See to it that ``held`` is the next batch. Raises as `__next__` does."""
-        raise NotImplementedError
+    def wait(self, deadline: Deadline) -> Any: ...
 
-    def release(self) -> None:
-        """What was held has been handed on. Safe to repeat."""
-        if self.held is not NOTHING:
-            self.held, self.yielded = NOTHING, self.yielded + 1
-
-    def _pull(self) -> bool:
-        """See to it that the next task is pulled; False: there are no more.
-
-        Raises
-        ------
-        Broken
-            There are no more because a signal came while the next one was made: a generator ends with that.
-        """
-        if self._pulled is NOTHING:
-            try:
-                # Not next(): what a loop assigns was not lost before the assignment, whenever a signal comes.
-                for self._pulled in self._tasks:  # noqa: B020
-                    break
-            except Exception:
-                raise
-            except BaseException:
-                self._torn = True
-                raise
-        torn, self._torn = self._torn, False
-        if torn and self._pulled is NOTHING and not isinstance(self._tasks, RoundRobin):
-            raise Broken("a signal (Ctrl-C) ended what gives the order (a sampler): the rest of this pass is lost, begin another")
-        return self._pulled is not NOTHING
+    def drop(self) -> None: ...
 
     @property
-    def passed(self) -> int:
-        """Tasks, from the first on, that are not to be done again: their batch was given, or their error raised in its turn.
-
-        While a batch is ``held``, it may or may not count.
-        """
-        raise NotImplementedError
+    def passed(self) -> int: ...
 
     @property
-    def beyond(self) -> tuple[int, ...]:
-        """Numbers of later tasks that are not to be done again either: where the order is not kept."""
-        return ()
-
-    def open(self, task: Any, workers: int) -> None:
-        """Have each of ``workers`` do this task before any other. The pool calls it, once, at the
-        beginning.
-        """
-        raise NotImplementedError
-
-    def openings(self, timeout_s: float | None = None) -> list[Any]:
-        """What the workers answered to the task of `open`: a `Failure` for what one raised. Waits
-        for all of them, and returns each answer once.
-
-        Parameters
-        ----------
-        timeout_s : float | None
-            ``None``: that of the iteration.
-
-        Raises
-        ------
-        Timeout
-            Not all have answered in time. The next call waits for the others.
-        Closed, Broken
-        """
-        return self._take_openings()
-
-    def _take_openings(self) -> list[Any]:
-        taken, self._openings = self._openings, []
-        return taken
-
-    def __iter__(self) -> Iteration:
-        return self
-
-    def __next__(self) -> Any:
-        """The next batch.
-
-        Raises
-        ------
-        StopIteration
-            All tasks are done, or the iteration or its pool was closed.
-        Timeout
-            Nothing came in time. Nothing is lost: the next call waits for the same batch.
-        WorkerDied
-            At once, ahead of what is queued; the following call goes on with the other batches.
-        Broken
-            Workers cannot be started.
-        BaseException
-            What the task raised, or the iterable that the tasks come from. After the former the next call goes on.
-        """
-        self.hold()
-        try:
-            return self.held
-        finally:
-            self.held, self.yielded = NOTHING, self.yielded + 1
-
-    @property
-    def ring(self) -> SlotRing | None:
-        """The slots in which its batches lie, where they do."""
-        return None
-
-    def waiting_for(self) -> str:
-        """Who is at work on what, in words."""
-        return "the consumer does the work itself"
-
-    def close(self) -> None:
-        """Cancel what is under way; idempotent. The pool goes on."""
-        if not self.closed:
-            self.closed = True
-            self._on_close()
-
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not getattr(self, "closed", True) and not finalizing():  # then modules are being taken apart, and all ends anyway
-            self.close()
-
-    def __enter__(self) -> Iteration:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def beyond(self) -> tuple[int, ...]: ...
 
 
-class InlineIterator(Iteration):
-    """The consumer does the work itself, when it asks for it."""
-
-    def __init__(
-        self,
-        spec: IterationSpec,
-        state: WorkerState,
-        tasks: Iterator[Any],
-        check: Callable[[], None],
-        on_close: Callable[[], None],
-    ) -> None:
-        super().__init__(spec.number, tasks, on_close)
-        self._state, self._check = state, check
-        self._stream = spec.stream
-        self._first = spec.first
-        self._done = 0
-        state.tell(spec.number, spec.seed, spec.first, lambda: spec.state)
-
-    def hold(self) -> None:
-        """See `Iteration.hold`. A task that a signal interrupted is done again."""
-        if self.closed:
-            raise StopIteration
-        try:
-            self._check()
-            if self.held is not NOTHING:
-                return
-            more = self._pull()
-        except Closed:
-            self.close()
-            raise StopIteration from None
-        except Exception:
-            self.close()
-            raise
-        if not more:
-            self._exhaust()
-        try:
-            batch = self._do(self._first + self._done, self._pulled)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as error:
-            self._pulled, self._done = NOTHING, self._done + 1
-            named = guarded(error)
-            if named is error:
-                raise
-            raise named from error
-        if batch is END:
-            self._exhaust()
-        self.held, self._pulled, self._done = batch, NOTHING, self._done + 1
-
-    def _exhaust(self) -> None:
-        self.exhausted = True
-        self.close()
-        raise StopIteration
-
-    @property
-    def passed(self) -> int:
-        return self._done
-
-    def open(self, task: Any, workers: int) -> None:
-        try:
-            self._openings.append(self._do(-1, task))
-        except Exception as error:
-            self._openings.append(Failure(guarded(error)))
-
-    def _do(self, seq: int, task: Any) -> Any:
-        if arena.current() is None:
-            return self._state.do(self.number, seq, task, stream=self._stream)
-        with arena.within(None):  # in a worker of another pool: its slot is not for batches that its dataset may keep
-            return self._state.do(self.number, seq, task, stream=self._stream)
-
-    def close(self) -> None:
-        super().close()
-        self._tasks = iter(())
-        self._state.forget(self.number)
-
-
-class PooledIterator(Iteration):
-    """Workers do the work, some batches ahead.
+class Iteration:
+    """See the module. The core holds it weakly, its threads hold parts of it, the `BatchIterator`
+    holds it.
 
     Parameters
     ----------
-    tasks : iterator
-        Of (task, worker or None).
-    window : int
-        Tasks under way at most.
+    tasks : InlineTasks | TaskDispatch | PlanDispatch
+    ready : TrainQueue
+        Where the outcomes of tasks go.
+    transfer : callable | None
+        Makes the thread behind the train queue of its input.
+
+    Attributes
+    ----------
+    inline : InlineTasks | None
+        The consumer does the tasks itself.
+    queue : OutcomeQueue
+        What the consumer takes from.
+    iterator : weak reference to the BatchIterator | None
     """
 
     def __init__(
         self,
-        office: PoolApi,
+        core: EngineCore,
         spec: IterationSpec,
-        tasks: Iterator[tuple[Any, int | None]],
-        *,
-        window: int,
-        in_order: bool,
-        timeout_s: float | None,
-        on_drained: Callable[[int], None],
-        on_close: Callable[[], None],
+        supplier: TaskSupplier,
+        tasks: InlineTasks | TaskDispatch | PlanDispatch,
+        ready: TrainQueue,
+        credits: Credits,
+        transfer: Callable[[Any], TransferThread] | None,
     ) -> None:
-        super().__init__(spec.number, tasks, on_close)
-        self.queue = TrainQueue(in_order)
-        self.jobs: list[Job] = []
-        """Under way."""
-        self._office = office
-        self._spec = spec
-        self._window = window
-        self._timeout_s = timeout_s
-        self._on_drained = on_drained
+        self.core = core
+        self.spec = spec
+        self.supplier = supplier
+        self.tasks = tasks
+        self.train_queue = ready
+        self.credits = credits
+        self.supply = Supply(supplier, tasks, credits, ready)
+        self.producer: Producer | None = None
+        if isinstance(tasks, PlanDispatch):
+            assert core.end is not None
+            self.producer = Producer(self.supply, ready, core.end, self._fail)
+        here = tasks if isinstance(tasks, InlineTasks) else None
+        self.transfer: TransferThread | None = None
+        self.queue: OutcomeQueue = ready
+        if transfer is not None:
+            self.transfer = transfer(ready if here is None else InlineInput(self.supply, here))
+            self.queue = self.transfer.output
+        self.inline = here if self.transfer is None else None
+        self.iterator: Callable[[], Any] = _no_iterator
         self._opening = TrainQueue()
         self._opening_jobs: list[Job] = []
+        self._openings: list[Any] = []
         self._to_open = 0
-        self._seq = 0
-        self._settled = 0
-        self._owed = False  # what was found is still in the queue
-        self._unread = False  # what is held is a worker's answer, not yet the batch in it
-        self._dry = self._spoilt = False
-        self._pid = os.getpid()
+        core.iterations.add(self)
+
+    def start(self) -> None:
+        """Start the threads."""
+        with SignalsDeferred():  # a thread whose start was cut is not known
+            if self.producer is not None:
+                self.producer.start()
+            if self.transfer is not None:
+                self.transfer.start()
+            note_own_threads()
+
+    # -- openings ----------------------------------------------------------------------------------------------------
 
     def open(self, task: Any, workers: int) -> None:
-        """See `Iteration.open`. The answers have a queue of their own: they are no batches."""
+        """Have each of ``workers`` do this task before any other.
+
+        The answers have a queue of their own: they are no batches.
+        """
+        tasks = self.tasks
+        if isinstance(tasks, InlineTasks):
+            try:
+                self._openings.append(tasks.do(-1 - self.spec.first, task))
+            except Exception as error:
+                self._openings.append(Failure(guarded(error)))
+            return
+        assert isinstance(tasks, TaskDispatch)
+        assert self.core.pool is not None
         for worker in range(workers):
             try:
-                self._office.submit(self._spec, worker, self._opening, task, worker, self._opening_jobs.append)
+                chunk = tasks.chunk(worker, task, worker, self._opening)
+                self._opening_jobs.append(chunk.job)
+                self.core.pool.submit([chunk], _nothing)
             except AsyncLoaderError as error:
                 if isinstance(error, Closed):
                     raise
                 self._opening.put(worker, Failure(guarded(error)))
         self._to_open = workers
 
-    def openings(self, timeout_s: float | None = None) -> list[Any]:
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        deadline = Deadline(limit_s)
+    def take_openings(self, deadline: Deadline) -> list[Any]:
+        """What the workers answered to the task of `open`: a `Failure` for an error.
+
+        Waits for all, returns each once.
+        """
         while self._to_open:
-            self._office.check()
-            try:
-                item = self._opening.wait(deadline)
-            except Timeout:
-                text = f"not all workers have begun within {limit_s:g} s: {self.waiting_for()}"
-                raise Timeout(text) from None
+            self.core.check()
+            item = self._opening.wait(deadline)
             with SignalsDeferred():
                 self._opening.drop()
                 if not isinstance(item, Wakeup):
-                    self._openings.append(self._value(item))
+                    self._openings.append(self._opened(item))
                     self._to_open -= 1
         self._opening_jobs.clear()  # they hold slots
-        return self._take_openings()
+        taken, self._openings = self._openings, []
+        return taken
 
-    @property
-    def queues(self) -> tuple[TrainQueue, ...]:
-        """Where outcomes go."""
-        return self.queue, self._opening
+    def _opened(self, item: Outcome) -> Any:
+        if isinstance(item, Failure):
+            return item
+        return END if isinstance(item, StreamEnd) else self.core.output.hand_out(item)
 
-    def feed(self) -> None:
-        """Keep as many tasks under way as there may be."""
-        while self._seq - self._settled < self._window and not self._dry:
-            try:
-                if not self._pull():
-                    self._dry = True
-                    return
-            except Exception as error:  # of whatever makes the tasks; in its turn
-                with SignalsDeferred():
-                    self._dry = self._spoilt = True
-                    self._fail(error)
-                return
-            task, worker = self._pulled
-            try:
-                self._office.submit(self._spec, self._seq, self.queue, task, worker, self._noted)
-            except AsyncLoaderError as error:  # this task cannot travel: the others can
-                if isinstance(error, Closed):
-                    raise
-                self._fail(error)
+    # -- what the consumer asks --------------------------------------------------------------------------------------
 
-    def _noted(self, job: Job) -> None:
-        self.jobs.append(job)
-        self._seq, self._pulled = self._seq + 1, NOTHING
+    def refuse_deadlock(self) -> None:
+        """Raise when only this thread could end the wait.
 
-    def _fail(self, error: BaseException) -> None:
-        self.queue.put(self._seq, Failure(guarded(error)))
-        self._seq, self._pulled = self._seq + 1, NOTHING
+        That is, the source waits for data, no other thread is there to add any, and no batch is on
+        its way.
+        """
+        if self._source_waits() is None:
+            return
+        here = threading.current_thread()
+        if any(t is not here and t not in package_threads for t in threading.enumerate()):
+            return
+        reason = self._source_waits()  # again: a thread that has just ended may have added what the source waited for
+        if reason is not None:
+            raise WouldDeadlock(
+                f"{reason}, and this thread, the only one that could add to it, would wait for ever: "
+                "add steps before next(), or add them from another thread"
+            )
 
-    def hold(self) -> None:
-        """See `Iteration.hold`."""
-        if self.closed:
-            raise StopIteration
-        try:
-            self._office.check()
-            if self.held is NOTHING:
-                self._hold(Deadline(self._timeout_s))
-            if self._owed:
-                self._settle()
-                self.feed()  # before the batch is read: workers go on meanwhile
-        except Closed:
-            self.close()
-            raise StopIteration from None
-        if self._unread:
-            self.held = self._value(self.held)
-            self._unread = False
-        if isinstance(self.held, Failure):
-            try:
-                raise self.held.error
-            finally:
-                self.held = NOTHING
+    def _source_waits(self) -> str | None:
+        """What the source waits for while no batch is on its way; ``None`` when it does not wait, or one is."""
+        producer = self.producer
+        if producer is None:
+            return None
+        reason = self.supplier.waiting_for()
+        # In this order: a plan that has just drawn what there was has ended its wait before, and then it counts.
+        return reason if reason is not None and producer.waits and self.supply.out <= 0 else None
 
-    def _hold(self, deadline: Deadline) -> None:
-        while True:
-            if self._owed:
-                self._settle()
-            self.feed()
-            if self._settled == self._seq:
-                self.exhausted = True
-                self.close()
-                raise StopIteration
-            item = self.queue.front()
-            if item is None:
-                item = self._wait(deadline)
-            if isinstance(item, Wakeup):
-                self.queue.drop()
-                self._office.check()
-            elif isinstance(item, StreamEnd):
-                self._on_drained(item.worker)
-                self._owed = True
-            else:
-                self._owed = self._unread = True
-                self.held = item
-                return
-
-    def _settle(self) -> None:
-        """What was found is no longer the queue's, and there may be another task in its place."""
-        self.queue.drop()
-        self._settled, self._owed = self._settled + 1, False
-        self.jobs[:] = [job for job in self.jobs if not job.over]
-
-    def _value(self, item: Any) -> Any:
-        """The batch of an outcome, END for the end of a stream; a Failure stays one. Safe to repeat."""
-        if not isinstance(item, Batch):
-            return END if isinstance(item, StreamEnd) else item
-        try:
-            return self._office.output.hand_out(item)
-        except Exception as error:  # no memory for a copy
-            return Failure(error)
+    def diagnosis(self) -> str:
+        """Which stage the consumer waits for, in words."""
+        pool = self.core.pool
+        held = pool.waiting_for() if pool is not None else None
+        if self.producer is None:
+            return held or "no worker has anything to do"
+        reason = self.supplier.waiting_for()
+        if reason is not None:
+            return f"the source: {reason}"
+        since = self.supplier.planning_since
+        if since is not None:
+            return f"the source: it has been at work on one batch for {seconds_since(since)}"
+        if held is not None:
+            return f"the workers: {held}"
+        if self.train_queue.depth:
+            return "the copy to the device" if self.transfer is not None else "batches that come before the finished ones"
+        return "the workers: the job is at work in the producer thread"
 
     @property
     def passed(self) -> int:
-        return min(self.queue.passed, self._seq - self._spoilt)
+        """Tasks, from the first on, that are not to be done again: their batch was given, or their
+        error raised.
+        """
+        passed = self.supply.seq if self.inline is not None else self.queue.passed
+        return passed if self.supply.failed_draw is None else min(passed, self.supply.failed_draw)
+
+    # -- what the core asks, see `Stages` ----------------------------------------------------------------------------
 
     @property
-    def beyond(self) -> tuple[int, ...]:
-        return self.queue.beyond
+    def depth(self) -> int:
+        return self.train_queue.depth + self._opening.depth
 
-    @property
-    def ring(self) -> SlotRing | None:
-        return self._office.ring
+    def break_(self, error: Broken) -> None:
+        self.train_queue.halt()
+        self._opening.halt()
+        if self.transfer is not None:
+            self.transfer.output.break_(error)
 
-    def waiting_for(self) -> str:
-        return self._office.diagnosis()
+    def close_queues(self) -> None:
+        self.train_queue.close()
+        self._opening.close()
+        if self.transfer is not None:
+            self.credits.close()
+            self.transfer.output.close()
 
-    def _wait(self, deadline: Deadline) -> Any:
-        try:
-            return self.queue.wait(deadline)
-        except Timeout:
-            raise Timeout(f"no batch within {self._timeout_s:g} s: {self.waiting_for()}") from None
+    def join_transfer(self, deadline: Deadline) -> list[str]:
+        return [] if self.transfer is None or self.transfer.join(deadline.left()) else ["streamer"]
+
+    def join_producer(self, deadline: Deadline) -> list[str]:
+        producer = self.producer
+        if producer is None:
+            return []
+        left = deadline.left()
+        if left is None or left > _TELL_AFTER_S:
+            if producer.join(_TELL_AFTER_S):
+                return []
+            text = "close() waits up to %.0f s more for the %s, which has not come back: Ctrl-C ends the wait"
+            log.warning(text, deadline.left() or 0.0, self.supplier.name)
+        return [] if producer.join(deadline.left()) else [self.supplier.name]
+
+    def release_leases(self, timeout_s: float, used: bool) -> None:
+        iterator = self.iterator()
+        if used and iterator is not None:
+            iterator.settle()
+        self.supplier.release(timeout_s)
+
+    def _fail(self, error: BaseException) -> None:
+        """As the core's, and it keeps this object for as long as the producer runs: it is joined at
+        exit.
+        """
+        self.core.break_(error)
+
+    # -- its own end -------------------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Cancel what is under way, and wait for nothing.
+
+        Any thread of the process that made it.
+        """
+        jobs = self.tasks.jobs if isinstance(self.tasks, TaskDispatch) else []
+        for job in (*jobs, *self._opening_jobs):
+            job.over = True
+        jobs.clear()
+        self._opening_jobs.clear()
+        self.supplier.close()
+        self.credits.close()
+        self.close_queues()
+        if isinstance(self.tasks, InlineTasks):
+            self.tasks.forget()
+        self.core.live.discard(self.spec.number)
 
     def close(self) -> None:
-        """See `Iteration.close`. In a forked child there are no workers, and a lock that one held then is held for good."""
-        if not self.closed and os.getpid() == self._pid:
-            for job in (*self.jobs, *self._opening_jobs):
-                job.over = True
-            self.jobs.clear()
-            self._opening_jobs.clear()
-            self._tasks = iter(())
-            for queue in self.queues:
-                queue.close()
-        super().close()
+        """Cancel what is under way, and wait for the transfer thread."""
+        self.abandon()
+        self.join_transfer(Deadline(CLOSE_TIMEOUT_S))
 
 
-def unaddressed(tasks: Iterable[Any]) -> Iterator[tuple[Any, None]]:
-    """Tasks for whichever worker is free. No generator: those end when a signal comes."""
-    return zip(tasks, itertools.repeat(None))
+def _nothing() -> None: ...
 
 
-def dealt(tasks: Iterable[Any], workers: int, first: int = 0) -> Iterator[tuple[Any, int]]:
-    """Task n for worker n modulo the number of workers."""
-    turns = [(first + n) % workers for n in range(workers)]
-    return zip(tasks, itertools.cycle(turns))
-
-
-class RoundRobin:
-    """The worker whose stream is to give the next batch.
-
-    One after the other, of those that have any left. Out of order, the one that has least to do: a fast worker need not
-    wait for its turn behind a slow one.
-
-    Parameters
-    ----------
-    turn : int
-        The worker to begin with.
-    under_way : list of Job | None
-        Of the iteration, where batches are delivered out of order.
-    """
-
-    def __init__(self, workers: int, turn: int = 0) -> None:
-        self.under_way: list[Job] | None = None
-        self._workers = workers
-        self._active = set(range(workers))
-        self._at = turn - 1
-
-    def drained(self, worker: int) -> None:
-        self._active.discard(worker)
-
-    def __iter__(self) -> RoundRobin:
-        return self
-
-    def __next__(self) -> tuple[None, int]:
-        if not self._active:
-            raise StopIteration
-        turns = [(self._at + n) % self._workers for n in range(1, self._workers + 1)]
-        turns = [worker for worker in turns if worker in self._active]
-        if self.under_way is not None:
-            busy = Counter(job.worker for job in self.under_way if not job.over)
-            turns.sort(key=busy.__getitem__)
-        self._at = turns[0]
-        return None, self._at
+def _no_iterator() -> None: ...

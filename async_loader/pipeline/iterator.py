@@ -1,132 +1,110 @@
-"""What stands behind ``next(loader)``: waits for an outcome, turns it into tensors, and gives the ticket back, once."""
+"""The consumer's end of an iteration: what stands behind `next`, for all loaders.
+
+# NOTE [handed out once]
+nothing ──find──▶ found ──read──▶ held ──(finally of the outermost __next__)──▶ nothing
+                    │ pay: drop it from the queue, give its credit back, send other tasks: once (`_owed`)
+Each step can be repeated. Whichever step a signal interrupts, the next call finishes the others and
+hands out the same batch. `held` is emptied by the ``finally`` of the outermost ``__next__`` as it
+returns: between that and the program Python handles no signal.
+
+# NOTE [read and pay]
+Where a producer thread draws tasks, a batch is read first: giving its credit back wakes the
+producer, which would compete for the GIL while the batch is made. Where this thread sends the
+tasks, it pays first: workers go on while the batch is read.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
-import time
+import sys
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any, Literal, Protocol, cast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal
 
-from async_loader.errors import Timeout, WouldDeadlock
+from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline
-from async_loader.pipeline.batch import Batch, Failure, Wakeup
-from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.credits import Credits
-from async_loader.source import END, Leasing, Source, waiting_for
-from async_loader.stats import Meter
+from async_loader.pipeline.batch import Failure, StreamEnd, Wakeup
+from async_loader.pipeline.dispatch import InlineTasks, TaskDispatch
+from async_loader.pipeline.iteration import Iteration
+from async_loader.pipeline.job_queue import Job
+from async_loader.pipeline.producer import NO_WAIT
+from async_loader.pipeline.task_supplier import NOTHING
+from async_loader.pipeline.workers.failures import guarded
+from async_loader.source import END
+from async_loader.stats import Meter, StageStats
 
 OnError = Literal["raise", "skip", "fatal"]
-
 _WARN_AFTER_S = 10.0
 _MAX_SKIPS = 100
-"""Failures in a row that ``on_error="skip"`` passes over; more than that is not an odd sample but a broken source."""
-
-package_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads of loaders, which never add data to a source."""
-
-_STAGES = tuple(f"async-loader-{stage}" for stage in ("producer", "worker-pool", "streamer", "worker-"))
+"""Failures in a row that ``on_error="skip"`` passes over; more than that is not an odd sample but a
+broken source.
+"""
 
 
-def note_own_threads() -> None:
-    """Add the loaders' threads that run now. Those that take in rows (of other processes, of a feeder) are none of them."""
-    package_threads.update(thread for thread in threading.enumerate() if thread.name.startswith(_STAGES))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IteratorOptions:
+    """What a loader's settings say of `next`.
 
-
-class OutcomeQueue(Protocol):
-    """The consumer's end of the train queue or the cuda queue. See NOTE [taken once] in train_queue.py."""
-
-    def front(self) -> Any: ...
-
-    def wait(self, deadline: Deadline) -> Any: ...
-
-    def drop(self) -> None: ...
-
-
-class IteratorSettings(Protocol):
-    """What a loader's settings say of ``next``."""
-
-    @property
-    def on_error(self) -> OnError: ...
-
-    @property
-    def timeout_s(self) -> float | None:
-        """For each `next`. Without one it warns once when nothing came for ten seconds."""
-
-    @property
-    def finish(self) -> Callable[[Any], Any] | None:
-        """Makes what is handed out of a batch of tensors. Called in the consumer's thread; may be called again."""
-
-
-class PipelineApi(Protocol):
-    """What the iterator asks of the pipeline around it."""
-
-    def check(self) -> None:
-        """Raise when no more batches can come."""
-
-    def diagnosis(self) -> str:
-        """Whom everyone waits for, in words."""
-
-    def break_(self, error: BaseException) -> None: ...
-
-    @property
-    def source_waits(self) -> bool:
-        """Whether the source waits for data within ``plan`` at this moment."""
-
-    def receive(self, batch: Batch) -> Any:
-        """Finish a batch of the cuda queue, in the consumer's thread."""
-
-
-NOTHING: Any = object()
-
-
-class Iterator:
-    """One consumer at a time.
-
-    # NOTE [handed out once]
-    A batch goes from the queue to the program in steps that can each be repeated: found in the queue, made ready, `held`,
-    dropped from the queue, its ticket given back. Whichever step a signal interrupts, the next call finishes the others and
-    hands out the same batch. `held` is emptied by the ``finally`` of the outermost ``__next__`` as it returns: between that
-    and the program Python handles no signal.
-
-    Parameters
+    Attributes
     ----------
-    how : How
+    timeout_s : float | None
+        For each `next`.
+    warns : bool
+        Without a time limit, warn once when there was no batch for ten seconds.
+    finish : callable | None
+        Makes what is handed out of a batch. Called in the consumer's thread; may be called again.
+    """
+
+    on_error: OnError = "raise"
+    timeout_s: float | None = None
+    warns: bool = False
+    finish: Callable[[Any], Any] | None = None
+
+
+class BatchIterator(Iterator[Any]):
+    """One consumer at a time.
 
     Attributes
     ----------
     held : Any
         The batch that is handed out next, a Failure, or NOTHING.
+    yielded : int
+        Batches that `__next__` and `release` handed out.
+    closed : bool
+    exhausted : bool
+        It gave all there was.
     """
 
-    def __init__(
-        self,
-        queue: OutcomeQueue,
-        credits: Credits,
-        source: Source,
-        pipeline_api: PipelineApi,
-        output: HostOutput,
-        how: IteratorSettings,
-    ) -> None:
+    def __init__(self, engine: object, iteration: Iteration, options: IteratorOptions) -> None:
         self.meter = Meter()
-        self.skipped = 0
         self.held: Any = NOTHING
-        self._owed = False  # what is held is still in the queue, and its ticket is still out
+        self.yielded = self.skipped = 0
+        self.closed = self.exhausted = False
+        self._engine: object = engine  # kept: an iteration in use outlives a loader that was dropped
+        self._iteration = iteration
+        self._core = iteration.core
+        self._queue = iteration.queue
+        self._supply = iteration.supply
+        self._supplier = iteration.supplier
+        self._credits = iteration.credits
+        self._inline = iteration.inline
+        self._fills = isinstance(iteration.tasks, TaskDispatch)
+        self._jobs: list[Job] = iteration.tasks.jobs if isinstance(iteration.tasks, TaskDispatch) else []
+        self._read = self._core.output.hand_out if iteration.transfer is None else iteration.transfer.receive
+        self._on_error = options.on_error
+        self._timeout_s = options.timeout_s
+        self._warned = not options.warns
+        self._finish = options.finish
+        self._item: Any = NOTHING  # what was found and paid for, and is not read yet
+        self._owed = False  # what was found is still in the queue, and its credit is not given back
         self._outcomes = 0
-        self._queue = queue
-        self._credits = credits
-        self._source = source
-        self._pipeline_api = pipeline_api
-        self._output = output
-        self._on_error = how.on_error
-        self._timeout_s = how.timeout_s
-        self._finish = how.finish
-        self._warned = False
         self._lease: object = None  # of the batch that is held, or was handed out last, until that is used
         self._pid = os.getpid()
+        iteration.iterator = weakref.ref(self)
 
     def hold(self) -> None:
         """See to it that `held` is the next batch.
@@ -134,13 +112,14 @@ class Iterator:
         Raises
         ------
         StopIteration
-            The source has ended.
+            There are no more, or the loader is closed.
         Closed, Broken, Timeout, WouldDeadlock
         BaseException
-            What a job, a collate_fn or the source raised.
+            What a task, a collate_fn, or the source or iterable of the tasks raised.
         """
-        meter = self.meter
-        meter.wait()
+        if self.closed:
+            raise StopIteration
+        begun = perf_counter()
         try:
             if self._owed:
                 self._pay()
@@ -149,60 +128,88 @@ class Iterator:
             if self.held is NOTHING:
                 if self._lease is not None:
                     self.settle()
-                # As a rule a batch is ready, and nothing else need be looked at; caches are cold here, so every call counts.
-                item = self._queue.front()
-                if item is None or os.getpid() != self._pid or not self._hold(item):
-                    self._hold_next(Deadline(self._timeout_s))
+                if self._inline is not None:
+                    self._do_here(self._inline)
+                else:
+                    # As a rule a batch is ready, and nothing else need be looked at; caches are
+                    # cold here: every call counts.
+                    item = self._queue.front() if self._item is NOTHING else self._item
+                    if item is None or os.getpid() != self._pid or not self._take(item):
+                        self._hold_next(Deadline(self._timeout_s))
             if self._owed:
                 self._pay()
+        except Closed:
+            if os.getpid() != self._pid:
+                raise
+            self.close()
+            raise StopIteration from None
         finally:
-            meter.work()
-        if isinstance(self.held, Failure):
+            self.meter.waited(begun)
+        if type(self.held) is Failure:
             try:
                 raise self.held.error
             finally:
                 self.held = NOTHING
 
     def settle(self) -> None:
-        """The batch that was handed out last is used, where its source wants to know that. Twice does no harm."""
+        """The batch that was handed out last is used, where its source wants to know that.
+
+        Twice does no harm.
+        """
         if self._lease is not None and self.held is NOTHING:
-            cast(Leasing, self._source).settle(self._lease)
+            self._supplier.settle(self._lease)
             self._lease = None
 
     @property
     def interrupted(self) -> int:
-        """Batches that a call had taken when it was interrupted, and that were not handed out since: 0 or 1."""
+        """Batches that a call had taken when it was interrupted, and that were not handed out
+        since: 0 or 1.
+        """
         return int(self.held is not NOTHING)
 
-    def _hold(self, item: Any) -> bool:
-        """Whether it is held. It is not, if its source delivers it elsewhere by now."""
+    def _take(self, item: Any) -> bool:
+        """Read a batch, and pay for it, in the order of NOTE [read and pay].
+
+        False: nothing is held, look on.
+        """
+        if type(item) is StreamEnd:
+            self._supplier.stream_ended(item.worker)
+            self._owed = True
+            return False
+        if self._fills and self._item is NOTHING:
+            self._item, self._owed = item, True
+            self._pay()
         try:
-            batch = self._output.hand_out(item) if item.device is None else self._pipeline_api.receive(item)
+            batch = self._read(item)
             if self._finish is not None:
                 batch = self._finish(batch)
         except Exception as error:  # of this batch alone, as far as can be known: the next call goes on with the next one
-            self.held, self._owed = Failure(error), True
+            self.held, self._owed, self._item = Failure(error), not self._fills, NOTHING
             return True
         # Last of all: what Ctrl-C ends before goes back unseen.
-        if item.lease is not None and not cast(Leasing, self._source).hand_out(item.lease):
+        if item.lease is not None and not self._supplier.hand_out(item.lease):
             self._owed = True
             return False
-        self.held, self._owed, self._lease = batch, True, item.lease
+        self.held, self._owed, self._item, self._lease = batch, not self._fills, NOTHING, item.lease
         return True
 
     def _resume(self) -> None:
         """A call before this one was interrupted: what it held comes now."""
-        self._pipeline_api.check()
-        if isinstance(self.held, Failure) and self._on_error == "skip":
+        self._core.check()
+        if type(self.held) is Failure and self._on_error == "skip":
             self._skip()
 
     def _pay(self) -> None:
         """What was found is no longer the queue's, and there may be another in its place."""
         self._queue.drop()
-        given = self.held is not NOTHING and not isinstance(self.held, Failure)
+        given = self.held is not NOTHING and type(self.held) is not Failure
         done, batches = self._outcomes + 1, self.meter.batches + given
         self._credits.give(done)
         self._outcomes, self.meter.batches, self._owed = done, batches, False
+        if self._fills:
+            self._jobs[:] = [job for job in self._jobs if not job.over]  # they hold slots
+            if os.getpid() == self._pid:  # in a forked child the pool's lock may be held for ever
+                self._supply.fill()
 
     def _skip(self) -> None:
         if self._owed:
@@ -222,28 +229,67 @@ class Iterator:
                 item.error.add_note(f"{_MAX_SKIPS} batches in a row have failed; the others were skipped")
                 raise item.error
         if self._on_error == "fatal":
-            self._pipeline_api.break_(self.held.error)
+            self._core.break_(self.held.error)
 
     def _next_outcome(self, deadline: Deadline) -> Any:
         """A Failure, or NOTHING once a batch is held."""
         while True:
             if self._owed:
                 self._pay()
-            item = self._wait(deadline)
+            item = self._wait(deadline) if self._item is NOTHING else self._item
             if item is END:
-                raise StopIteration
+                self._exhaust()
             if isinstance(item, Failure):
                 return item
-            if self._hold(item):
+            if self._take(item):
                 return NOTHING
+
+    def _exhaust(self) -> None:
+        """There are no more.
+
+        An endless loader stays open: `closed` says whether the user closed it.
+        """
+        self.exhausted = True
+        if self._iteration.producer is None:
+            self.close()
+        raise StopIteration
+
+    # -- work in this thread -----------------------------------------------------------------------------------------
+
+    def _do_here(self, tasks: InlineTasks) -> None:
+        """Draw a task and do it. One that a signal interrupts is done again by the next call."""
+        supply, supplier = self._supply, self._supplier
+        try:
+            self._core.check()
+            more = supplier.draw(NO_WAIT)
+        except Exception:
+            self.close()
+            raise
+        if not more:
+            self._exhaust()
+        try:
+            batch = tasks.do(supply.seq, supplier.drawn)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            supply.noted()
+            named = guarded(error)
+            if named is error:
+                raise
+            raise named from error
+        if batch is END:
+            self._exhaust()
+        self.held, supplier.drawn, supply.seq = batch, NOTHING, supply.seq + 1
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait(self, deadline: Deadline) -> Any:
-        part = self._first_part(deadline)
+        part = Deadline(_WARN_AFTER_S) if not self._warned and deadline.left() is None else deadline
         while True:
-            self._pipeline_api.check()
-            self._refuse_deadlock()
+            self._core.check()
+            if self._fills:
+                self._supply.fill()  # a signal may have cut the last one short, and nothing would be under way
+            self._iteration.refuse_deadlock()
             try:
                 item = self._queue.wait(part)
             except Timeout:
@@ -254,43 +300,95 @@ class Iterator:
                 return item
             self._queue.drop()
 
-    def _first_part(self, deadline: Deadline) -> Deadline:
-        left = deadline.left()
-        return Deadline(_WARN_AFTER_S) if left is None and not self._warned else deadline
-
     def _give_up_or_warn(self, deadline: Deadline) -> None:
-        self._pipeline_api.check()
+        self._core.check()
         if deadline.expired:
-            raise Timeout(f"no batch within {self._timeout_s:g} s: {self._pipeline_api.diagnosis()}")
+            raise Timeout(f"no batch within {self._timeout_s:g} s: {self._iteration.diagnosis()}")
         self._warned = True
-        text = f"no batch for {_WARN_AFTER_S:g} s: {self._pipeline_api.diagnosis()}. next() goes on waiting; "
+        text = f"no batch for {_WARN_AFTER_S:g} s: {self._iteration.diagnosis()}. next() goes on waiting; "
         text += "a loader with timeout_s= raises Timeout instead"
         warnings.warn(text, RuntimeWarning, stacklevel=7)
 
-    def _refuse_deadlock(self) -> None:
-        """Raise when only this thread could end the wait.
+    # -- the iteration -----------------------------------------------------------------------------------------------
 
-        That is, the source waits for data, no other thread is there to add any, and no batch is on its way: the one ticket
-        that is out is that of the plan which waits.
+    @property
+    def passed(self) -> int:
+        """See `Iteration.passed`. While a batch is ``held``, it may or may not count."""
+        return self._iteration.passed
+
+    @property
+    def beyond(self) -> tuple[int, ...]:
+        """Numbers of later tasks that are not to be done again either: where the order is not kept."""
+        return () if self._inline is not None else self._queue.beyond
+
+    def openings(self) -> list[Any]:
+        """What the workers answered to the opening task: a `Failure` for what one raised. Waits for
+        all of them.
+
+        Raises
+        ------
+        Timeout
+            Not all have answered in time. The next call waits for the others.
+        Closed, Broken
         """
-        if self._waited_for() is None:
-            return
-        here = threading.current_thread()
-        if any(t is not here and t not in package_threads for t in threading.enumerate()):
-            return
-        reason = self._waited_for()  # once more: a thread that has just ended may have added what the source waited for
-        if reason is not None:
-            raise WouldDeadlock(
-                f"{reason}, and this thread, the only one that could add to it, would wait for ever: "
-                "add steps before next(), or add them from another thread"
-            )
+        try:
+            return self._iteration.take_openings(Deadline(self._timeout_s))
+        except Timeout:
+            text = f"not all workers have begun within {self._timeout_s:g} s: {self._iteration.diagnosis()}"
+            raise Timeout(text) from None
 
-    def _waited_for(self) -> str | None:
-        """What the source waits for while no batch is on its way; ``None`` when it does not, or one is."""
-        reason = waiting_for(self._source)
-        # In this order: a plan that has just drawn what there was has ended its wait before, and the next one takes a ticket.
-        return reason if reason is not None and self._pipeline_api.source_waits and self._credits.out <= 1 else None
+    def stage(self) -> StageStats | None:
+        """What the thread behind the train queue has done; ``None`` where there is none."""
+        transfer = self._iteration.transfer
+        return None if transfer is None else transfer.meter.snapshot(transfer.output.depth)
 
+    def release(self) -> None:
+        """What was held has been handed on. Safe to repeat."""
+        if self.held is not NOTHING:
+            self.held, self.yielded = NOTHING, self.yielded + 1
 
-def seconds_since(moment: float) -> str:
-    return f"{time.monotonic() - moment:.1f} s"
+    def __iter__(self) -> BatchIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        Raises
+        ------
+        StopIteration
+            All tasks are done, or the iteration or its loader was closed.
+        Timeout
+            Nothing came in time. Nothing is lost: the next call waits for the same batch.
+        WorkerDied
+            At once, ahead of what is queued; the following call goes on with the other batches.
+        Broken
+            Workers cannot be started.
+        BaseException
+            What the task raised, or the iterable that the tasks come from. After the former the
+            next call goes on.
+        """
+        self.hold()
+        try:
+            return self.held
+        finally:
+            self.held, self.yielded = NOTHING, self.yielded + 1
+
+    def close(self) -> None:
+        """Cancel what is under way; idempotent. The workers go on."""
+        if not self.closed:
+            self.closed = True
+            if os.getpid() == self._pid:  # a child has none of the threads, and locks may be held there for ever
+                self._iteration.close()
+            self._engine = None
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end modules are being taken apart, and all ends anyway. No wait here: this may run
+        # in any thread.
+        if not getattr(self, "closed", True) and not finalizing() and os.getpid() == self._pid:
+            self._iteration.abandon()
+
+    def __enter__(self) -> BatchIterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

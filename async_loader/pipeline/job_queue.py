@@ -1,4 +1,7 @@
-"""The job queue: parts of batches that wait for a worker. In-process; what goes to the workers is sent by the crew."""
+"""The job queue: chunks of batches that wait for a worker.
+
+In this process; the pool sends them to its workers.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ class Job:
     seq : int
         Its number in the iteration.
     buffer : BatchBuffer | None
-        The slot in which it is written; held until every worker assigned to it has reported or is known dead, because a
-        stopped worker writes on when it is continued.
+        The slot in which it is written; held until every worker assigned to it has reported or is
+        known dead, because a stopped worker writes on when it is continued.
     whole : bool
-        One part, collated where it is run, instead of parts that write their own rows.
+        One chunk, collated where it is run, instead of chunks that write their own rows.
     results : dict
         Part number to what its worker answered.
     over : bool
@@ -45,7 +48,7 @@ class Job:
     whole: bool
     ready: TrainQueue
     layout: BatchLayout | None = None
-    parts: int = 0
+    chunks: int = 0
     results: dict[int, Any] = field(default_factory=dict)
     over: bool = False
     worker: int | None = None
@@ -128,7 +131,8 @@ class Chunk:
 
 
 class JobQueue:
-    """First in, first out, from any thread; a part that was taken and not begun may be put back to the front.
+    """First in, first out, from any thread; a chunk that was taken and not begun may be put back to
+    the front.
 
     Parts for one worker alone wait in a line of their own, and go before the others.
     """
@@ -137,26 +141,26 @@ class JobQueue:
         self._common: deque[Chunk] = deque()
         self._own: dict[int, deque[Chunk]] = {}
 
-    def _line(self, part: Chunk) -> deque[Chunk]:
-        return self._common if part.worker is None else self._own.setdefault(part.worker, deque())
+    def _line(self, chunk: Chunk) -> deque[Chunk]:
+        return self._common if chunk.worker is None else self._own.setdefault(chunk.worker, deque())
 
-    def put(self, parts: Sequence[Chunk]) -> None:
-        for part in parts:
-            self._line(part).append(part)
+    def put(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            self._line(chunk).append(chunk)
 
-    def put_back(self, part: Chunk) -> None:
-        self._line(part).appendleft(part)
+    def put_back(self, chunk: Chunk) -> None:
+        self._line(chunk).appendleft(chunk)
 
     def take(self, worker: int) -> Chunk | None:
-        """The next part for this worker whose job is not over; ``None`` when there is none."""
+        """The next chunk for this worker whose job is not over; ``None`` when there is none."""
         for line in (self._own.get(worker), self._common):
             while line:
                 try:
-                    part = line.popleft()
+                    chunk = line.popleft()
                 except IndexError:
                     break
-                if not part.job.over:
-                    return part
+                if not chunk.job.over:
+                    return chunk
         return None
 
     def clear(self) -> None:

@@ -1,40 +1,202 @@
-"""The producer thread: asks the source for one plan after the other and sends it on its way."""
+"""Tasks on their way: `Credits` bound how many are, `Supply` draws and sends them, `Producer` is
+the thread for it.
+"""
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed
-from async_loader.lifecycle import EndFlag, Patience, join
-from async_loader.pipeline.batch import Failure
-from async_loader.pipeline.batches.assembler import ChunkAssembler
-from async_loader.pipeline.credits import Credits
-from async_loader.pipeline.job_queue import NO_PAYLOAD, Chunk, IterationSpec, Job
+from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout
+from async_loader.interrupts import SignalsDeferred
+from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience, join
+from async_loader.pipeline.batch import Failure, Outcome
+from async_loader.pipeline.task_supplier import NOTHING, TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
-from async_loader.pipeline.workers.sample_work import LocalReaders, SampleTasks
-from async_loader.pipeline.workers.thread_pool import ThreadPool
-from async_loader.pipeline.workers.worker_pool import WorkerPool, nothing
-from async_loader.source import END, Jobs, Plan, Reader, Rows, Source
-from async_loader.stats import Meter
 
 
-@dataclass(slots=True)
-class Executors:
-    """Where the work of plans is done: in the producer thread, and by worker processes or threads if there are any."""
+class Credits:
+    """How many tasks may be under way: task ``seq`` may be drawn when fewer than ``count`` before
+    it are not given back.
 
-    local: SampleTasks
-    spec: IterationSpec
-    pool: WorkerPool | ThreadPool | None = None
-    assembler: ChunkAssembler | None = None
+    No credit is taken: how many are out follows from the number of the next task, and from how many
+    were given back since the beginning. To say twice that the first n were given back, after a
+    signal, is to say it once.
+
+    Giving back neither blocks nor makes a system call: those let go of the GIL, and the producer
+    that was just woken would take it and keep the learner waiting inside `next`. So the producer
+    waits on a bare lock, not on a descriptor.
+    """
+
+    def __init__(self, count: int, end: EndFlag | None = None) -> None:
+        self.count = count
+        self.given = 0
+        self._end = end
+        self._closed = False
+        self._gate = AutoResetEvent()
+        self._waiting = False
+        if end is not None:
+            end.on_set(self._gate.open)
+
+    def room(self, seq: int) -> bool:
+        """Whether task ``seq`` may be drawn now.
+
+        Raises Closed once the end flag was raised, or after `close`.
+        """
+        if self._closed or (self._end is not None and self._end.is_set()):
+            raise Closed("closed")
+        return seq - self.given < self.count
+
+    def wait(self, seq: int, deadline: Deadline | None = None) -> None:
+        """Wait until task ``seq`` may be drawn. One thread waits.
+
+        Raises
+        ------
+        Closed, Timeout
+        """
+        while not self.room(seq):
+            left = None if deadline is None else deadline.left()
+            if left == 0.0:
+                raise Timeout("no credit was given back")
+            self._waiting = True
+            # Looked at again after `_waiting` was set, as `give` looks at it after counting: one of
+            # the two sees the other.
+            if seq - self.given >= self.count and not self._closed and not (self._end is not None and self._end.is_set()):
+                self._gate.pass_through(left)
+            self._waiting = False
+
+    def give(self, given: int) -> None:
+        """``given`` credits were given back so far, this one included."""
+        self.given = given
+        if self._waiting:
+            self._gate.open()
+
+    def close(self) -> None:
+        """A thread that waits, or asks later, gets Closed."""
+        self._closed = True
+        self._gate.open()
+
+
+class Dispatch(Protocol):
+    """Where the work of a task is done."""
+
+    def send(self, seq: int, task: Any, worker: int | None, noted: Callable[[], None]) -> None:
+        """Have a task done; its outcome goes to the train queue.
+
+        ``noted`` is called if, and only if, the task is on its way, also when a signal comes
+        meanwhile. Raises CannotSend, OutOfMemory.
+        """
+
+
+class Supply:
+    """Draws the tasks of one iteration and sends them, one at a time, in the thread that calls.
+
+    Attributes
+    ----------
+    seq : int
+        The number of the next task.
+    ended : bool
+        There are no more.
+    failed_draw : int | None
+        The number that drawing failed at: it has no task.
+    """
+
+    def __init__(self, supplier: TaskSupplier, dispatch: Dispatch, credits: Credits, ready: TrainQueue) -> None:
+        self.supplier = supplier
+        self.credits = credits
+        self.seq = 0
+        self.ended = False
+        self.failed_draw: int | None = None
+        self._dispatch = dispatch
+        self._ready = ready
+
+    @property
+    def out(self) -> int:
+        """Tasks under way. The one that is being drawn does not count."""
+        return self.seq - self.credits.given
+
+    def produce(self, patience: Patience) -> bool:
+        """Draw a task, for which there is a credit, and send it; False: there are no more.
+
+        In a producer thread.
+        """
+        supplier = self.supplier
+        try:
+            if not supplier.draw(patience):
+                self._end()
+                return False
+            self._dispatch.send(self.seq, supplier.drawn, supplier.worker(self.seq), self.noted)
+        except BaseException as error:  # data for the consumer: it is raised there
+            if isinstance(error, Closed) and patience.end is not None and patience.end.is_set():
+                raise
+            self._fail(error)
+        return True
+
+    def fill(self) -> None:
+        """Send tasks while there are credits. In the consumer's thread. Raises Closed."""
+        supplier = self.supplier
+        while not self.ended and self.credits.room(self.seq):
+            try:
+                if not supplier.draw(NO_WAIT):
+                    self._end()
+                    return
+            except Exception as error:  # of what gives the order: in its turn, and the last
+                with SignalsDeferred():
+                    self.failed_draw = self.seq
+                    self._fail(error)
+                    self._end()
+                return
+            try:
+                self._dispatch.send(self.seq, supplier.drawn, supplier.worker(self.seq), self.noted)
+            except AsyncLoaderError as error:  # this task cannot travel: the others can
+                if isinstance(error, Closed):
+                    raise
+                self._fail(error)
+
+    def make_here(self, do: Callable[[int, Any], Outcome]) -> Outcome | None:
+        """Draw a task and do it in this thread; ``None``: there are no more.
+
+        What fails is a Failure.
+        """
+        if self.ended:
+            return None
+        seq = self.seq
+        outcome: Outcome
+        try:
+            if not self.supplier.draw(NO_WAIT):
+                self.ended = True
+                return None
+            outcome = do(seq, self.supplier.drawn)
+        except BaseException as error:  # data for the consumer: it is raised there
+            outcome = Failure(guarded(error))
+            if self.supplier.drawn is NOTHING:
+                self.ended, self.failed_draw = True, seq
+        outcome.seq = seq
+        self.noted()
+        return outcome
+
+    def noted(self) -> None:
+        """What was drawn is on its way."""
+        self.seq, self.supplier.drawn = self.seq + 1, NOTHING  # in one step: no signal comes in between
+
+    def _end(self) -> None:
+        self.ended = True
+        self._ready.end(self.seq)
+
+    def _fail(self, error: BaseException) -> None:
+        with SignalsDeferred():
+            self._ready.put(self.seq, Failure(guarded(error)))
+            self.noted()
+
+
+NO_WAIT = Patience(deadline=Deadline(0.0))
 
 
 class Producer:
-    """One plan per ticket, until END or the end flag.
+    """The thread for suppliers that may wait: one task for each credit, until there are no more or
+    the end flag is raised.
 
     Parameters
     ----------
@@ -42,27 +204,10 @@ class Producer:
         Told when the thread cannot go on.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        batch_size: int,
-        credits: Credits,
-        ready: TrainQueue,
-        executors: Executors,
-        end: EndFlag,
-        on_broken: Callable[[BaseException], None],
-    ) -> None:
-        self.meter = Meter()
-        self.work_meter = Meter()
-        self.planning_since: float | None = None
-        self._source = source
-        self._batch_size = batch_size
-        self._credits = credits
+    def __init__(self, supply: Supply, ready: TrainQueue, end: EndFlag, on_broken: Callable[[BaseException], None]) -> None:
+        self._supply = supply
         self._ready = ready
-        self._executors = executors
         self._on_broken = on_broken
-        self._reader: Reader | None = None
-        self._readers: LocalReaders | None = None
         self._patience = Patience(end, on_wait=ready.wake_consumer)
         self._thread = threading.Thread(target=self._run, name="async-loader-producer", daemon=True)
 
@@ -71,82 +216,24 @@ class Producer:
 
     @property
     def waits(self) -> bool:
-        """Whether the source waits within ``plan`` at this moment."""
+        """Whether the supplier waits within ``draw`` at this moment."""
         return self._patience.waiting
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait until the thread has ended; whether it has. A source that blocks for ever cannot be ended."""
+        """Wait until the thread has ended; whether it has.
+
+        A source that blocks for ever cannot be ended.
+        """
         return join(self._thread, timeout_s)
 
     def _run(self) -> None:
+        supply = self._supply
         try:
-            for seq in itertools.count():
-                self._credits.take()
-                if not self._produce(seq):
+            while True:
+                supply.credits.wait(supply.seq)
+                if not supply.produce(self._patience):
                     return
         except Closed:
-            self._ready.close()  # a dropped loader has nobody else to wake the streamer
+            self._ready.close()  # of a dropped loader: nothing else wakes the streamer
         except BaseException as error:  # the top of a thread: forward, never die silently
             self._on_broken(Broken(f"the producer failed: {error!r}"))
-
-    def _produce(self, seq: int) -> bool:
-        """One batch; whether there may be another."""
-        try:
-            plan = self._plan()
-            if plan is END:
-                self._ready.end(seq)
-                return False
-            self._send(seq, plan)
-        except BaseException as error:  # data for the consumer: it is raised there
-            if isinstance(error, Closed) and self._patience.end is not None and self._patience.end.is_set():
-                raise
-            self._ready.put(seq, Failure(guarded(error)))
-        return True
-
-    def _plan(self) -> Plan:
-        self.meter.work()
-        self.planning_since = time.monotonic()
-        try:
-            return self._source.plan(self._batch_size, self._patience)
-        except Closed as error:
-            # A source that was closed under us is the consumer's business; our own end flag is not.
-            if self._patience.end is not None and self._patience.end.is_set():
-                raise
-            raise AsyncLoaderError(f"the data source is closed: {error}") from error
-        finally:
-            self.planning_since = None
-            self.meter.wait()
-            self.meter.batches += 1
-
-    def _send(self, seq: int, plan: Plan) -> None:
-        executors = self._executors
-        if isinstance(plan, Rows) and self._reader is None:
-            self._meet_reader()
-        if executors.pool is not None and isinstance(plan, Rows | Jobs):
-            executors.pool.submit(self._chunks(seq, plan), nothing)
-            return
-        self.work_meter.work()
-        try:
-            outcome = executors.local.do((seq, plan, self._readers))
-            self.work_meter.batches += 1  # before the batch can be taken, and the count be read
-            self._ready.put(seq, outcome)
-        finally:
-            self.work_meter.wait()
-
-    def _chunks(self, seq: int, plan: Rows | Jobs) -> Sequence[Chunk]:
-        assembler, spec = self._executors.assembler, self._executors.spec
-        if assembler is not None:
-            return assembler.cut(spec, seq, self._ready, plan, self._reader)
-        job = Job(seq, len(plan), None, True, self._ready, parts=1)
-        return [Chunk(job, spec, "work", 0, 0, len(plan), NO_PAYLOAD, task=(seq, plan, self._readers))]
-
-    def _meet_reader(self) -> None:
-        """A table without a schema has no reader before its first step, which the plan has waited for."""
-        reader = self._reader = self._source.reader()
-        if reader is None:
-            raise AsyncLoaderError(f"{type(self._source).__name__} planned rows and has no reader for them")
-        pool = self._executors.pool
-        if isinstance(pool, WorkerPool):
-            self._executors.spec.encode_state(reader)
-        others = [self._source.reader() or reader for _ in range(1, pool.size)] if isinstance(pool, ThreadPool) else []
-        self._readers = LocalReaders([reader, *others])

@@ -1,4 +1,7 @@
-"""The async train queue: finished batches, handed out in the order of their jobs. Holds results, never makes them."""
+"""The async train queue: finished batches, handed out in the order of their jobs.
+
+Holds results, never makes them.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,42 @@ from async_loader.source import END
 _NOTHING: Any = object()
 
 
-class TrainQueue:
+class Progress:
+    """Which turns are over: all before one number, and some behind it where the order is not kept."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._beyond: set[int] = set()
+
+    def _pass(self, seq: int) -> None:
+        """The turn of task ``seq`` is over. Safe to repeat."""
+        if seq > self._next:
+            self._beyond.add(seq)
+        elif seq == self._next:
+            after = seq + 1
+            while after in self._beyond:
+                after += 1
+            self._next = after
+        if self._beyond:
+            self._beyond.difference_update(range(seq, self._next))
+
+    @property
+    def passed(self) -> int:
+        """The number of the first task whose turn is not over."""
+        return self._next
+
+    @property
+    def beyond(self) -> tuple[int, ...]:
+        """Tasks behind that one whose turn is over all the same."""
+        return tuple(sorted(seq for seq in self._beyond if seq > self._next))
+
+
+class TrainQueue(Progress):
     """In-process; any thread puts, one consumer takes. What it holds lies in shared memory.
 
     # NOTE [taken once]
-    What the consumer finds stays in the queue until it says `drop`. A consumer that a signal interrupts in between finds
-    the same again: nothing is lost between the queue and the program.
+    What the consumer finds stays in the queue until it says `drop`. A consumer that a signal
+    interrupts in between finds the same again: nothing is lost between the queue and the program.
 
     Parameters
     ----------
@@ -28,13 +61,12 @@ class TrainQueue:
     """
 
     def __init__(self, in_order: bool = True) -> None:
+        super().__init__()
         self._in_order = in_order
         self._lock = threading.RLock()  # reentrant: a signal handler may close the loader while we hold it
         self._changed = AutoResetEvent()
         self._ready: dict[int, Outcome | None] = {}  # None: this job's turn is passed over
         self._urgent: deque[Failure | Wakeup] = deque()
-        self._next = 0
-        self._beyond: set[int] = set()
         self._found: Any = _NOTHING  # what `drop` lets go of, and whose turn it is: -1 for what is urgent
         self._found_seq = -1
         self._end: int | None = None
@@ -42,7 +74,11 @@ class TrainQueue:
         self._halted = False
 
     def put(self, seq: int, outcome: Outcome) -> None:
-        """The outcome of job ``seq``. An urgent failure overtakes everything, and the job's own turn is passed over."""
+        """The outcome of job ``seq``.
+
+        An urgent failure overtakes everything, and the job's own turn is passed over.
+        """
+        outcome.seq = seq
         with self._lock:
             if self._closed:
                 return
@@ -78,7 +114,8 @@ class TrainQueue:
         del dropped  # the slots go back outside the lock
 
     def front(self) -> Batch | StreamEnd | None:
-        """Return the next batch if it is ready and nothing else is to be looked at, else ``None``: `wait` says more.
+        """Return the next batch if it is ready and nothing else is to be looked at, else ``None``:
+        `wait` says more.
 
         It stays in the queue until `drop`. The consumer's thread; takes no lock.
         """
@@ -94,7 +131,10 @@ class TrainQueue:
         return outcome
 
     def drop(self) -> None:
-        """Let go of what `front` or `wait` found last. Safe to repeat: a call that was interrupted is made again."""
+        """Let go of what `front` or `wait` found last.
+
+        Safe to repeat: a call that was interrupted is made again.
+        """
         found, seq = self._found, self._found_seq
         if found is _NOTHING:
             return
@@ -108,12 +148,13 @@ class TrainQueue:
             self._found = _NOTHING
 
     def halt(self) -> None:
-        """Nothing may be popped any more: whoever wants a batch is to look first."""
+        """Nothing may be taken any more: the consumer is to look at the state first."""
         self._halted = True
         self.wake_consumer()
 
     def wait(self, deadline: Deadline) -> Outcome | Wakeup | Any:
-        """Return the next outcome, a Wakeup, or END, which stays the answer once reached. It stays in the queue until `drop`.
+        """Return the next outcome, a Wakeup, or END, which stays the answer once reached. It stays
+        in the queue until `drop`.
 
         Raises
         ------
@@ -124,7 +165,10 @@ class TrainQueue:
         return self._wait(deadline, take=False)
 
     def get(self, deadline: Deadline) -> Outcome | Wakeup | Any:
-        """As `wait`, and takes what it returns out of the queue. For threads in which no signal is handled; any number."""
+        """As `wait`, and takes what it returns out of the queue.
+
+        For threads in which no signal is handled; any number.
+        """
         return self._wait(deadline, take=True)
 
     def _wait(self, deadline: Deadline, *, take: bool) -> Outcome | Wakeup | Any:
@@ -161,28 +205,6 @@ class TrainQueue:
             if self._found is not None:
                 return self._found
             self.drop()
-
-    def _pass(self, seq: int) -> None:
-        """The turn of job ``seq`` is over. Safe to repeat."""
-        if seq > self._next:
-            self._beyond.add(seq)
-        elif seq == self._next:
-            after = seq + 1
-            while after in self._beyond:
-                after += 1
-            self._next = after
-        if self._beyond:
-            self._beyond.difference_update(range(seq, self._next))
-
-    @property
-    def passed(self) -> int:
-        """The number of the first job whose turn is not over."""
-        return self._next
-
-    @property
-    def beyond(self) -> tuple[int, ...]:
-        """Jobs behind that one whose turn is over all the same: where the order is not kept."""
-        return tuple(sorted(seq for seq in self._beyond if seq > self._next))
 
     @property
     def depth(self) -> int:

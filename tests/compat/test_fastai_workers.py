@@ -37,7 +37,7 @@ def skip(*numbers):
 
 
 def pids(loader):
-    return loader._workers._pool.pids
+    return loader._workers._engine.pids
 
 
 def end(loader):

@@ -272,7 +272,7 @@ def test_the_bulk_loader_gives_exactly_what_the_python_loader_gives(kinds, lengt
 
 def test_a_large_batch_is_gathered_ahead_by_one_thread_and_a_small_one_when_it_is_asked_for():
     rows = np.zeros((64, 1 << 16), np.uint8)
-    kinds = [DataLoader(rows, size, num_workers=2)._pool.kind for size in (1, 32)]
+    kinds = [DataLoader(rows, size, num_workers=2)._engine.kind for size in (1, 32)]
     assert kinds == ["inline", "thread"]
     assert [len(batch) for batch in DataLoader(rows, 32, num_workers=2)] == [32, 32]
 
@@ -358,7 +358,7 @@ def test_a_loader_whose_items_lead_back_to_it_can_be_dropped(kind):
     trainer = Trainer(kind)
     batches = iter(trainer.loader)
     assert next(batches).tolist() == [1, 2]
-    gone = weakref.ref(trainer.loader._pool)
+    gone = weakref.ref(trainer.loader._engine)
     del trainer
     gc.collect()
     assert gone() is not None  # the iterator goes on

@@ -317,9 +317,9 @@ def test_time_limits():
 def test_persistent_workers_persist_and_passes_may_be_nested():
     loader = DataLoader(Noisy(4), batch_size=2, num_workers=2, persistent_workers=True)
     list(loader)
-    pids = loader._pool.pids
+    pids = loader._engine.pids
     assert [len(list(loader)) for _ in loader] == [2, 2]  # torch's outer loop ends after the first inner one
-    assert loader._pool.pids == pids
+    assert loader._engine.pids == pids
     loader.close()
     assert len(list(loader)) == 2
     loader.close()

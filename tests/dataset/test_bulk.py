@@ -95,9 +95,9 @@ def test_memory_is_used_again_and_never_while_a_batch_is_held():
 def test_large_batches_are_gathered_ahead_by_a_thread():
     data = np.zeros((64, 100_000), np.uint8)
     with DataLoader(data, 16, num_workers=2, bulk=True) as loader:
-        assert loader._pool.kind == "thread"
+        assert loader._engine.kind == "thread"
         assert [b.shape[0] for b in loader] == [16] * 4
-    assert DataLoader(data[:, :10], 16, num_workers=2)._pool.kind == "inline"
+    assert DataLoader(data[:, :10], 16, num_workers=2)._engine.kind == "inline"
 
 
 def test_shards_are_gathered_one_by_one():

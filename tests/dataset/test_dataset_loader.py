@@ -260,9 +260,9 @@ def test_processes_live_as_long_as_the_loader():
     started = []
     with DataLoader(Squares(4), 2, num_workers=2, worker_init_fn=started.append) as loader:
         list(loader)
-        pids = loader._pool.pids
+        pids = loader._engine.pids
         list(loader)
-        assert loader._pool.pids == pids
+        assert loader._engine.pids == pids
     assert started == []  # it is called in the workers
 
 
@@ -437,7 +437,7 @@ def test_errors_and_streams_reach_the_consumer_of_a_device():
         assert [batch.cpu().tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_ferry_prepares_batches_ahead_in_a_thread_of_its_own(workers):
+def test_a_function_is_called_with_each_batch_ahead_in_a_thread_of_its_own(workers):
     names = []
 
     def prepare(batch):
@@ -450,7 +450,7 @@ def test_a_ferry_prepares_batches_ahead_in_a_thread_of_its_own(workers):
     assert set(names) == {"async-loader-streamer"}
 
 
-def test_a_time_limit_is_for_who_waits_also_with_a_ferry():
+def test_a_time_limit_is_for_the_consumer_also_with_a_device():
     began, event = threading.Event(), threading.Event()
 
     class Slow(Squares):
@@ -465,7 +465,7 @@ def test_a_time_limit_is_for_who_waits_also_with_a_ferry():
         with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
             next(epoch)
         event.set()
-        epoch._iteration._crossing._timeout_s = None
+        epoch._iteration._timeout_s = None
         assert next(epoch).cpu().tolist() == [0, 1]
 
 

@@ -15,9 +15,8 @@ from async_loader import DataLoader
 from async_loader.compat.gluon.data import DataLoader as GluonLoader
 from async_loader.compat.gluon.data.batchify import Stack
 from async_loader.compat.torch import StatefulDataLoader
-from async_loader.dataset.ferry import Ferry
 from async_loader.errors import Broken
-from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.engine import Engine
 from async_loader.testing.fake_device import FakeBackend
 
 ROW = 4096
@@ -67,7 +66,7 @@ class Streamed:
 def test_a_batch_that_a_dataset_keeps_is_not_in_memory_that_is_used_again(make):
     loader = make()
     assert [int(row[0]) for batch in loader for row in batch] == [i + i % 2 for i in range(120)]
-    loader._pool.close()
+    loader._engine.close()
 
 
 class Fives:
@@ -92,17 +91,17 @@ def _in_child(what):
     return os.waitpid(pid, 0)[1]
 
 
-def test_a_ferry_says_in_a_forked_child_whose_it_is():
+def test_an_iteration_with_a_transfer_thread_says_in_a_forked_child_which_process_it_belongs_to():
     def ask():
         with pytest.raises(Broken, match="belongs to process"):
-            list(ferry)
+            list(batches)
 
-    with Pool(Fives(), 1, kind="thread") as pool:
-        ferry = Ferry(pool.iterate(range(9)), lambda batch: batch)
-        assert next(ferry) == 0
+    with Engine(Fives(), 1, kind="thread", transfer="pin") as engine:
+        batches = engine.iterate(range(9), transfer=engine.pinning(lambda batch: batch))
+        assert next(batches) == 0
         assert _in_child(ask) == 0
-        assert list(ferry) == [5 * n for n in range(1, 9)]
-        ferry.close()
+        assert list(batches) == [5 * n for n in range(1, 9)]
+        batches.close()
 
 
 def test_a_forked_child_drops_an_iteration_whose_lock_was_held():
@@ -113,9 +112,9 @@ def test_a_forked_child_drops_an_iteration_whose_lock_was_held():
             held.set()
             go.wait()
 
-    with Pool(Fives(), 1, kind="thread") as pool:
+    with Engine(Fives(), 1, kind="thread") as pool:
         iteration = pool.iterate(range(3))
-        thread = threading.Thread(target=hold, args=(iteration.queue._lock,))
+        thread = threading.Thread(target=hold, args=(iteration._iteration.train_queue._lock,))
         thread.start()
         held.wait()
         try:

@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 
 from async_loader import DataLoader
 from async_loader.pipeline.batch import Failure
-from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.engine import Engine
 from async_loader.testing.fake_device import FakeBackend
 
 N = 9
@@ -166,7 +166,7 @@ class Greeting:
 @pytest.mark.parametrize("kind", ["inline", "thread", "process"])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_an_opening_is_done_by_every_worker_and_is_no_batch(kind, in_order):
-    with Pool(Greeting(), 3, kind=kind) as pool:
+    with Engine(Greeting(), 3, kind=kind) as pool:
         iteration = pool.iterate(range(5), in_order=in_order, opening="hello")
         found = iteration.openings()
         if kind == "process":

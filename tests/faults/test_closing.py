@@ -15,7 +15,7 @@ from fault_rig import SLACK_S, Batches, Script, block, fail, first, plain, threa
 from async_loader import END, AsyncDataLoader
 from async_loader.errors import Closed
 from async_loader.lifecycle import State
-from async_loader.pipeline import pipeline
+from async_loader.pipeline import iteration
 
 
 def load(source=None, **settings):
@@ -32,9 +32,9 @@ def workers(request):
 def test_close_when_the_consumer_stopped_pulling_and_all_queues_are_full(workers, make, start_method):
     loader = load(Batches(make=make), num_workers=workers, multiprocessing_context=start_method, prefetch=3)
     first(next(loader))
-    until(lambda: loader._pipeline.train_queue.depth == 3)
+    until(lambda: loader._pipeline.iteration.train_queue.depth == 3)
     loader.close()
-    ring = loader._pipeline.places.ring
+    ring = loader._pipeline.core.slots.ring
     assert ring is None or ring.free == ring.count
 
 
@@ -57,7 +57,7 @@ def test_close_twice(workers):
     loader = load(num_workers=workers)
     loader.close()
     loader.close()
-    assert loader._pipeline.life.state is State.CLOSED
+    assert loader._pipeline.core.life.state is State.CLOSED
 
 
 def test_close_from_another_thread_ends_a_waiting_next(workers, told):
@@ -92,7 +92,7 @@ def test_close_from_many_threads_at_once(workers):
     def close():
         barrier.wait(SLACK_S)
         loader.close()
-        return loader._pipeline.producer.join(0.0)
+        return loader._pipeline.iteration.producer.join(0.0)
 
     with thread(close) as a, thread(close) as b, thread(close) as c:
         assert close()
@@ -159,7 +159,7 @@ def test_a_signal_handler_may_close_the_loader(tmp_path):
 
 
 def test_close_meets_its_deadline_while_workers_are_busy_and_kills_them(told, caplog, monkeypatch):
-    monkeypatch.setattr(pipeline, "_TELL_AFTER_S", SLACK_S / 2)  # a moment that the machine stands still is not the source's
+    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)  # a moment that the machine stands still is not the source's
     loader = load(Batches({0: functools.partial(block, told.path)}))
     pid = told.pid()
     loader.close(SLACK_S)
@@ -316,7 +316,7 @@ def test_a_process_of_multiprocessing_that_fails_in_a_pass_says_that_alone(tmp_p
 
 
 def test_close_leaves_a_data_source_that_blocks_behind_and_names_it(workers, caplog, monkeypatch):
-    monkeypatch.setattr(pipeline, "_TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(iteration, "_TELL_AFTER_S", 0.1)
     entered, let_go = threading.Event(), threading.Event()
 
     def stubborn_source(n):

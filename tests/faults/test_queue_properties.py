@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, EndFlag
 from async_loader.pipeline.batch import Batch, Failure, Wakeup
-from async_loader.pipeline.credits import Credits
+from async_loader.pipeline.producer import Credits
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 
@@ -124,7 +124,7 @@ def test_nudges_do_not_pile_up():
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4), st.integers(0, 60))
-def test_tickets_are_never_more_than_were_given_and_all_takers_end(count, batches):
+def test_no_more_tasks_are_under_way_than_there_are_credits_and_a_producer_that_waits_ends(count, batches):
     end = EndFlag()
     credits = Credits(count, end)
     taken, enough = [], threading.Event()
@@ -132,7 +132,7 @@ def test_tickets_are_never_more_than_were_given_and_all_takers_end(count, batche
     def produce():
         try:
             while True:
-                credits.take()
+                credits.wait(len(taken))
                 taken.append(None)
                 if len(taken) == count + batches:
                     enough.set()

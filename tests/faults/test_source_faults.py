@@ -11,7 +11,7 @@ from fault_rig import SLACK_S, Batches, Script, first, plain, thread, until
 
 from async_loader import END, AsyncDataLoader
 from async_loader.errors import AsyncLoaderError, Closed, JobFailed, SchemaError, Timeout, WouldDeadlock
-from async_loader.pipeline import iterator, pipeline
+from async_loader.pipeline import iteration, iterator
 from async_loader.source import Samples
 
 
@@ -273,7 +273,7 @@ def test_a_wait_that_another_thread_of_the_user_may_end_is_waited_for():
 def test_a_thread_that_ends_the_wait_and_ends_itself_while_that_is_looked_into_is_no_deadlock():
     source, asked = Thirsty(), []
     with load(source, timeout_s=None) as loader:
-        until(lambda: loader._pipeline.source_waits)
+        until(lambda: loader._pipeline.iteration.producer.waits)
 
         def fill():
             source.filled = True
@@ -333,7 +333,7 @@ def test_an_empty_replay_buffer_that_this_thread_would_have_to_fill(tmp_path):
 
 
 def test_closing_a_loader_whose_source_waits_through_patience_is_quick(caplog, monkeypatch):
-    monkeypatch.setattr(pipeline, "_TELL_AFTER_S", SLACK_S / 2)  # a moment that the machine stands still is not the source's
+    monkeypatch.setattr(iteration, "_TELL_AFTER_S", SLACK_S / 2)  # a moment that the machine stands still is not the source's
     source = Thirsty()
     loader = load(source)
     with thread(next, loader) as result:

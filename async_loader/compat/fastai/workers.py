@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from async_loader.errors import Timeout, WorkerDied
-from async_loader.pipeline.iteration import Iteration
-from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.engine import Engine
+from async_loader.pipeline.iterator import BatchIterator
 from async_loader.pipeline.workers.work import WorkContext
 
 _OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
@@ -106,23 +106,23 @@ class Workers:
     def __init__(self, loader: Any, number: int, only: Epoch | None = None) -> None:
         self._known = _look(loader)
         self._only = only
-        self._pool = Pool(WorkerStreams(loader.copy_for_workers(), only), number, seeding=None)
+        self._engine = Engine(WorkerStreams(loader.copy_for_workers(), only), number, seeding=None)
 
     def fit(self, loader: Any, number: int) -> bool:
         """Whether they would do the same as new ones: the loader has the attributes that it had. What is within the
         dataset is not looked at.
         """
         now = _look(loader)
-        same_names = not self._pool.closed and self._pool.workers == number and now.keys() == self._known.keys()
+        same_names = not self._engine.closed and self._engine.workers == number and now.keys() == self._known.keys()
         return same_names and all(_same(now[name], known) for name, known in self._known.items())
 
     def batches(self, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
         """The batches of an epoch, one from each worker in turn, with errors as fastai's callers know them."""
-        yield from self._told(self._pool.streams(**self._terms(epoch, seed, timeout_s)), timeout_s)
+        yield from self._told(self._engine.streams(**self._terms(epoch, seed, timeout_s)), timeout_s)
 
     def items(self, tasks: Iterable[list[Any]], epoch: Epoch, seed: int, timeout_s: float) -> Generator[Any, None, None]:
         """The items of an epoch one by one, in the order of the indices in ``tasks``."""
-        lists = self._told(self._pool.iterate(tasks, static=True, **self._terms(epoch, seed, timeout_s)), timeout_s)
+        lists = self._told(self._engine.iterate(tasks, static=True, **self._terms(epoch, seed, timeout_s)), timeout_s)
         try:
             for items, more in lists:
                 yield from items
@@ -134,9 +134,9 @@ class Workers:
     def _terms(self, epoch: Epoch, seed: int, timeout_s: float) -> dict[str, Any]:
         state = None if self._only is epoch else epoch
         limit = timeout_s if timeout_s > 0 else None
-        return {"state": state, "seed": seed, "prefetch": 2 * self._pool.workers, "timeout_s": limit}
+        return {"state": state, "seed": seed, "prefetch": 2 * self._engine.workers, "timeout_s": limit}
 
-    def _told(self, iteration: Iteration, timeout_s: float) -> Generator[Any, None, None]:
+    def _told(self, iteration: BatchIterator, timeout_s: float) -> Generator[Any, None, None]:
         """The same, with errors as fastai's callers know them, and the end of workers that were for this epoch alone."""
         try:
             yield from iteration
@@ -150,7 +150,7 @@ class Workers:
                 self.close()
 
     def close(self) -> None:
-        self._pool.close()
+        self._engine.close()
 
 
 def _look(loader: Any) -> dict[str, Any]:

@@ -23,11 +23,10 @@ from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.dataset_work import BEGIN, EpochInfo, GatherWork, MapWork, StreamWork, epoch_of
 from async_loader.dataset.epoch import Epoch, can_pin, pinned
 from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.dataset.ferry import Ferry
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import describe
-from async_loader.pipeline.iteration import NOTHING
-from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.engine import Engine
+from async_loader.pipeline.task_supplier import NOTHING
 
 _AHEAD_FROM = 1 << 20
 """Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
@@ -72,7 +71,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Of the workers of a pass: drawn behind or ahead of the order as the sampler has it."""
         if isinstance(batches, Drawn):
             batches.draw()
-        if self.__dict__.get("_pool") is not None:
+        if self.__dict__.get("_engine") is not None:
             kept: int = self.__dict__["_seed"]  # its workers were seeded once
             return kept
         seed: int | None = start.get("base_seed")
@@ -94,9 +93,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
     _tracks = False
     """Whether the states of samplers and datasets are kept for each batch."""
 
-    def _team(self, batches: Batches, seed: int) -> Pool:
+    def _team(self, batches: Batches, seed: int) -> Engine:
         """The workers: those of this loader when they persist, others for each pass."""
-        kept: Pool | None = self.__dict__.get("_pool")
+        kept: Engine | None = self.__dict__.get("_engine")
         if kept is not None and not kept.closed:
             return kept
         columns = self._columns()
@@ -107,9 +106,17 @@ class DataLoader(torch_data.DataLoader[T_co]):
         prefetch = None if not self.num_workers else max(1, (self.prefetch_factor or 0) * self.num_workers)
         seeding: Any = "birth" if self.persistent_workers else "iteration"
         context = self.multiprocessing_context if self.num_workers else None
-        pool = Pool(work, count, kind=kind, context=context, prefetch=prefetch, seeding=seeding)  # type: ignore[arg-type]
+        pool = Engine(
+            work,
+            count,
+            kind=kind,  # type: ignore[arg-type]
+            context=context,
+            prefetch=prefetch,
+            seeding=seeding,
+            transfer="pin" if self.pin_memory and self.num_workers else None,
+        )
         if self._persists:
-            self.__dict__.update(_pool=pool, _seed=seed)
+            self.__dict__.update(_engine=pool, _seed=seed)
         return pool
 
     @property
@@ -140,22 +147,22 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def close(self) -> None:
         """End persistent workers; a loader that is dropped does so by itself. The next pass starts new ones."""
-        pool = self.__dict__.pop("_pool", None)
+        pool = self.__dict__.pop("_engine", None)
         if pool is not None:
             pool.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """The loader without its workers."""
-        return {name: value for name, value in self.__dict__.items() if name != "_pool"}
+        return {name: value for name, value in self.__dict__.items() if name != "_engine"}
 
 
 class Pass(Iterator[Any]):
     """One pass over the dataset, as `iter` returns it."""
 
-    def __init__(self, loader: DataLoader[Any], pool: Pool, batches: Batches, seed: int, start: dict[str, Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], pool: Engine, batches: Batches, seed: int, start: dict[str, Any]) -> None:
         self._loader = loader
         self._batches = batches
-        self._pool = None if loader._persists else pool
+        self._engine = None if loader._persists else pool
         self.base_seed = seed
         self._num_workers = loader.num_workers
         self._timeout = loader.timeout
@@ -168,9 +175,10 @@ class Pass(Iterator[Any]):
             epoch_progress = EpochProgress({})
         pin = loader.pin_memory and can_pin()
         ahead = pin and self._num_workers > 0  # as in torch, with workers there is a thread that pins
-        timeout_s = float(loader.timeout) if loader.timeout else None
         how: Any = {"state": state, "seed": seed, "in_order": loader.in_order}
-        how["timeout_s"] = None if ahead else timeout_s
+        how["timeout_s"] = float(loader.timeout) if loader.timeout else None
+        if ahead:
+            how["transfer"] = pool.pinning(pinned)
         if loader._tracks and not isinstance(pool.work, GatherWork):
             how["opening"] = BEGIN
         if loader._iterable:
@@ -179,8 +187,7 @@ class Pass(Iterator[Any]):
             tasks, first = epoch_progress.left(batches.epoch(0, epoch_progress.upto)), epoch_progress.upto
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
-        given = Ferry(iteration, pinned, timeout_s) if ahead else iteration
-        self.epoch: Epoch[Any] = Epoch(given, batches, 0, epoch_progress, pinned if pin and not ahead else None)
+        self.epoch: Epoch[Any] = Epoch(iteration, batches, 0, epoch_progress, pinned if pin and not ahead else None)
         if loader._tracks:
             self._asked(self._open)
 
@@ -204,7 +211,7 @@ class Pass(Iterator[Any]):
             raise
         if self._len_called is not None and epoch.yielded >= self._len_called:
             self._warn_of_length()
-        try:  # see NOTE [held] in async_loader.pipeline.iteration
+        try:  # see NOTE [handed out once] in async_loader.pipeline.iterator
             return epoch.held
         finally:
             epoch.held, epoch.yielded = NOTHING, epoch.yielded + 1
@@ -242,7 +249,7 @@ class Pass(Iterator[Any]):
         warnings.warn(text, stacklevel=3)
 
     def _end(self) -> None:
-        pool, self._pool = self._pool, None
+        pool, self._engine = self._engine, None
         if pool is not None:
             pool.close()
 

@@ -138,7 +138,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         if state_dict != {} and (not isinstance(state_dict, dict) or state_dict.get("version") not in _VERSIONS):
             raise ValueError(f"this is no state_dict of a StatefulDataLoader of version {_VERSION}")
         self._start, self._held, self._latest = dict(state_dict), None, None
-        self.__dict__.pop("_pool", None)  # a pass that is under way keeps its workers
+        self.__dict__.pop("_engine", None)  # a pass that is under way keeps its workers
 
     def __getstate__(self) -> dict[str, Any]:
         """The loader without its workers and passes."""

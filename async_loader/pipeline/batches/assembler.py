@@ -1,6 +1,7 @@
 """Cuts tasks into chunks for worker processes, and puts their answers together.
 
-The first answers decide how the next batches are cut: they tell the schema of the samples, or that there is none.
+The first answers decide how the next batches are cut: they tell the schema of the samples, or that
+there is none.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from async_loader.shm.fd_channel import Record
 from async_loader.source import Jobs, Reader, Rows
 
 _HEADROOM = 1.25
-"""Slots are made larger than the largest batch so far by this, where lengths differ, so that they are not made anew each time."""
+"""Slots are made larger than the largest batch so far by this, where lengths differ, so that they
+are not made anew each time.
+"""
 
 
 class ChunkAssembler:
     """`cut` belongs to the thread that draws tasks, `load` and `assemble` to the pool's.
 
-    `_schema` and `_whole` are written by the latter and read by the former without a lock: a stale value is slower and not
-    wrong, since the worker's answer says how it was written.
+    `_schema` and `_whole` are written by the latter and read by the former without a lock: a stale
+    value is slower and not wrong, since the worker's answer says how it was written.
 
     Parameters
     ----------
@@ -73,7 +76,7 @@ class ChunkAssembler:
 
     def whole_task(self, spec: IterationSpec, seq: int, ready: TrainQueue, task: Any, worker: int | None) -> Chunk:
         """A task of which nothing is known, as one chunk. Raises CannotSend, OutOfMemory."""
-        job = Job(seq, 1, self._slots.spare_slot(), True, ready, parts=1, worker=worker)
+        job = Job(seq, 1, self._slots.spare_slot(), True, ready, chunks=1, worker=worker)
         return Chunk(job, spec, "stream" if spec.stream else "work", 0, 0, 1, codec.encode(task), worker=worker)
 
     def cut(self, spec: IterationSpec, seq: int, ready: TrainQueue, plan: Rows | Jobs, reader: Reader | None) -> list[Chunk]:
@@ -91,7 +94,7 @@ class ChunkAssembler:
         self._place(job, plan, reader)
         size = rows if self._whole else min(self._chunk_size, rows)
         bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
-        job.parts = len(bounds)
+        job.chunks = len(bounds)
         return [self._chunk(job, spec, number, start, stop, plan) for number, (start, stop) in enumerate(bounds)]
 
     def _place(self, job: Job, plan: Rows | Jobs, reader: Reader | None) -> None:
@@ -117,19 +120,19 @@ class ChunkAssembler:
 
     # -- after -------------------------------------------------------------------------------------------------------
 
-    def load(self, part: Chunk, record: Record, where: Any) -> Any:
+    def load(self, chunk: Chunk, record: Record, where: Any) -> Any:
         """What a worker sent, on the memory in which it sent it."""
         if where is None:
             return codec.decode(record.payload)
         kind, *rest = where
         if kind == "slot":
-            assert part.job.buffer is not None
-            return self._output.unpack(record.payload, part.job.buffer, tuple(rest[0]))
+            assert chunk.job.buffer is not None
+            return self._output.unpack(record.payload, chunk.job.buffer, tuple(rest[0]))
         head, table = rest
         value = codec.decode(record.payload[:head], [record.payload[o : o + n] for o, n in table])
-        if part.job.whole and table:
+        if chunk.job.whole and table:
             self._make_room(sum(table[-1]))
-            part.job.buffer = None
+            chunk.job.buffer = None
         return value
 
     def _make_room(self, needed: int) -> None:
@@ -139,11 +142,11 @@ class ChunkAssembler:
             self._slots.reserve(needed if ring is None or ring.slot_bytes >= needed else int(needed * _HEADROOM))
 
     def assemble(self, job: Job) -> Outcome:
-        """The batch of all parts, in their order."""
+        """The batch of all chunks, in their order."""
         return self._output.prepare(self._together(job))
 
     def _together(self, job: Job) -> Outcome:
-        results = [job.results[number] for number in range(job.parts)]
+        results = [job.results[number] for number in range(job.chunks)]
         kinds = {kind for kind, _ in results}
         if kinds == {"end"}:
             return StreamEnd(results[0][1])
@@ -175,7 +178,7 @@ class ChunkAssembler:
 
     def _written(self, job: Job, number: int) -> Sequence[Any]:
         if job.buffer is None or job.layout is None:
-            raise SchemaError(f"part {number} of batch {job.seq} was written nowhere")
+            raise SchemaError(f"chunk {number} of batch {job.seq} was written nowhere")
         start = number * self._chunk_size
         stop = min(start + self._chunk_size, job.rows)
         fields = [view[start:stop].copy() for view in job.layout.views(job.buffer.root)]
@@ -184,7 +187,7 @@ class ChunkAssembler:
 
 
 def _encode_calls(calls: Sequence[Any], start: int) -> Encoded:
-    """One pickle for the whole part, so that what its calls share travels once."""
+    """One pickle for the whole chunk, so that what its calls share travels once."""
     try:
         return codec.encode(list(calls))
     except CannotSend:

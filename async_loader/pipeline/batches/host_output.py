@@ -1,7 +1,9 @@
-"""Batches that stay on the CPU: their values are made in the thread that finished them, so that `next` only takes them.
+"""Batches that stay on the CPU: their values are made in the thread that finished them, so that
+`next` only takes them.
 
-Cold caches make the making of six tensors cost twenty times what it costs in a loop, and a learner that has just
-computed for ten milliseconds finds its caches cold. So all that can be made before `next` is made before it.
+Cold caches make the making of six tensors cost twenty times what it costs in a loop, and a learner
+that has just computed for ten milliseconds finds its caches cold. So all that can be made before
+`next` is made before it.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ class HostOutput:
         self.copied_small = 0
         self.copied_short = 0
         self._to_tensors = to_tensors
-        self._keep_slots = keep_slots
+        self.keep_slots = keep_slots
 
     def prepare(self, outcome: Outcome) -> Outcome:
         """Make the value of a batch; a small one leaves its slot first."""
-        if type(outcome) is Batch and not self._keep_slots:
+        if type(outcome) is Batch and not self.keep_slots:
             buffer = outcome.buffer
             if buffer is not None and buffer.ring is not None and _nbytes(outcome) < COPY_BELOW:
                 self.copied_small += 1
@@ -63,7 +65,7 @@ class HostOutput:
 
     def unpack(self, head: Any, buffer: BatchBuffer, table: tuple[tuple[int, int], ...]) -> Batch:
         """The batch that a worker pickled into a slot; a small one leaves the slot here."""
-        if not self._keep_slots and sum(nbytes for _, nbytes in table) < COPY_BELOW:
+        if not self.keep_slots and sum(nbytes for _, nbytes in table) < COPY_BELOW:
             self.copied_small += 1
             return Batch(tree=_decode_copy(head, buffer.root, table))
         return Batch(buffer, tree=codec.decode(head, [buffer.root[o : o + n] for o, n in table]), packed=(head, table))

@@ -1,4 +1,7 @@
-"""Makes batches in this process: of samples, of arrays that are there, and of rows of a source. Starts nothing."""
+"""Makes batches in this process: of samples, of arrays that are there, and of rows of a source.
+
+Starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class LocalCollator:
         return Batch(buffer, layout)
 
     def ready(self, batch: Any) -> Batch:
-        """Copy a batch of arrays, so that its maker may use them again; other objects in it stay as they are."""
+        """Copy a batch of arrays, so that its maker may use them again; other objects in it stay as
+        they are.
+        """
         structure = tree.structure_of(batch)
         values = list(tree.leaves(batch, structure))
         arrays = [tensors.as_array(value) for value in values]
@@ -66,7 +71,9 @@ class LocalCollator:
 
     @staticmethod
     def lent(batch: Any) -> Batch:
-        """A batch whose arrays stay valid for as long as there are references to them: handed on without a copy."""
+        """A batch whose arrays stay valid for as long as there are references to them: handed on
+        without a copy.
+        """
         return Batch(tree=batch)
 
     def arrays(self, layout: BatchLayout, arrays: Sequence[npt.NDArray[Any]]) -> Batch:

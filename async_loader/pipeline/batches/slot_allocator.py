@@ -1,4 +1,7 @@
-"""Where the next batch is written. Holds the slot ring and replaces it when a batch outgrows it; writes nothing."""
+"""Where the next batch is written.
+
+Holds the slot ring and replaces it when a batch outgrows it; writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from async_loader.shm.limits import human
 from async_loader.shm.slot_ring import SlotRing, whole_pages
 
 COPY_BELOW = 64 << 10
-"""Bytes under which a batch is cheaper to copy out than to lend (measured: a lease costs about 4 us)."""
+"""Bytes under which a batch is cheaper to copy out than to lend (measured: a lease costs about 4
+us).
+"""
 
 
 class SlotAllocator:
@@ -56,7 +61,9 @@ class SlotAllocator:
         return layout
 
     def buffer_here(self, nbytes: int) -> BatchBuffer:
-        """Memory that this process fills: a slot, or a block for a small batch or when slots are short."""
+        """Memory that this process fills: a slot, or a block for a small batch or when slots are
+        short.
+        """
         if nbytes >= COPY_BELOW or self._always_slots:
             buffer = self.shared_slot(nbytes)
             if buffer is not None:

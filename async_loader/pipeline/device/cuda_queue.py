@@ -1,4 +1,7 @@
-"""The cuda queue: batches on the device, in order, between the streamer and the consumer. Touches no device."""
+"""The cuda queue: batches on the device, in order, between the streamer and the consumer.
+
+Touches no device.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,20 @@ from typing import Any
 from async_loader.errors import Broken, Closed, Timeout
 from async_loader.lifecycle import AutoResetEvent, Deadline
 from async_loader.pipeline.batch import Failure
+from async_loader.pipeline.train_queue import Progress
 from async_loader.source import END
 
 
-class CudaQueue:
-    """In-process; the streamer puts and never waits (the tickets bound what is under way), the consumer gets.
+class CudaQueue(Progress):
+    """In-process; the streamer puts and never waits (the credits bound what is under way), the
+    consumer gets.
 
-    It answers, first match: Closed, Broken, the urgent items, the others in their order, END for ever.
+    It answers, first match: Closed, Broken, the urgent items, the others in their order, END for
+    ever.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.RLock()  # reentrant: a signal handler may close the loader while we hold it
         self._changed = AutoResetEvent()
         self._items: deque[Any] = deque()
@@ -60,7 +67,8 @@ class CudaQueue:
         del dropped  # outside the lock: this may run finalizers
 
     def front(self) -> Any:
-        """Return the next batch if it is there and nothing else is to be looked at, else ``None``: `wait` says more.
+        """Return the next batch if it is there and nothing else is to be looked at, else ``None``:
+        `wait` says more.
 
         It stays in the queue until `drop`; see NOTE [taken once] in train_queue.py.
         """
@@ -71,16 +79,21 @@ class CudaQueue:
             return self._found
 
     def drop(self) -> None:
-        """Let go of what `front` or `wait` found last. Safe to repeat: a call that was interrupted is made again."""
+        """Let go of what `front` or `wait` found last.
+
+        Safe to repeat: a call that was interrupted is made again.
+        """
         found = self._found
         if found is not None:
             for items in (self._urgent, self._items):
                 if items and items[0] is found:
                     items.popleft()
+            self._pass(getattr(found, "seq", -1))
             self._found = None
 
     def wait(self, deadline: Deadline) -> Any:
-        """Return the next item, or END, which stays the answer once reached. It stays in the queue until `drop`.
+        """Return the next item, or END, which stays the answer once reached. It stays in the queue
+        until `drop`.
 
         Raises
         ------
@@ -94,7 +107,10 @@ class CudaQueue:
         return self._wait(deadline, take=False)
 
     def get(self, deadline: Deadline) -> Any:
-        """As `wait`, and takes what it returns out of the queue. For threads in which no signal is handled; any number."""
+        """As `wait`, and takes what it returns out of the queue.
+
+        For threads in which no signal is handled; any number.
+        """
         return self._wait(deadline, take=True)
 
     def _wait(self, deadline: Deadline, *, take: bool) -> Any:

@@ -1,4 +1,5 @@
-"""The streamer: takes finished batches, copies them to the device on a side stream, hands them on. Never reads them.
+"""The threads behind the train queue: `Streamer` copies batches to the device, `PinningThread`
+calls a function with each.
 
 # NOTE [lifetime of a slot on its way to the device]
 enqueue copy ─▶ record event ─▶ (in flight: the lease is held) ─▶ event done ─▶ lease dropped ─▶ slot is free
@@ -6,16 +7,17 @@ The copy runs later than the call that asked for it, and reads the slot when it 
 the event is done, whatever happens to the batch meanwhile; and pages are given back to the system only after that.
 
 # NOTE [lifetime of a block on the device]
-The block belongs to the side stream, the consumer's kernels run on the consumer's. Before they start, that stream
-waits for the event; and the allocator is told of it, or it would hand the block to the next copy as soon as the batch
-is dropped, while kernels that were launched before still read it. Both are done in the consumer's thread, because the
-current stream is a notion of each thread.
+The block belongs to the side stream, the consumer's kernels run on the consumer's. Before they
+start, that stream waits for the event; and the allocator is told of it, or it would hand the block
+to the next copy as soon as the batch is dropped, while kernels that were launched before still read
+it. Both are done in the consumer's thread, because the current stream is a notion of each thread.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +26,7 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed, Timeout
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import Deadline, join
 from async_loader.pipeline.batch import Batch, DeviceCopy, Failure, Wakeup
 from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.pipeline.device.backend import Bytes, DeviceBackend
@@ -36,10 +38,9 @@ from async_loader.source import END
 from async_loader.stats import Meter
 
 MAX_IN_FLIGHT = 2
-"""Copies under way: one that runs and one behind it keep the copy engine busy; more would only hold slots."""
-
-ON_HOST = "index"
-"""The top-level field that stays on the CPU: it is for `update_priorities`, which would have to fetch it back."""
+"""Copies under way: one that runs and one behind it keep the copy engine busy; more would only hold
+slots.
+"""
 
 
 class StreamerInput(Protocol):
@@ -65,41 +66,29 @@ class PinnedRing:
     memory: Bytes | None
 
 
-class Streamer:
-    """One thread, from the train queue to the cuda queue.
+class TransferThread:
+    """From the train queue to another queue.
 
-    A batch that cannot be copied is a Failure in its place; what ends the thread breaks the cuda queue.
+    A batch that cannot be transferred is a Failure in its place; what ends the thread breaks the
+    output.
 
     Parameters
     ----------
-    train_queue : Queue
+    train_queue : StreamerInput
         Closing it ends the thread.
-    cuda_queue : CudaQueue
-    backend : DeviceBackend
-    meter : Meter | None
-    max_in_flight : int
-        Copies under way at most; each holds a slot.
-    pages : Pages | None
-        Shared with other streamers that copy from the same ring.
+    output : CudaQueue
+
+    Attributes
+    ----------
+    output : CudaQueue
+    meter : Meter
     """
 
-    def __init__(
-        self,
-        train_queue: StreamerInput,
-        cuda_queue: CudaQueue,
-        backend: DeviceBackend,
-        meter: Meter | None = None,
-        max_in_flight: int = MAX_IN_FLIGHT,
-        pages: PinnedMemory | None = None,
-    ) -> None:
-        self.meter = meter or Meter()
+    def __init__(self, train_queue: StreamerInput, output: CudaQueue) -> None:
+        self.meter = Meter()
+        self.output = output
         self._train_queue = train_queue
-        self._cuda_queue = cuda_queue
-        self._backend = backend
-        self._max_in_flight = max_in_flight
-        self._pages = pages or PinnedMemory()
         self._in_flight: deque[InFlight] = deque()
-        self._rings: dict[int, PinnedRing] = {}
         self._thread = threading.Thread(target=self.run, name="async-loader-streamer", daemon=True)
 
     def start(self) -> None:
@@ -107,26 +96,18 @@ class Streamer:
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait until the thread has ended; whether it has. A device that hangs cannot be ended."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return join(self._thread, timeout_s)
 
-    @property
-    def pinned(self) -> bool | None:
-        """Whether copies come from page-locked slots; ``None`` before the first slot."""
-        rings = list(self._rings.values())
-        return rings[-1].memory is not None if rings else None
-
-    # -- the streamer's thread ---------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """The body of the thread."""
         try:
-            self._backend.open()
+            self.open()
             while self.step():
                 pass
         except Closed:
-            self._cuda_queue.close()
+            self.output.close()
         except BaseException as error:  # the top of a thread: forward, never die silently
             self._break(error)
         try:
@@ -137,7 +118,7 @@ class Streamer:
     def _break(self, error: BaseException) -> None:
         broken = Broken(f"the copy to the device failed and cannot go on: {error!r}: build a new loader")
         broken.__cause__ = error
-        self._cuda_queue.break_(broken)
+        self.output.break_(broken)
 
     def step(self) -> bool:
         """Pass one item on; whether there may be another."""
@@ -145,15 +126,18 @@ class Streamer:
         if isinstance(item, Batch):
             sent = self._send(item)
             self.meter.batches += 1  # before the batch can be taken, and the count be read
-            self._cuda_queue.put(sent)
+            self.output.put(sent)
         elif isinstance(item, Wakeup) or (isinstance(item, Failure) and item.urgent):
-            self._cuda_queue.put_urgent(item)
+            self.output.put_urgent(item)
         else:
-            self._cuda_queue.put(item)
+            self.output.put(item)
         return item is not END
 
     def _take(self) -> Any:
-        """The next item. Nothing stays in flight while this waits long: slots would be held for no reason."""
+        """The next item.
+
+        Nothing stays in flight while this waits long: slots would be held for no reason.
+        """
         while self._in_flight:
             try:
                 return self._train_queue.get(Deadline(0.0))
@@ -165,6 +149,84 @@ class Streamer:
         finally:
             self.meter.work()
 
+    # -- what becomes of a batch -------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """The thread begins."""
+
+    def _send(self, batch: Batch) -> Batch | Failure:
+        """Make the value of a batch."""
+        raise NotImplementedError
+
+    def _free_oldest(self) -> None:
+        """Wait for the oldest transfer that is in flight."""
+
+    def finish(self) -> None:
+        """The thread ends."""
+
+    def receive(self, batch: Batch) -> Any:
+        """The value of a batch, in the consumer's thread. Does not wait."""
+        return batch.value
+
+
+class PinningThread(TransferThread):
+    """The value of a batch is what a function makes of it, such as its copy in page-locked memory."""
+
+    def __init__(
+        self, train_queue: StreamerInput, output: CudaQueue, hand_out: Callable[[Batch], Any], function: Callable[[Any], Any]
+    ) -> None:
+        super().__init__(train_queue, output)
+        self._hand_out = hand_out
+        self._function = function
+
+    def _send(self, batch: Batch) -> Batch | Failure:
+        try:
+            batch.value = self._function(self._hand_out(batch))
+        except Exception as error:  # of this batch alone, as far as can be known
+            return Failure(error, seq=batch.seq)
+        batch.detach()
+        return batch
+
+
+class Streamer(TransferThread):
+    """To a device, on a side stream.
+
+    Parameters
+    ----------
+    backend : DeviceBackend
+    max_in_flight : int
+        Copies under way at most; each holds a slot.
+    pages : PinnedMemory | None
+        Shared with other streamers that copy from the same ring.
+    host_fields : set of str
+        Top-level fields that stay on the CPU.
+    """
+
+    def __init__(
+        self,
+        train_queue: StreamerInput,
+        output: CudaQueue,
+        backend: DeviceBackend,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        pages: PinnedMemory | None = None,
+        host_fields: Collection[str] = ("index",),
+    ) -> None:
+        super().__init__(train_queue, output)
+        self._backend = backend
+        self._max_in_flight = max_in_flight
+        self._pages = pages or PinnedMemory()
+        self._host_fields = host_fields
+        self._rings: dict[int, PinnedRing] = {}
+
+    @property
+    def pinned(self) -> bool | None:
+        """Whether copies come from page-locked slots; ``None`` before the first slot."""
+        rings = list(self._rings.values())
+        return rings[-1].memory is not None if rings else None
+
+    def open(self) -> None:
+        self._backend.open()
+
     def _send(self, batch: Batch) -> Batch | Failure:
         self._free_done()
         while len(self._in_flight) >= self._max_in_flight:
@@ -173,7 +235,7 @@ class Streamer:
             value, blocks = self._copy(batch)
         except Exception as error:  # of this batch alone, as far as can be known
             self._hold(batch.detach())  # a part of it may have been enqueued
-            return Failure(error)
+            return Failure(error, seq=batch.seq)
         batch.value = value
         batch.device = DeviceCopy(blocks, self._hold(batch.detach()))
         return batch
@@ -190,19 +252,22 @@ class Streamer:
         block = self._backend.upload(buffer.root, layout.nbytes)
         values = self._backend.arrays(block, layout.regions)
         for number, region in enumerate(layout.regions):
-            if region.name == ON_HOST:
+            if region.name in self._host_fields:
                 view = np.ndarray(region.shape, region.dtype, buffer.root, region.offset, region.strides)
                 values[number] = tensors.to_tensor(view.copy())
         return layout.rebuild(values), (block,)
 
     def _copy_tree(self, batch: Batch) -> tuple[Any, tuple[Any, ...]]:
         """Tensor by tensor; what is no dense tensor on the CPU goes on as it is."""
-        # The tensors made here stay with the batch, and then in flight, for as long as they are copied from.
+        if batch.buffer is not None and batch.buffer.ring is not None:
+            self.meet(batch.buffer.ring)
+        # The tensors made here stay with the batch, and then in flight, for as long as they are
+        # copied from.
         batch.tree = tree.transform(batch.tree, tensors.as_tensor, leave=is_ignored)
         structure = tree.structure_of(batch.tree)
         values, blocks = [], []
         for name, value in zip(tree.names(structure), tree.leaves(batch.tree, structure), strict=True):
-            if name == ON_HOST:
+            if name in self._host_fields:
                 values.append(_own(value))
             elif any(map(is_ignored, name.split("."))):
                 values.append(value.copy() if isinstance(value, np.ndarray) else _own(value))
@@ -210,11 +275,14 @@ class Streamer:
                 blocks.append(self._backend.upload_leaf(value))
                 values.append(blocks[-1])
             else:
-                values.append(value)
+                values.append(value.copy() if isinstance(value, np.ndarray) and batch.buffer is not None else value)
         return tree.rebuild(structure, values), tuple(blocks)
 
     def _hold(self, host: Any) -> Any:
-        """Keep what the copies read until the event behind them is done. See NOTE [lifetime of a slot ...]."""
+        """Keep what the copies read until the event behind them is done.
+
+        See NOTE [lifetime of a slot ...].
+        """
         copy = InFlight(None, host)
         self._in_flight.append(copy)  # first: when recording fails the copies may run all the same
         copy.event = self._backend.record()
@@ -232,7 +300,9 @@ class Streamer:
     # -- rings -------------------------------------------------------------------------------------------------------
 
     def meet(self, ring: SlotRing) -> None:
-        """Page-lock a ring that is new, and give the pages of an old one back when nobody uses it any more."""
+        """Page-lock a ring that is new, and give the pages of an old one back when nobody uses it
+        any more.
+        """
         if id(ring) in self._rings:
             return
         for old in [key for key, known in self._rings.items() if _idle(known.ring)]:
@@ -248,7 +318,8 @@ class Streamer:
     def finish(self) -> None:
         """Synchronise, then give pages back, then drop the leases; in this order.
 
-        When the first fails the device is lost, and whether it still reads the slots nobody can say: they stay held.
+        When the first fails the device is lost, and whether it still reads the slots nobody can
+        say: they stay held.
         """
         self._synchronize()
         self._unregister()
@@ -267,7 +338,10 @@ class Streamer:
     # -- the consumer's thread ---------------------------------------------------------------------------------------
 
     def receive(self, batch: Batch) -> Any:
-        """The value, safe for whatever this thread's current stream is given from now on. Does not wait."""
+        """The value, safe for whatever this thread's current stream is given from now on.
+
+        Does not wait.
+        """
         assert batch.device is not None
         self._await(batch.device)
         self._protect(batch.device)
@@ -282,7 +356,10 @@ class Streamer:
 
 
 def _idle(ring: SlotRing) -> bool:
-    """Whether no batch lies in it. A ring in use may be idle for a moment too: then it is page-locked again."""
+    """Whether no batch lies in it.
+
+    A ring in use may be idle for a moment too: then it is page-locked again.
+    """
     return ring.free + ring.retired >= ring.count
 
 

@@ -1,4 +1,6 @@
-"""Exceptions on their way to the consumer: as data, rebuilt, guarded, and with where they come from."""
+"""Exceptions on their way to the consumer: as data, rebuilt, guarded, and with where they come
+from.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from async_loader.pipeline import codec
 from async_loader.pipeline.codec import Encoded
 
 _MISLEADING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt, Closed)
-"""What the learner's loop would take for something else: the end of the data, or the user's own Ctrl-C."""
+"""What the learner's loop would take for something else: the end of the data, or the user's own
+Ctrl-C.
+"""
 
 Report = tuple[str, str, str, bytes]
 
@@ -23,7 +27,9 @@ class RemoteTraceback(Exception):
 
 
 def report(error: BaseException) -> Encoded:
-    """An exception as data (a `Report`): type name, text, traceback, and its pickle where it has one."""
+    """An exception as data (a `Report`): type name, text, traceback, and its pickle where it has
+    one.
+    """
     text = "".join(traceback.format_exception(error))
     try:
         pickled = codec.encode(error).head

@@ -1,10 +1,12 @@
-"""What an AsyncDataLoader does with its plans, in worker processes, in threads and in the producer thread."""
+"""What an AsyncDataLoader does with its plans, in worker processes, in threads and in the producer
+thread.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,8 @@ Answer = tuple[str, Encoded | None]
 
 
 class SampleWork:
-    """See `Work`. The state of its iteration is the source's reader, where that became known after the start.
+    """See `Work`. The state of its iteration is the source's reader, where that became known after
+    the start.
 
     Parameters
     ----------
@@ -62,7 +65,10 @@ class SampleWork:
         self._init_fn = init_fn
 
     def prepare(self, number: int, kind: Kind) -> None:
-        """Call the worker_init_fn. The global random generators of a thread belong to the learner."""
+        """Call the worker_init_fn.
+
+        The global random generators of a thread belong to the learner.
+        """
         if self._init_fn is not None:
             if kind == "process":
                 seed_globals((self.seed, number))
@@ -74,22 +80,21 @@ class SampleWork:
         return ChunkTasks(self, self.reader if here.state is None else here.state).run
 
 
-class LocalReaders:
-    """One reader for each worker of this process. One that several have to share reads for one of them at a time."""
+class LocalReaders(list[tuple[Reader, threading.Lock]]):
+    """For each worker of this process its reader, and the lock under which it reads: workers may
+    have to share a reader.
+    """
 
     def __init__(self, readers: Sequence[Reader]) -> None:
-        self._readers = readers
         turns = {id(reader): threading.Lock() for reader in readers}
-        self._turns = [turns[id(reader)] for reader in readers]
-
-    @contextlib.contextmanager
-    def of(self, worker: int) -> Iterator[Reader]:
-        with self._turns[worker]:
-            yield self._readers[worker]
+        super().__init__((reader, turns[id(reader)]) for reader in readers)
 
 
 class SampleTasks:
-    """The plans of one worker in this process. Never touches the global random generators: they belong to the learner."""
+    """The plans of one worker in this process.
+
+    Never touches the global random generators: they belong to the learner.
+    """
 
     def __init__(self, work: SampleWork, worker: int = 0) -> None:
         assert work.slots is not None
@@ -111,7 +116,10 @@ class SampleTasks:
             if self._whole and plan.samples is not None:
                 batch = collator.samples(plan.samples())
             else:
-                batch = collator.lent(plan.batch) if plan.lent else collator.ready(plan.batch)
+                # On its way to a device a batch lies in a slot: one copy of page-locked memory in
+                # place of many of any.
+                lent = plan.lent and not self._output.keep_slots
+                batch = collator.lent(plan.batch) if lent else collator.ready(plan.batch)
             batch.lease = plan.lease
             return batch
         if isinstance(plan, Samples):
@@ -121,7 +129,8 @@ class SampleTasks:
         assert isinstance(plan, Rows)
         assert readers is not None
         seed = (self._seed, seq, 0)
-        with readers.of(self._worker) as reader:
+        reader, turn = readers[self._worker]
+        with turn:
             if self._whole:
                 return collator.samples(fetch(reader, plan.index, seed))
             return collator.rows(reader, plan.index, seed)
@@ -130,8 +139,8 @@ class SampleTasks:
 class ChunkTasks:
     """The tasks of one iteration in a worker process: each is a chunk of a batch.
 
-    Its rows are written into the batch's slot where the layout is known, and answered as arrays or samples where not.
-    The parent alone decides layouts.
+    Its rows are written into the batch's slot where the layout is known, and answered as arrays or
+    samples where not. The parent alone decides layouts.
     """
 
     def __init__(self, work: SampleWork, reader: Reader | None) -> None:

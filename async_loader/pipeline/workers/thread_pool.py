@@ -1,4 +1,7 @@
-"""Worker threads, in the place of worker processes: same chunks, same outcomes. They share one work."""
+"""Worker threads, in the place of worker processes: same chunks, same outcomes.
+
+They share one work.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class ThreadPool:
     Parameters
     ----------
     worker_states : weak reference to WorkerStates
-        See NOTE [what leads back to the pool] in pool.py.
+        See NOTE [what leads back to the engine] in engine.py.
     end : EndFlag
         Ends each thread once the task that it is at work on is done.
     on_broken : callable
@@ -80,7 +83,10 @@ class ThreadPool:
             self._changed.notify_all()
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait until the threads have ended; whether all have. One whose task blocks for ever cannot be ended."""
+        """Wait until the threads have ended; whether all have.
+
+        One whose task blocks for ever cannot be ended.
+        """
         deadline = Deadline(timeout_s)
         late = [thread for thread in self._threads if not join(thread, deadline.left())]
         return not late

@@ -1,7 +1,7 @@
 """What workers do, and what one worker remembers of it. Starts nothing.
 
-A `Work` lives in every worker for as long as its loader does. Each iteration begins it anew, with the state of that
-iteration; what `begin` returns does the tasks.
+A `Work` lives in every worker for as long as its loader does. Each iteration begins it anew, with
+the state of that iteration; what `begin` returns does the tasks.
 """
 
 from __future__ import annotations
@@ -58,17 +58,20 @@ class WorkContext:
 class Work(Protocol):
     """What workers do. Travels to every worker once, or is inherited where they are forked.
 
-    An attribute ``dataset`` is what ``torch.utils.data.get_worker_info().dataset`` shows in a worker process. A method
-    ``prepare(number, kind)`` is called when a worker starts; its failure breaks the loader.
+    An attribute ``dataset`` is what ``torch.utils.data.get_worker_info().dataset`` shows in a
+    worker process. A method ``prepare(number, kind)`` is called when a worker starts; its failure
+    breaks the loader.
     """
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any] | Iterator[Any]:
-        """Called in each worker before its first task of an iteration; does not run concurrently within one worker.
+        """Called in each worker before its first task of an iteration; does not run concurrently
+        within one worker.
 
         Returns
         -------
         callable | iterator
-            ``callable(task)`` makes the batch of a task. For ``Pool.streams`` an iterator over this worker's batches.
+            ``callable(task)`` makes the batch of a task. For ``Engine.streams`` an iterator over
+            this worker's batches.
         """
 
 
@@ -81,7 +84,8 @@ class WorkerConfig:
     work : Work
     workers : int
     seeding : {"task", "iteration", "birth"} | None
-        When the global random generators of a worker process are seeded, see `Pool`. ``None``: the work does it.
+        When the global random generators of a worker process are seeded, see `Engine`. ``None``:
+        the work does it.
     torch_workers : bool
         Worker processes are torch's kind: they have torch.utils.data and its get_worker_info.
     number : int
@@ -117,8 +121,8 @@ class WorkerState:
     ----------
     config : WorkerConfig
     kind : {"process", "thread", "inline"}
-        Global random generators are seeded, and torch is told the worker's number, in processes only: elsewhere both
-        belong to the learner.
+        Global random generators are seeded, and torch is told the worker's number, in processes
+        only: elsewhere both belong to the learner.
     """
 
     def __init__(self, config: WorkerConfig, kind: Kind) -> None:
@@ -155,7 +159,10 @@ class WorkerState:
         self._known.pop(iteration, None)
 
     def do(self, iteration: int, seq: int, task: Any, *, stream: bool) -> Any:
-        """The batch of a task, or END when this worker's stream has none any more. Raises what the work raises."""
+        """The batch of a task, or END when this worker's stream has none any more.
+
+        Raises what the work raises.
+        """
         spec = self._known[iteration]
         if spec.ended:
             return END
@@ -190,7 +197,8 @@ class WorkerState:
             spec.do = iter(begun) if stream else begun
         except BaseException as error:
             self._first = first  # what is done once was not done
-            # A stream that did not begin has no batches, and says why once; one that a signal cut begins at the next call.
+            # A stream that did not begin has no batches, and says why once; one that a signal cut
+            # begins at the next call.
             spec.ended = stream and not isinstance(error, KeyboardInterrupt)
             raise
 

@@ -1,4 +1,6 @@
-"""One worker process as the crew sees it: its process, its channel, what it has been told and what it holds."""
+"""One worker process as the pool sees it: its process, its channel, what it has been told and what
+it holds.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,16 @@ from async_loader.shm.slot_ring import SlotRing
 
 _REAP_S = 5.0
 _SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-_DEPTH = 2  # one part at work, one in the socket, so that a worker never waits for the crew's turn on the GIL
+_DEPTH = 2  # one chunk at work, one in the socket, so that a worker never waits for the pool's turn on the GIL
 
 
 @contextlib.contextmanager
 def _ctrl_c_blocked(method: str) -> Iterator[None]:
-    """Keep Ctrl-C from a child that has not set its own handling of it. In this process it is held back by `SignalsDeferred`.
+    """Keep Ctrl-C from a child that has not set its own handling of it. In this process it is held
+    back by `SignalsDeferred`.
 
-    Not under forkserver: the server may start here, and would hand the blocked signal on to processes of others.
+    Not under forkserver: the server may start here, and would hand the blocked signal on to
+    processes of others.
     """
     if method == "forkserver":
         yield
@@ -52,8 +56,8 @@ def _ctrl_c_blocked(method: str) -> Iterator[None]:
 
 
 class _EncodedAtStart:
-    """The config of a worker that is not forked. It is encoded while its process is being pickled: only then can what
-    multiprocessing shares (values, locks, events, queues) be.
+    """The config of a worker that is not forked. It is encoded while its process is being pickled:
+    only then can what multiprocessing shares (values, locks, events, queues) be.
     """
 
     def __init__(self, config: WorkerConfig | None) -> None:
@@ -74,7 +78,9 @@ def unguarded(method: str) -> str:
 
 
 def _fork_server_socket() -> str | None:
-    """The file by which the fork server is reached: its process removes it at its exit, but not when it is killed."""
+    """The file by which the fork server is reached: its process removes it at its exit, but not
+    when it is killed.
+    """
     forkserver.ensure_running()
     return getattr(forkserver._forkserver, "_forkserver_address", None)
 
@@ -126,17 +132,21 @@ class WorkerHandle:
         return self._process
 
     def start(self) -> None:
-        """Start the process, within a `SignalsDeferred`. Under spawn and forkserver its config follows as the first record."""
+        """Start the process, within a `SignalsDeferred`.
+
+        Under spawn and forkserver its config follows as the first record.
+        """
         method = self._context.get_start_method()
         config: Any = self._config if method == "fork" else _EncodedAtStart(self._config)
         inherited: list[int] = []
         try:
-            # Duplicates, because the at-fork hook closes the loader's own descriptors in every child.
+            # Duplicates, because the at-fork hook closes the loader's own descriptors in every
+            # child.
             for fd in (self._theirs.fileno(), self._end.fileno(), self._parent_fd):
                 inherited.append(os.dup(fd))
             with _ctrl_c_blocked(method):
                 self._launch((*map(_Inherited, inherited), config))
-                self._config = None  # see NOTE [what leads back to the pool] in pool.py
+                self._config = None  # see NOTE [what leads back to the engine] in engine.py
         finally:
             self._theirs.close()
             for fd in inherited:
@@ -175,7 +185,9 @@ class WorkerHandle:
             raise ResourceLimit(text) from error
 
     def _open_death(self) -> int:
-        """A descriptor that becomes readable when the process ends, whoever else was forked meanwhile."""
+        """A descriptor that becomes readable when the process ends, whoever else was forked
+        meanwhile.
+        """
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(ProcessLookupError):
                 return os.pidfd_open(self.pid)
@@ -189,23 +201,23 @@ class WorkerHandle:
     def has_room(self) -> bool:
         return self.alive and not self.full and len(self.assigned) < _DEPTH
 
-    def send(self, part: Chunk) -> None:
-        """Send a part, and before it the ring and the layout it refers to."""
-        job, buffer = part.job, part.job.buffer
+    def send(self, chunk: Chunk) -> None:
+        """Send a chunk, and before it the ring and the layout it refers to."""
+        job, buffer = chunk.job, chunk.job.buffer
         ring = layout = slot = -1
         if buffer is not None and buffer.ring is not None:
             ring, slot = self._send_ring(buffer.ring), buffer.slot
             if job.layout is not None:
                 layout = self._send_layout(job.layout)
-        spec = part.spec
+        spec = chunk.spec
         self._send_iteration(spec)
         task = TaskRecord(
-            id(part),
-            part.kind,
+            id(chunk),
+            chunk.kind,
             job.seq,
-            part.number,
-            part.start,
-            part.stop,
+            chunk.number,
+            chunk.start,
+            chunk.stop,
             job.whole,
             ring,
             slot,
@@ -213,8 +225,8 @@ class WorkerHandle:
             spec.number,
             spec.oldest,
         )
-        self.assigned[id(part)] = part
-        self.channel.send(("task", task), part.payload.head, part.payload.fds)
+        self.assigned[id(chunk)] = chunk
+        self.channel.send(("task", task), chunk.payload.head, chunk.payload.fds)
 
     def _send_ring(self, ring: SlotRing) -> int:
         number = id(ring)
@@ -260,8 +272,9 @@ class WorkerHandle:
             exitcode = self._process.exitcode
         self.close()
         if exitcode is not None:
-            # Not its close(): whoever starts a process meanwhile, in another thread, asks all that were running how they are,
-            # and a closed one raises. Nobody else has this one, so that its descriptor is closed too.
+            # Not its close(): whoever starts a process meanwhile, in another thread, asks all that
+            # were running how they are, and a closed one raises. Nobody else has this one, so that
+            # its descriptor is closed too.
             self._process.join(0)
             self._process = None
         return exitcode
@@ -272,7 +285,9 @@ class WorkerHandle:
         return self.alive and self.death_fd in readable([self.death_fd], 0.0)
 
     def forget(self) -> None:
-        """In a forked child: multiprocessing ends what it believes to be its children when the child exits."""
+        """In a forked child: multiprocessing ends what it believes to be its children when the
+        child exits.
+        """
         self.close()
         known: set[Any] = getattr(multiprocessing.process, "_children", set())
         known.discard(self._process)

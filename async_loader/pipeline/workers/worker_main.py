@@ -1,6 +1,8 @@
-"""A worker process: takes parts of jobs, runs them, and writes rows into slots. Decides nothing, allocates no slot.
+"""A worker process: takes parts of jobs, runs them, and writes rows into slots. Decides nothing,
+allocates no slot.
 
-Single-threaded but for one watchdog, which waits for the death of the loader's process and nothing else.
+Single-threaded but for one watchdog, which waits for the death of the loader's process and nothing
+else.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _DYING_S = 2.0
 def main(socket_fd: Any, end_fd: Any, parent_fd: Any, config: WorkerConfig | None, litter: str | None) -> None:
     """Entry point of the process. Without a config (spawn, forkserver) it is the first record.
 
-    ``litter`` is a socket file that the loader's process leaves behind when it is killed: the fork server's.
+    ``litter`` is a socket file that the loader's process leaves behind when it is killed: the fork
+    server's.
     """
     channel, end, parent = from_fd(_fd(socket_fd)), _fd(end_fd), _fd(parent_fd)
     _own_signals()
@@ -44,9 +47,11 @@ def main(socket_fd: Any, end_fd: Any, parent_fd: Any, config: WorkerConfig | Non
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         Worker(channel, end, config).run()
     if end not in readable([end], 0.0):
-        # Not told to end, so the loader's process is dying: its sockets close a moment before it counts as dead.
+        # Not told to end, so the loader's process is dying: its sockets close a moment before it
+        # counts as dead.
         watchdog.join(_DYING_S)
-    # No clean-up of what the parent created: buffers, handlers and finalizers of a forked copy are not ours.
+    # No clean-up of what the parent created: buffers, handlers and finalizers of a forked copy are
+    # not ours.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -54,7 +59,9 @@ def main(socket_fd: Any, end_fd: Any, parent_fd: Any, config: WorkerConfig | Non
 
 
 def _own_signals() -> None:
-    """Ctrl-C goes to the whole group and the loader's process decides; what a fork inherited from it is not ours."""
+    """Ctrl-C goes to the whole group and the loader's process decides; what a fork inherited from
+    it is not ours.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
@@ -176,7 +183,9 @@ class Worker:
         return ("end", None) if batch is END else ("tree", codec.encode(batch, out_of_band=True))
 
     def _answer(self, task: TaskRecord, began: float, kind: str, payload: Encoded | None) -> None:
-        """Send the result; large buffers go into the task's slot when it has one and they fit, else into a memfd."""
+        """Send the result; large buffers go into the task's slot when it has one and they fit, else
+        into a memfd.
+        """
         where: Any = None
         data: bytes | Segment = b"" if payload is None else payload.head
         if payload is not None:

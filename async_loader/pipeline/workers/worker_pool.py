@@ -1,11 +1,13 @@
-"""The worker processes and the thread that leads them: hands out parts, gathers results, sees deaths, replaces.
+"""The worker processes and the thread that leads them: hands out chunks, gathers results, sees
+deaths, replaces.
 
 Every wait is one poll over the workers' channels, their pidfds and the end flag.
 
 # NOTE [who sends]
-Beside a learner that keeps the GIL busy, each system call of a helper thread can cost it five milliseconds. So the
-producer does not wake the crew's thread to have a part sent: it sends the part itself, under the crew's lock, to a
-worker that has room. The thread sends what is left when a worker becomes free. Neither takes the lock while it waits.
+Beside a learner that keeps the GIL busy, each system call of a helper thread can cost it five
+milliseconds. So the producer does not wake the pool's thread to have a chunk sent: it sends the
+chunk itself, under the pool's lock, to a worker that has room. The thread sends what is left when a
+worker becomes free. Neither takes the lock while it waits.
 """
 
 from __future__ import annotations
@@ -32,12 +34,17 @@ from async_loader.shm.fd_channel import Record
 from async_loader.stats import Meter, StageStats
 
 _GRACE_S = 0.5
-"""How long workers may finish what they are doing once the end flag is up, before they are killed."""
+"""How long workers may finish what they are doing once the end flag is up, before they are killed.
+"""
 _START_S = 10.0
-"""How long a worker that replaces another may take to run its first line. A fork beside other threads copies whatever locks
-they hold, such as that of the dynamic linker while one of them imports a library, and then hangs: another try helps."""
+"""How long a worker that replaces another may take to run its first line. A fork beside other
+threads copies whatever locks they hold, such as that of the dynamic linker while one of them
+imports a library, and then hangs: another try helps."""
 _MAX_STILLBIRTHS = 3
-"""Workers in a row that are killed before they are ready. One that ends by itself will do so again: that is enough."""
+"""Workers in a row that are killed before they are ready.
+
+One that ends by itself will do so again: that is enough.
+"""
 
 log = logging.getLogger("async_loader")
 
@@ -47,13 +54,13 @@ def nothing() -> None:
 
 
 class Assembler(Protocol):
-    """Puts finished parts together."""
+    """Puts finished chunks together."""
 
-    def load(self, part: Chunk, record: Record, where: Any) -> Any:
+    def load(self, chunk: Chunk, record: Record, where: Any) -> Any:
         """What a worker sent, on the memory in which it sent it."""
 
     def assemble(self, job: Job) -> Any:
-        """The outcome of a job, whose parts have all been answered."""
+        """The outcome of a job, whose chunks have all been answered."""
 
 
 class WorkerPool:
@@ -65,7 +72,7 @@ class WorkerPool:
         Returns the config of worker number n.
     assembler : Assembles
     on_broken : callable
-        Told when the crew cannot go on.
+        Told when the pool cannot go on.
     """
 
     def __init__(
@@ -117,18 +124,22 @@ class WorkerPool:
         self._poll.register(self._end.fileno(), select.POLLIN)
         self._thread.start()
 
-    def submit(self, parts: Sequence[Chunk], noted: Callable[[], object] = nothing) -> None:
-        """Send the parts of one job to the workers that are free first; see NOTE [who sends].
+    def submit(self, chunks: Sequence[Chunk], noted: Callable[[], object] = nothing) -> None:
+        """Send the chunks of one job to the workers that are free first; see NOTE [who sends].
 
-        ``noted`` is called when they are on their way. To a thread that a signal interrupts both happen, or neither.
+        ``noted`` is called when they are on their way. To a thread that a signal interrupts both
+        happen, or neither.
         """
         with self._lock, SignalsDeferred():
-            self.jobs.put(parts)
+            self.jobs.put(chunks)
             noted()
             self._dispatch()
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait until everything is gone; whether it is. Workers are killed when half of the time is over."""
+        """Wait until everything is gone; whether it is.
+
+        Workers are killed when half of the time is over.
+        """
         if self._thread.ident is None:
             self._shut_down_without_thread()
             return True
@@ -138,7 +149,7 @@ class WorkerPool:
         return join(self._thread, deadline.left())
 
     def kill(self) -> None:
-        """End all workers now. Any thread; the crew's own thread reaps them."""
+        """End all workers now. Any thread; the pool's own thread reaps them."""
         for handle in list(self.handles):
             handle.kill()
 
@@ -159,12 +170,12 @@ class WorkerPool:
         return StageStats(m.batches, m.waits, busy, max(0.0, (m.busy_s + m.wait_s) * self.size - busy), depth)
 
     def waiting_for(self) -> str | None:
-        """The worker that holds the oldest part, in words."""
-        held = [(part.job.seq, part.start, h, part) for h in list(self.handles) for part in list(h.assigned.values())[:1]]
+        """The worker that holds the oldest chunk, in words."""
+        held = [(chunk.job.seq, chunk.start, h, chunk) for h in list(self.handles) for chunk in list(h.assigned.values())[:1]]
         if not held:
             return None
-        _, _, handle, part = min(held, key=lambda item: item[:2])
-        return f"{handle} is at work on {_what(part)}"
+        _, _, handle, chunk = min(held, key=lambda item: item[:2])
+        return f"{handle} is at work on {_what(chunk)}"
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -205,39 +216,40 @@ class WorkerPool:
         while not self._end.is_set():
             roomy = sorted((h for h in self.handles if h.has_room), key=lambda h: len(h.assigned))
             for handle in roomy:
-                part = self.jobs.take(handle.number)
-                if part is not None:
-                    self._send(handle, part)
+                chunk = self.jobs.take(handle.number)
+                if chunk is not None:
+                    self._send(handle, chunk)
                     break
             else:
                 return
 
-    def _send(self, handle: WorkerHandle, part: Chunk) -> None:
-        if part.spec.stream and handle.number in part.spec.lost:
-            self._answer_for_the_dead(part, part.spec)
+    def _send(self, handle: WorkerHandle, chunk: Chunk) -> None:
+        if chunk.spec.stream and handle.number in chunk.spec.lost:
+            self._answer_for_the_dead(chunk, chunk.spec)
             return
         try:
-            handle.send(part)
+            handle.send(chunk)
         except (BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
-            # It died, as its pidfd will say in a moment, or it does not read. Either way this part was never begun.
-            handle.assigned.pop(id(part), None)
+            # It died, as its pidfd will say in a moment, or it does not read. Either way this chunk
+            # was never begun.
+            handle.assigned.pop(id(chunk), None)
             handle.full = True
-            self.jobs.put_back(part)
+            self.jobs.put_back(chunk)
             if isinstance(error, BlockingIOError):
                 self._poll.modify(handle.channel.fileno(), select.POLLIN | select.POLLOUT)
         except (AsyncLoaderError, OSError) as error:  # no memory for the payload, too many descriptors: this batch's failure
-            handle.assigned.pop(id(part), None)
-            self._fail(part, error)
+            handle.assigned.pop(id(chunk), None)
+            self._fail(chunk, error)
 
-    def _answer_for_the_dead(self, part: Chunk, spec: IterationSpec) -> None:
+    def _answer_for_the_dead(self, chunk: Chunk, spec: IterationSpec) -> None:
         """A new worker would begin the stream of the one that died anew."""
-        number = part.worker or 0
+        number = chunk.worker or 0
         error, spec.lost[number] = spec.lost[number], None
         if error is not None:
-            self._fail(part, error, urgent=True)
+            self._fail(chunk, error, urgent=True)
         else:
-            part.job.over = True
-            part.job.ready.put(part.job.seq, StreamEnd(number))
+            chunk.job.over = True
+            chunk.job.ready.put(chunk.job.seq, StreamEnd(number))
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -275,32 +287,32 @@ class WorkerPool:
             error = from_report(record.payload, f"{handle}, {what}")
             raise Broken(f"{handle} could not start: {what} failed: {error!r}") from error
         _, number, busy_s, where = record.message
-        part = handle.assigned.pop(number, None)
+        chunk = handle.assigned.pop(number, None)
         self.busy_s += busy_s
-        if part is None or part.job.over:
+        if chunk is None or chunk.job.over:
             return
         if kind == "unreadable":
-            self._resend(handle, part, record)
+            self._resend(handle, chunk, record)
         elif kind == "error":
-            self._fail(part, from_report(record.payload, f"{handle}, {_what(part)}"))
+            self._fail(chunk, from_report(record.payload, f"{handle}, {_what(chunk)}"))
         else:
             try:
-                value = self._value(kind, handle, part, record, where)
+                value = self._value(kind, handle, chunk, record, where)
             except Exception as error:  # loading runs the code of whatever the job returned
-                error.add_note(f"raised while loading what {handle} returned for {_what(part)}")
-                self._fail(part, guarded(error))
+                error.add_note(f"raised while loading what {handle} returned for {_what(chunk)}")
+                self._fail(chunk, guarded(error))
             else:
-                self._complete(part, kind, value)
+                self._complete(chunk, kind, value)
 
-    def _value(self, kind: str, handle: WorkerHandle, part: Chunk, record: Record, where: Any) -> Any:
+    def _value(self, kind: str, handle: WorkerHandle, chunk: Chunk, record: Record, where: Any) -> Any:
         if kind == "wrote":
             return None
-        return handle.number if kind == "end" else self._assembler.load(part, record, where)
+        return handle.number if kind == "end" else self._assembler.load(chunk, record, where)
 
-    def _complete(self, part: Chunk, kind: str, value: Any) -> None:
-        job = part.job
-        job.results[part.number] = (kind, value)
-        if len(job.results) < job.parts:
+    def _complete(self, chunk: Chunk, kind: str, value: Any) -> None:
+        job = chunk.job
+        job.results[chunk.number] = (kind, value)
+        if len(job.results) < job.chunks:
             return
         try:
             outcome = self._assembler.assemble(job)
@@ -311,21 +323,23 @@ class WorkerPool:
         self.meter.batches += 1  # before the batch can be taken, and the count be read
         job.ready.put(job.seq, outcome)
 
-    def _resend(self, handle: WorkerHandle, part: Chunk, record: Record) -> None:
-        """The worker could not resolve something, as a rule a function defined after it started: send it by value."""
-        error = from_report(record.payload, f"{handle} could not load {_what(part)}")
-        if part.calls is None or part.by_value:
-            self._fail(part, error)
+    def _resend(self, handle: WorkerHandle, chunk: Chunk, record: Record) -> None:
+        """The worker could not resolve something, as a rule a function defined after it started:
+        send it by value.
+        """
+        error = from_report(record.payload, f"{handle} could not load {_what(chunk)}")
+        if chunk.calls is None or chunk.by_value:
+            self._fail(chunk, error)
             return
         try:
-            part.payload, part.by_value = codec.encode(list(part.calls), by_value=True), True
+            chunk.payload, chunk.by_value = codec.encode(list(chunk.calls), by_value=True), True
         except CannotSend as refused:
-            self._fail(part, refused)
+            self._fail(chunk, refused)
             return
-        self.jobs.put_back(part)
+        self.jobs.put_back(chunk)
 
-    def _fail(self, part: Chunk, error: BaseException, *, urgent: bool = False) -> None:
-        job = part.job
+    def _fail(self, chunk: Chunk, error: BaseException, *, urgent: bool = False) -> None:
+        job = chunk.job
         if job.over:
             return
         job.over = True
@@ -355,7 +369,9 @@ class WorkerPool:
             self._poll.unregister(fd)
 
     def _reap(self, handle: WorkerHandle) -> None:
-        """A worker died: its first part is lost and says so, the rest goes to others, and a new one takes its place."""
+        """A worker died: its first chunk is lost and says so, the rest goes to others, and a new
+        one takes its place.
+        """
         if not handle.dead:
             return
         if handle.channel.fileno() in self._by_fd:
@@ -368,9 +384,9 @@ class WorkerPool:
         if self._end.is_set():
             return
         held, *unbegun = handle.assigned.values() or [None]
-        for part in reversed(unbegun):
-            if part is not None:
-                self.jobs.put_back(part)
+        for chunk in reversed(unbegun):
+            if chunk is not None:
+                self.jobs.put_back(chunk)
         handle.assigned.clear()
         if not handle.ready:
             self._check_started(handle, exitcode)
@@ -415,11 +431,11 @@ class WorkerPool:
         self._close_parent_fd()
 
 
-def _what(part: Chunk) -> str:
-    if part.kind in ("work", "stream"):
-        return f"batch {part.job.seq}"
-    rows = f"rows {part.start} to {part.stop} of batch {part.job.seq}"
-    return rows if not part.calls else f"{rows}, beginning with {describe(part.calls[0])}"
+def _what(chunk: Chunk) -> str:
+    if chunk.kind in ("work", "stream"):
+        return f"batch {chunk.job.seq}"
+    rows = f"rows {chunk.start} to {chunk.stop} of batch {chunk.job.seq}"
+    return rows if not chunk.calls else f"{rows}, beginning with {describe(chunk.calls[0])}"
 
 
 def how(exitcode: int | None) -> str:

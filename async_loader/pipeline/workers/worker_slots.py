@@ -12,7 +12,9 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.shm.segment import Segment
 
 KNOWN_RINGS = 3
-"""Rings and layouts that a worker remembers; its handle counts along and sends them again when they were forgotten."""
+"""Rings and layouts that a worker remembers; its handle counts along and sends them again when they
+were forgotten.
+"""
 
 
 class TaskRecord(NamedTuple):

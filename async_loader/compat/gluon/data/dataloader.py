@@ -29,8 +29,8 @@ from async_loader.compat.gluon.data.checks import require
 from async_loader.compat.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from async_loader.errors import ConfigError, Timeout
 from async_loader.pipeline.batches import arena
-from async_loader.pipeline.iteration import NOTHING
-from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.engine import Engine
+from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import Kind
 
 __all__ = ["DataLoader", "DataLoaderV1", "LoaderTimeout", "default_batchify_fn", "default_mp_batchify_fn"]
@@ -133,8 +133,8 @@ class DataLoader:
         self._blocks = Blocks(self._batch_sampler, whole=gather is not None)
         work = self._work(gather, gather is not None and self._blocks.within(len(dataset)))
         workers, kind = self._who(gather, batch_size)
-        self._pool = Pool(work, workers, kind=kind, prefetch=self._prefetch, seed=_seed())
-        self._pool.start()
+        self._engine = Engine(work, workers, kind=kind, prefetch=self._prefetch, seed=_seed())
+        self._engine.start()
 
     def _work(self, gather: bulk.Gather | None, checked: bool) -> Batches:
         return Batches(self._dataset, self._finish.collate, gather, checked)
@@ -161,8 +161,8 @@ class DataLoader:
         return None
 
     @property
-    def _worker_pool(self) -> Pool | None:
-        return self._pool if self._num_workers else None
+    def _worker_pool(self) -> Engine | None:
+        return self._engine if self._num_workers else None
 
     def __iter__(self) -> BatchIterator:
         return BatchIterator(self)
@@ -208,7 +208,7 @@ class BatchIterator(Iterator[Any]):
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
         self._finish = loader._finish
-        self._batches = loader._pool.iterate(iter(loader._blocks), timeout_s=loader._timeout)
+        self._batches = loader._engine.iterate(iter(loader._blocks), timeout_s=loader._timeout)
 
     def __iter__(self) -> BatchIterator:
         return self

@@ -15,7 +15,7 @@ import torch
 
 from async_loader.errors import Broken, CannotSend, Closed, ConfigError, JobFailed, Timeout, WorkerDied
 from async_loader.pipeline.batches import arena
-from async_loader.pipeline.pool import Pool
+from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import END, WorkContext
 
 Point = collections.namedtuple("Point", "x y")
@@ -102,7 +102,7 @@ def kind(request):
 
 @pytest.fixture
 def pool(kind):
-    with Pool(Numbers(), 2, kind=kind, seed=5) as pool:
+    with Engine(Numbers(), 2, kind=kind, seed=5) as pool:
         yield pool
 
 
@@ -167,7 +167,7 @@ def test_tasks_are_read_ahead_and_no_further(kind):
             read.append(task)
             yield task
 
-    with Pool(Numbers(), 2, kind=kind, prefetch=3) as pool:
+    with Engine(Numbers(), 2, kind=kind, prefetch=3) as pool:
         iteration = pool.iterate(made())
         assert len(read) == (0 if kind == "inline" else 3)
         next(iteration)
@@ -184,19 +184,19 @@ def test_a_pool_that_is_closed_says_so(pool):
 
 
 def test_an_iteration_outlives_the_pool_that_is_dropped(kind):
-    iteration = Pool(Numbers(), 2, kind=kind).iterate(tasks(8))
+    iteration = Engine(Numbers(), 2, kind=kind).iterate(tasks(8))
     gc.collect()
     assert firsts(iteration) == list(range(8))
 
 
 def test_streams_take_turns(kind):
-    with Pool(Counting(), 2, kind=kind) as pool:
+    with Engine(Counting(), 2, kind=kind) as pool:
         for _ in range(2):
             assert list(pool.streams()) == ([0, 100, 1, 101, 102] if kind == "process" else [0, 1])
 
 
 def test_a_stream_that_fails_has_ended_and_others_go_on(kind):
-    with Pool(Counting(), 2, kind=kind) as pool:
+    with Engine(Counting(), 2, kind=kind) as pool:
         iteration, got = pool.streams(state="fail"), []
         while True:
             try:
@@ -209,7 +209,7 @@ def test_a_stream_that_fails_has_ended_and_others_go_on(kind):
 
 
 def test_work_that_cannot_begin_fails_its_tasks(kind):
-    with Pool(Failing(), 2, kind=kind) as pool:
+    with Engine(Failing(), 2, kind=kind) as pool:
         iteration = pool.iterate(tasks(2))
         for _ in range(2):
             with pytest.raises(OSError, match="no dataset here"):
@@ -219,7 +219,7 @@ def test_work_that_cannot_begin_fails_its_tasks(kind):
 
 def test_a_time_limit_passes_and_nothing_is_lost():
     work = Waiting()
-    with Pool(work, 1, kind="thread") as pool:
+    with Engine(work, 1, kind="thread") as pool:
         iteration = pool.iterate(["a", "b"], timeout_s=0.05)
         assert work.begun.wait(60)
         with pytest.raises(Timeout, match=r"within 0\.05 s: thread 0 is at work on batch 0"):
@@ -234,7 +234,7 @@ def test_a_time_limit_passes_and_nothing_is_lost():
 
 @pytest.fixture
 def processes():
-    with Pool(Numbers(), 2, seed=5) as pool:
+    with Engine(Numbers(), 2, seed=5) as pool:
         yield pool
 
 
@@ -267,12 +267,12 @@ def test_seeds_of_workers_are_those_of_torch():
         def begin(self, here):
             return lambda task: (torch.initial_seed(), torch.rand(1).item(), np.random.rand())
 
-    with Pool(Work(), 2, seeding="iteration") as pool:
+    with Engine(Work(), 2, seeding="iteration") as pool:
         assert list(pool.iterate([0, 1], seed=base, static=True)) == [tuple(x) for x in theirs]
 
 
 def test_a_killed_worker_is_named_and_replaced(caplog):
-    with Pool(Numbers(), 2) as pool:
+    with Engine(Numbers(), 2) as pool:
         iteration, before = pool.iterate([(0, 1), "die", (2, 1), (3, 1)]), pool.pids
         got, died = [], []
         for _ in range(4):
@@ -289,7 +289,7 @@ def test_a_killed_worker_is_named_and_replaced(caplog):
 
 
 def test_a_stream_ends_with_its_worker():
-    with Pool(Counting(), 2, prefetch=4) as pool:
+    with Engine(Counting(), 2, prefetch=4) as pool:
         iteration, got = pool.streams(state="die"), []
         while True:
             try:
@@ -305,10 +305,10 @@ def test_a_stream_ends_with_its_worker():
 
 
 def test_a_stream_whose_worker_died_between_two_batches_says_so():
-    with Pool(Counting(), 1, prefetch=1) as pool:
+    with Engine(Counting(), 1, prefetch=1) as pool:
         iteration = pool.streams(state="slow")
         assert next(iteration) == 0
-        assert pool._core.team.handles[0].iterations
+        assert pool._core.pool.handles[0].iterations
         (victim,) = pool.pids
         assert victim > 0
         os.kill(victim, signal.SIGKILL)
@@ -349,7 +349,7 @@ def sparse():
 
 @pytest.fixture
 def whatever():
-    with Pool(Whatever(), 1) as pool:
+    with Engine(Whatever(), 1) as pool:
         yield pool
 
 
@@ -384,7 +384,7 @@ def same(one, two):
 
 
 def test_a_batch_that_is_kept_is_never_written_again():
-    with Pool(Numbers(), 2, prefetch=3) as pool:
+    with Engine(Numbers(), 2, prefetch=3) as pool:
         kept = list(pool.iterate(tasks(15, 30_000)))
         list(pool.iterate([(99, 30_000)] * 15))
         assert [int(batch.min()) for batch in kept] == [int(batch.max()) for batch in kept] == list(range(15))
@@ -406,7 +406,7 @@ def test_workers_that_are_not_forked_are_sent_the_work(method):
         def begin(self, here):
             return lambda task: task + offset + here.state
 
-    with Pool(Local(), 1, context=method) as pool:
+    with Engine(Local(), 1, context=method) as pool:
         assert list(pool.iterate(range(3), state=10)) == [15, 16, 17]
 
 
@@ -421,7 +421,7 @@ def test_what_is_sent_by_value_may_hold_what_processes_share(method):
 
     for number in (10, 20):
         numbers.put(number)
-    with Pool(Local(), 1, context=method) as pool:
+    with Engine(Local(), 1, context=method) as pool:
         assert list(pool.iterate([1, 2])) == [11, 22]
     numbers.close()
     numbers.join_thread()
@@ -431,14 +431,14 @@ def test_a_work_that_cannot_travel_is_refused_before_anything_starts():
     work = Numbers()
     work.lock = threading.Lock()
     with (
-        Pool(work, 1, context="spawn") as pool,
+        Engine(work, 1, context="spawn") as pool,
         pytest.raises(CannotSend, match=r"Numbers.*lock.*use multiprocessing_context=\"fork\""),
     ):
         pool.start()
 
 
 def test_a_forked_child_makes_workers_of_its_own():
-    with Pool(Numbers(), 2, context="fork") as pool:  # a forked child cannot ask its parent's forkserver for processes
+    with Engine(Numbers(), 2, context="fork") as pool:  # a forked child cannot ask its parent's forkserver for processes
         iteration = pool.iterate(tasks(3))
         pid = os.fork()
         if not pid:
@@ -457,9 +457,9 @@ def test_a_forked_child_makes_workers_of_its_own():
 def test_arguments_that_cannot_work_are_refused():
     for wrong in ({"kind": "fibres"}, {"seeding": "never"}, {"prefetch": -1}, {"workers": -1}, {"context": "clone"}):
         with pytest.raises(ConfigError):
-            Pool(Numbers(), **{"workers": 1, **wrong})
+            Engine(Numbers(), **{"workers": 1, **wrong})
     with pytest.raises(TypeError, match="cannot be pickled"):
-        __import__("pickle").dumps(Pool(Numbers()))
+        __import__("pickle").dumps(Engine(Numbers()))
 
 
 def test_the_end_is_the_same_everywhere():

@@ -1,0 +1,229 @@
+"""Where tasks come from: a source, an iterable, or the streams of workers.
+
+Knows neither batches nor how tasks are done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, cast
+
+from async_loader.errors import AsyncLoaderError, Broken, Closed
+from async_loader.lifecycle import Patience
+from async_loader.names import describe
+from async_loader.pipeline.job_queue import Job
+from async_loader.source import END, Leasing, Source, waiting_for
+from async_loader.stats import Meter
+
+NOTHING: Any = object()
+"""In place of a task or a batch that is not there: ``None`` may be one."""
+
+
+class TaskSupplier(Protocol):
+    """Draws the tasks of one iteration, in their order. One thread at a time calls it.
+
+    Attributes
+    ----------
+    drawn : Any
+        The task that was drawn and is not on its way yet, or NOTHING: a signal in between does not
+        lose it.
+    planning_since : float | None
+        When the draw that is under way began.
+    """
+
+    drawn: Any
+    planning_since: float | None
+
+    def draw(self, patience: Patience) -> bool:
+        """See to it that `drawn` is the next task; False: there are no more.
+
+        Waits through ``patience`` alone.
+        """
+
+    def worker(self, seq: int) -> int | None:
+        """The only worker that may do task ``seq``; ``None``: any."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    def waiting_for(self) -> str | None:
+        """Why `draw` waits, in numbers, where only this process can end the wait."""
+
+    def stream_ended(self, worker: int) -> None:
+        """This worker's stream has no more batches."""
+
+    def hand_out(self, lease: Any) -> bool:
+        """See `Leasing.hand_out`."""
+
+    def settle(self, lease: Any) -> None:
+        """See `Leasing.settle`."""
+
+    def release(self, timeout_s: float) -> None:
+        """See `Leasing.release`."""
+
+    def close(self) -> None:
+        """Let go of what the tasks come from."""
+
+
+class _Unleased:
+    """A supplier without leases, and without streams."""
+
+    drawn: Any = NOTHING
+    planning_since: float | None = None
+
+    def worker(self, seq: int) -> int | None:
+        return None
+
+    @property
+    def name(self) -> str:
+        return "order of the batches"
+
+    def waiting_for(self) -> str | None:
+        return None
+
+    def stream_ended(self, worker: int) -> None: ...
+
+    def hand_out(self, lease: Any) -> bool:
+        return True
+
+    def settle(self, lease: Any) -> None: ...
+
+    def release(self, timeout_s: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SourceTasks(_Unleased):
+    """The plans of a source. `draw` may wait long, so a thread of the loader calls it."""
+
+    def __init__(self, source: Source, batch_size: int) -> None:
+        self.meter = Meter()
+        self.source = source
+        self._batch_size = batch_size
+
+    def draw(self, patience: Patience) -> bool:
+        self.meter.work()
+        self.planning_since = time.monotonic()
+        try:
+            self.drawn = self.source.plan(self._batch_size, patience)
+        except Closed as error:
+            # A source that the user closed is an error for the consumer; our own end flag ends the
+            # thread.
+            if patience.end is not None and patience.end.is_set():
+                raise
+            raise AsyncLoaderError(f"the data source is closed: {error}") from error
+        finally:
+            self.planning_since = None
+            self.meter.wait()
+            self.meter.batches += 1
+        return self.drawn is not END
+
+    @property
+    def name(self) -> str:
+        return f"data source {describe(getattr(self.source, 'function', self.source))}"
+
+    def waiting_for(self) -> str | None:
+        return waiting_for(self.source)
+
+    def hand_out(self, lease: Any) -> bool:
+        return cast(Leasing, self.source).hand_out(lease)
+
+    def settle(self, lease: Any) -> None:
+        cast(Leasing, self.source).settle(lease)
+
+    def release(self, timeout_s: float) -> None:
+        if isinstance(self.source, Leasing):
+            self.source.release(timeout_s)
+
+
+class IterableTasks(_Unleased):
+    """Tasks from an iterable, drawn in the consumer's thread.
+
+    Parameters
+    ----------
+    workers : int
+        Task n goes to worker (first + n) % workers; 0: to any.
+    first : int
+        Number of the first task.
+    """
+
+    def __init__(self, tasks: Iterable[Any], workers: int = 0, first: int = 0) -> None:
+        self._tasks: Iterator[Any] = iter(tasks)
+        self._workers = workers
+        self._first = first
+        self._torn = False
+
+    def draw(self, patience: Patience | None = None) -> bool:
+        """See `TaskSupplier.draw`.
+
+        Raises
+        ------
+        Broken
+            There are no more because a signal came while the next task was made: a generator ends
+            with that.
+        """
+        if self.drawn is NOTHING:
+            try:
+                # Not next(): what a loop assigned is not lost, whenever a signal comes.
+                for self.drawn in self._tasks:  # noqa: B020
+                    break
+            except Exception:
+                raise
+            except BaseException:
+                self._torn = True
+                raise
+        torn, self._torn = self._torn, False
+        if torn and self.drawn is NOTHING:
+            raise Broken("a signal (Ctrl-C) ended what gives the order (a sampler): the rest of this pass is lost, begin another")
+        return self.drawn is not NOTHING
+
+    def worker(self, seq: int) -> int | None:
+        return (self._first + seq) % self._workers if self._workers else None
+
+    def close(self) -> None:
+        self._tasks = iter(())
+
+
+class StreamTasks(_Unleased):
+    """The worker whose stream is to give the next batch: one after the other, of those that have
+    not ended.
+
+    Parameters
+    ----------
+    turn : int
+        The worker to begin with.
+    under_way : list of Job | None, an attribute too
+        The jobs under way, where batches are delivered out of order: then the worker with the
+        fewest is next, and a fast one need not wait for its turn behind a slow one.
+    """
+
+    def __init__(self, workers: int, turn: int = 0, under_way: list[Job] | None = None) -> None:
+        self._workers = workers
+        self._active = set(range(workers))
+        self._at = turn - 1
+        self.under_way = under_way
+
+    def draw(self, patience: Patience | None = None) -> bool:
+        if self.drawn is not NOTHING:
+            return True
+        if not self._active:
+            return False
+        turns = [(self._at + n) % self._workers for n in range(1, self._workers + 1)]
+        turns = [worker for worker in turns if worker in self._active]
+        if self.under_way is not None:
+            busy = Counter(job.worker for job in self.under_way if not job.over)
+            turns.sort(key=busy.__getitem__)
+        self._at, self.drawn = turns[0], None  # together: a signal in between would pass a worker over
+        return True
+
+    def worker(self, seq: int) -> int | None:
+        return self._at
+
+    def stream_ended(self, worker: int) -> None:
+        self._active.discard(worker)
+
+    def close(self) -> None:
+        self._active.clear()

@@ -1,0 +1,138 @@
+"""Tasks on their way: where they come from, how many are under way, and what a signal in between does to them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_loader.errors import Broken, Closed
+from async_loader.lifecycle import Deadline
+from async_loader.pipeline.batch import Batch, Failure
+from async_loader.pipeline.job_queue import Job
+from async_loader.pipeline.producer import Credits, Supply
+from async_loader.pipeline.task_supplier import NOTHING, IterableTasks, StreamTasks
+from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.source import END
+
+NOW = Deadline(0.0)
+
+
+class Here:
+    """Does a task at once; raises Interrupted at the places that it is told, before or behind the task."""
+
+    def __init__(self, ready: TrainQueue, interrupts: frozenset[tuple[int, str]] = frozenset()) -> None:
+        self.ready, self.interrupts = ready, set(interrupts)
+
+    def send(self, seq, task, worker, noted):
+        self._maybe(seq, "before")
+        self.ready.put(seq, Batch(tree=(task, worker)))
+        noted()
+        self._maybe(seq, "behind")
+
+    def _maybe(self, seq, where):
+        if (seq, where) in self.interrupts:
+            self.interrupts.remove((seq, where))
+            raise KeyboardInterrupt
+
+
+def drained(ready: TrainQueue, supply: Supply) -> list[object]:
+    found: list[object] = []
+    while (item := ready.get(NOW)) is not END:
+        found.append(item.error if isinstance(item, Failure) else item.tree)
+        supply.credits.give(len(found))
+        supply.fill()
+    return found
+
+
+def test_as_many_tasks_are_sent_as_there_are_credits():
+    ready = TrainQueue()
+    supply = Supply(IterableTasks(range(5)), Here(ready), Credits(2), ready)
+    supply.fill()
+    assert (supply.out, ready.depth) == (2, 2)
+    assert drained(ready, supply) == [(n, None) for n in range(5)]
+    assert supply.out == 0
+
+
+@given(st.integers(0, 12), st.integers(1, 4), st.sets(st.tuples(st.integers(0, 12), st.sampled_from(["before", "behind"]))))
+def test_a_signal_at_any_step_loses_no_task_and_repeats_none(count, credits, interrupts):
+    ready = TrainQueue()
+    supply = Supply(IterableTasks(range(count)), Here(ready, frozenset(interrupts)), Credits(credits), ready)
+    found: list[object] = []
+    for _ in range(2 * count + 2 + len(interrupts)):
+        try:
+            supply.fill()
+            while ready.front() is not None:
+                found.append(ready.get(NOW).tree[0])
+                supply.credits.give(len(found))
+                supply.fill()
+        except KeyboardInterrupt:
+            continue
+    assert found == list(range(count))
+    assert ready.get(NOW) is END
+
+
+def test_an_error_of_the_iterable_comes_in_its_turn_and_is_no_task():
+    def numbers():
+        yield from range(2)
+        raise LookupError("no third")
+
+    ready = TrainQueue()
+    supply = Supply(IterableTasks(numbers()), Here(ready), Credits(9), ready)
+    supply.fill()
+    first, second, error = drained(ready, supply)
+    assert (first, second) == ((0, None), (1, None))
+    assert isinstance(error, LookupError)
+    assert supply.failed_draw == 2
+
+
+def test_a_signal_that_ends_a_generator_is_told():
+    def numbers():
+        yield 0
+        raise KeyboardInterrupt
+
+    tasks = IterableTasks(numbers())
+    assert tasks.draw()
+    tasks.drawn = NOTHING
+    with pytest.raises(KeyboardInterrupt):
+        tasks.draw()
+    with pytest.raises(Broken, match="Ctrl-C"):
+        tasks.draw()
+
+
+def test_static_tasks_go_to_their_worker():
+    ready = TrainQueue()
+    supply = Supply(IterableTasks("abcd", workers=3, first=2), Here(ready), Credits(9), ready)
+    supply.fill()
+    assert drained(ready, supply) == [("a", 2), ("b", 0), ("c", 1), ("d", 2)]
+
+
+def test_streams_take_turns_and_one_that_has_ended_is_left_out():
+    streams, turns = StreamTasks(3, turn=1), []
+    while streams.draw():
+        turns.append(streams.worker(len(turns)))
+        streams.drawn = NOTHING
+        if len(turns) == 4:
+            streams.stream_ended(0)
+        if len(turns) == 6:
+            streams.stream_ended(1)
+            streams.stream_ended(2)
+    assert turns == [1, 2, 0, 1, 2, 1]
+
+
+def test_out_of_order_the_worker_with_the_fewest_jobs_is_next():
+    def job(worker):
+        return Job(0, 1, None, True, TrainQueue(), worker=worker)
+
+    streams = StreamTasks(2, under_way=[job(0), job(0), job(1)])
+    assert streams.draw()
+    assert streams.worker(0) == 1
+
+
+def test_credits_that_are_closed_end_a_wait():
+    credits = Credits(1)
+    assert credits.room(0)
+    assert not credits.room(1)
+    credits.close()
+    with pytest.raises(Closed):
+        credits.wait(1)

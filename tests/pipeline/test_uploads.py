@@ -1,0 +1,75 @@
+"""How batches reach a device: one copy for each, from page-locked memory, wherever they come from."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from async_loader import AsyncDataLoader, ReplayBuffer
+from async_loader.feeder import connect
+from async_loader.source import Ready
+from async_loader.testing.fake_device import FakeBackend
+
+ROWS, BATCH = 400, 20
+PIXELS = (40, 30)
+
+
+def steps() -> dict[str, np.ndarray]:
+    numbers = np.arange(ROWS)
+    return {"pixels": np.full((ROWS, *PIXELS), (numbers % 250)[:, None, None], np.uint8), "number": numbers}
+
+
+class Lent:
+    """A source of ready batches that stay valid."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def plan(self, batch_size, patience):
+        rows = slice(self.drawn, self.drawn + batch_size)
+        self.drawn = (self.drawn + batch_size) % ROWS
+        return Ready({name: column[rows].copy() for name, column in steps().items()}, lent=True)
+
+    def reader(self):
+        return None
+
+    def update_priorities(self, index, priority):
+        raise NotImplementedError
+
+
+def local_table(stack: ExitStack, **settings):
+    buffer = ReplayBuffer(ROWS, {"pixels": (PIXELS, "uint8"), "number": "int64"}, **settings)
+    buffer.extend(**steps())
+    stack.callback(buffer.close)
+    return buffer
+
+
+def feeder_table(stack: ExitStack):
+    client = stack.enter_context(connect("embedded", tables={"replay": ROWS}))
+    with client.table("replay").writer(schema={"pixels": (PIXELS, "uint8"), "number": "int64"}) as writer:
+        writer.extend(steps())
+    return client.table("replay")
+
+
+SOURCES = {
+    "local table": local_table,
+    "local table, rows drawn once": lambda stack: local_table(stack, max_times_sampled=2),
+    "feeder table": feeder_table,
+    "ready batches": lambda stack: Lent(),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_a_batch_is_one_upload_from_page_locked_memory(source):
+    fake = FakeBackend()
+    with ExitStack() as stack:
+        loader = stack.enter_context(AsyncDataLoader(source(stack), BATCH, device=fake, timeout_s=60))
+        for _ in range(8):
+            batch = next(loader)
+            number, pixels = batch["number"].cpu(), batch["pixels"].cpu()
+            assert (pixels == (number % 250)[:, None, None]).all()
+        loader.close()
+        assert (fake.copies >= 8, fake.pageable_copies, fake.violations) == (True, 0, [])
+        assert fake.copies == loader.stats().copy.batches
