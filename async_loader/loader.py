@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from multiprocessing.context import BaseContext
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
@@ -206,7 +207,11 @@ class AsyncDataLoader(Generic[B]):
             What a job, the collate_fn or the source raised, with the worker's traceback as its cause.
         """
         iterator = self._iterator
-        iterator.hold()
+        begun = perf_counter()
+        try:
+            iterator.hold()
+        finally:
+            iterator.meter.waited(begun)
         try:  # see NOTE [handed out once] in iterator.py
             batch: B = iterator.held
             return batch

@@ -341,7 +341,7 @@ class Engine:
             count += DEVICE_AHEAD if transfer is not None else 0
             if isinstance(supplier, StreamTasks) and not in_order:
                 supplier.under_way = tasks.jobs
-        iteration = Iteration(core, spec, supplier, tasks, ready, Credits(count, core.end), transfer)
+        iteration = Iteration(core, spec, supplier, tasks, ready, Credits(count), transfer)
         iterator = BatchIterator(self, iteration, IteratorOptions(timeout_s=timeout_s))
         task, workers = opening
         if task is not END:

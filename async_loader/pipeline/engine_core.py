@@ -187,7 +187,7 @@ class EngineCore:
             if unit == "loader":
                 raise Closed(f"this loader belongs to process {self.pid}: build one in each process that needs batches")
             raise Broken(f"this {unit} belongs to process {self.pid}: begin one in each process that needs batches")
-        if self.life.state in (State.CLOSING, State.CLOSED) or self.ending:
+        if (self.end is not None and self.end.is_set()) or self.life.state in (State.CLOSING, State.CLOSED):
             raise Closed("the loader is closed")
         if self.broken is not None:
             # A new one each time: raising the same object again would grow its traceback.

@@ -218,14 +218,6 @@ class Iteration:
             return "the copy to the device" if self.transfer is not None else "batches that come before the finished ones"
         return "the workers: the job is at work in the producer thread"
 
-    @property
-    def passed(self) -> int:
-        """Tasks, from the first on, that are not to be done again: their batch was given, or their
-        error raised.
-        """
-        passed = self.supply.seq if self.inline is not None else self.queue.passed
-        return passed if self.supply.failed_draw is None else min(passed, self.supply.failed_draw)
-
     # -- what the core asks, see `Stages` ----------------------------------------------------------------------------
 
     @property
@@ -241,8 +233,8 @@ class Iteration:
     def close_queues(self) -> None:
         self.train_queue.close()
         self._opening.close()
+        self.credits.close()
         if self.transfer is not None:
-            self.credits.close()
             self.transfer.output.close()
 
     def join_transfer(self, deadline: Deadline) -> list[str]:
@@ -285,7 +277,6 @@ class Iteration:
         jobs.clear()
         self._opening_jobs.clear()
         self.supplier.close()
-        self.credits.close()
         self.close_queues()
         if isinstance(self.tasks, InlineTasks):
             self.tasks.forget()

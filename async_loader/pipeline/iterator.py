@@ -22,7 +22,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Literal
 
 from async_loader.errors import Closed, Timeout
@@ -119,7 +118,6 @@ class BatchIterator(Iterator[Any]):
         """
         if self.closed:
             raise StopIteration
-        begun = perf_counter()
         try:
             if self._owed:
                 self._pay()
@@ -143,8 +141,6 @@ class BatchIterator(Iterator[Any]):
                 raise
             self.close()
             raise StopIteration from None
-        finally:
-            self.meter.waited(begun)
         if type(self.held) is Failure:
             try:
                 raise self.held.error
@@ -313,8 +309,13 @@ class BatchIterator(Iterator[Any]):
 
     @property
     def passed(self) -> int:
-        """See `Iteration.passed`. While a batch is ``held``, it may or may not count."""
-        return self._iteration.passed
+        """Tasks, from the first on, that are not to be done again: their batch was given, or their error raised.
+
+        While a batch is ``held``, it may or may not count.
+        """
+        passed = self._supply.seq if self._inline is not None else self._queue.passed
+        failed = self._supply.failed_draw
+        return passed if failed is None else min(passed, failed)
 
     @property
     def beyond(self) -> tuple[int, ...]:

@@ -98,9 +98,8 @@ class Pipeline:
         core.live.add(0)
         self._tasks = PlanDispatch(source, SampleTasks(work), core.pool, self._assembler, spec, ready)
         self._supplier = SourceTasks(source, s.batch_size)
-        credits = Credits(s.prefetch, core.end)
         transfer = None if backend is None else _streamer(backend)
-        self.iteration = Iteration(core, spec, self._supplier, self._tasks, ready, credits, transfer)
+        self.iteration = Iteration(core, spec, self._supplier, self._tasks, ready, Credits(s.prefetch), transfer)
         options = IteratorOptions(on_error=s.on_error, timeout_s=s.timeout_s, warns=True, finish=s.finish)
         self.iterator = BatchIterator(None, self.iteration, options)
 

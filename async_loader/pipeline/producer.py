@@ -30,24 +30,18 @@ class Credits:
     waits on a bare lock, not on a descriptor.
     """
 
-    def __init__(self, count: int, end: EndFlag | None = None) -> None:
-        self.count = count
+    def __init__(self, count: int) -> None:
         self.given = 0
-        self._end = end
+        self._count = count
         self._closed = False
         self._gate = AutoResetEvent()
         self._waiting = False
-        if end is not None:
-            end.on_set(self._gate.open)
 
     def room(self, seq: int) -> bool:
-        """Whether task ``seq`` may be drawn now.
-
-        Raises Closed once the end flag was raised, or after `close`.
-        """
-        if self._closed or (self._end is not None and self._end.is_set()):
+        """Whether task ``seq`` may be drawn now. Raises Closed after `close`."""
+        if self._closed:
             raise Closed("closed")
-        return seq - self.given < self.count
+        return seq - self.given < self._count
 
     def wait(self, seq: int, deadline: Deadline | None = None) -> None:
         """Wait until task ``seq`` may be drawn. One thread waits.
@@ -63,7 +57,7 @@ class Credits:
             self._waiting = True
             # Looked at again after `_waiting` was set, as `give` looks at it after counting: one of
             # the two sees the other.
-            if seq - self.given >= self.count and not self._closed and not (self._end is not None and self._end.is_set()):
+            if seq - self.given >= self._count and not self._closed:
                 self._gate.pass_through(left)
             self._waiting = False
 
@@ -74,7 +68,7 @@ class Credits:
             self._gate.open()
 
     def close(self) -> None:
-        """A thread that waits, or asks later, gets Closed."""
+        """A thread that waits, or asks later, gets Closed. Takes no lock: it may run in a finalizer."""
         self._closed = True
         self._gate.open()
 
@@ -209,6 +203,7 @@ class Producer:
         self._ready = ready
         self._on_broken = on_broken
         self._patience = Patience(end, on_wait=ready.wake_consumer)
+        end.on_set(supply.credits.close)
         self._thread = threading.Thread(target=self._run, name="async-loader-producer", daemon=True)
 
     def start(self) -> None:

@@ -126,7 +126,8 @@ def test_nudges_do_not_pile_up():
 @given(st.integers(1, 4), st.integers(0, 60))
 def test_no_more_tasks_are_under_way_than_there_are_credits_and_a_producer_that_waits_ends(count, batches):
     end = EndFlag()
-    credits = Credits(count, end)
+    credits = Credits(count)
+    end.on_set(credits.close)
     taken, enough = [], threading.Event()
 
     def produce():
