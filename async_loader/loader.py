@@ -21,7 +21,7 @@ from async_loader.errors import CannotSend, ConfigError, Unsupported
 from async_loader.lifecycle import State, seconds, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.iterator import OnError
-from async_loader.pipeline.pipeline import Pipeline, PipelineSettings
+from async_loader.pipeline.source_engine import SourceEngine
 from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import WorkerType
 from async_loader.source import Applied, Foresighted, Source, Updating
@@ -156,35 +156,39 @@ class AsyncDataLoader(Generic[B]):
         one_of("on_error", on_error, ("raise", "skip", "fatal"))
         one_of("worker_type", worker_type, ("process", "thread"))
         one_of("in_order", in_order, (True, False))
-        settings = PipelineSettings(
+        limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
+        ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1)
+        own_seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
+        check_descriptors(self.num_workers if worker_type == "process" else 0)
+        self._source = as_source(data_source, seed)
+        if isinstance(self._source, Foresighted):
+            self._source.note_ahead(self.batch_size, ahead)
+        self._engine = engine = SourceEngine(
+            self._source,
+            _backend(device),
             batch_size=self.batch_size,
             chunk_size=self.chunk_size,
             num_workers=self.num_workers,
             worker_type=worker_type,
-            prefetch=2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1),
+            prefetch=ahead,
             in_order=in_order,
-            timeout_s=seconds_or_none("timeout_s", timeout_s),
-            seed=secrets.randbits(63) if seed is None else whole("seed", seed, 0),
+            timeout_s=limit,
+            seed=own_seed,
             on_error=on_error,
             slot_bytes=None if slot_bytes is None else whole("slot_bytes", slot_bytes, 1),
             collate_fn=callable_or_none("collate_fn", collate_fn),
             worker_init_fn=callable_or_none("worker_init_fn", worker_init_fn),
             context=context_of(multiprocessing_context),
-            finish=_finish(batch_format, self.device),
+            finish=finish,
         )
-        check_descriptors(self.num_workers if worker_type == "process" else 0)
-        self._source = as_source(data_source, seed)
-        if isinstance(self._source, Foresighted):
-            self._source.note_ahead(self.batch_size, settings.prefetch)
-        self._pipeline = pipeline = Pipeline(self._source, settings, _backend(device))
-        self._iterator = pipeline.iterator
+        self._iterator = engine.iterator
         try:
-            self._dropped = weakref.finalize(self, pipeline.core.abandon)
+            self._dropped = weakref.finalize(self, engine.core.abandon)
             self._dropped.atexit = False
-            process_hooks.add(pipeline.core)
-            pipeline.start()
+            process_hooks.add(engine.core)
+            engine.start()
         except BaseException:  # also Ctrl-C behind the last line of start()
-            pipeline.core.close(_UNDO_TIMEOUT_S)
+            engine.core.close(_UNDO_TIMEOUT_S)
             raise
 
     def __iter__(self) -> AsyncDataLoader[B]:
@@ -221,12 +225,12 @@ class AsyncDataLoader(Generic[B]):
     @property
     def end_flag(self) -> bool:
         """Whether the loader was told to end."""
-        return self._pipeline.core.ending
+        return self._engine.core.ending
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called. A loader whose source has ended is not closed by that."""
-        return self._pipeline.core.life.state in (State.CLOSING, State.CLOSED)
+        return self._engine.core.life.state in (State.CLOSING, State.CLOSED)
 
     @explain_wrong_names
     def update_priorities(self, index: Any, priority: Any) -> Applied:
@@ -268,7 +272,7 @@ class AsyncDataLoader(Generic[B]):
 
     def stats(self) -> LoaderStats:
         """What each stage has done, and which of them everyone waits for."""
-        return self._pipeline.stats()
+        return self._engine.stats()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End everything: idempotent, from any thread, and back within ``timeout_s`` seconds.
@@ -279,7 +283,7 @@ class AsyncDataLoader(Generic[B]):
         """
         limit = seconds("timeout_s", timeout_s)
         self._dropped.detach()
-        self._pipeline.core.close(limit)
+        self._engine.core.close(limit)
 
     def __enter__(self) -> AsyncDataLoader[B]:
         return self
@@ -287,18 +291,18 @@ class AsyncDataLoader(Generic[B]):
     def __exit__(self, kind: object, *_: object) -> None:
         """Close. After an error the batch that was taken last does not count as used; see `Leasing`."""
         self._dropped.detach()
-        self._pipeline.core.close(CLOSE_TIMEOUT_S, used=kind is None)
+        self._engine.core.close(CLOSE_TIMEOUT_S, used=kind is None)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        pipeline = getattr(self, "_pipeline", None)
-        if finalizing() or pipeline is None:  # at the end, when modules are being taken apart, all loaders were closed
+        engine = getattr(self, "_engine", None)
+        if finalizing() or engine is None:  # at the end, when modules are being taken apart, all loaders were closed
             return
-        if pipeline.core.life.state in (State.RUNNING, State.BROKEN) and os.getpid() == pipeline.core.pid:
+        if engine.core.life.state in (State.RUNNING, State.BROKEN) and os.getpid() == engine.core.pid:
             text = f"{self!r} was dropped without close(): close it, or use it in a with block"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
-        state = self._pipeline.core.life.state.value if hasattr(self, "_pipeline") else "unbuilt"
+        state = self._engine.core.life.state.value if hasattr(self, "_engine") else "unbuilt"
         return f"<AsyncDataLoader batch_size={self.batch_size} num_workers={self.num_workers} device={self.device} {state}>"
 
     def __reduce__(self) -> Any:

@@ -468,7 +468,7 @@ def main():
     with AsyncDataLoader({{"x": np.arange(100)}}, 4, num_workers=2, multiprocessing_context={method!r}, timeout_s=60) as loader:
         assert "torch" in sys.modules
         next(loader)
-        for handle in loader._pipeline.core.pool.handles:
+        for handle in loader._engine.core.pool.handles:
             maps = open(f"/proc/{{handle.pid}}/maps").read()
             assert "libtorch" not in maps
     assert seen == [False] * 4, seen

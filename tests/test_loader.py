@@ -222,7 +222,7 @@ def test_columns_under_every_start_method_travel_in_one_segment(start_method):
             check_columns(batch, 512)
         if start_method != "fork":
             lines = [
-                line for h in loader._pipeline.core.pool.handles for line in Path(f"/proc/{h.pid}/maps").read_text().splitlines()
+                line for h in loader._engine.core.pool.handles for line in Path(f"/proc/{h.pid}/maps").read_text().splitlines()
             ]
             mapped = Counter(line.split()[4] for line in lines if "memfd:async_loader" in line)
             assert 2 in mapped.values()  # an inode that both map

@@ -206,7 +206,7 @@ def test_a_blocked_worker_thread_is_left_behind_at_the_end_of_the_time(caplog):
     loader.close(timeout_s=0.1)
     assert "worker pool is still at work" in caplog.text
     gate.set()
-    for thread in loader._pipeline.core.pool._threads:
+    for thread in loader._engine.core.pool._threads:
         thread.join(SLACK_S)
 
 

@@ -68,7 +68,7 @@ def test_del_may_be_called_by_hand_and_then_again(recwarn):
 
 def test_a_dropped_loader_closes_without_a_word(recwarn):
     loader = AsyncDataLoader(jobs, 4, "cpu", num_workers=2)
-    pids = [handle.pid for handle in loader._pipeline.core.pool.handles]
+    pids = [handle.pid for handle in loader._engine.core.pool.handles]
     next(loader)
     del loader
     assert not [str(one.message) for one in recwarn.list if "use of fork" not in str(one.message)]  # Python's, from 3.12 on

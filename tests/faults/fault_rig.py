@@ -196,7 +196,7 @@ def pids(loader):
     found = []
 
     def known():
-        found[:] = [handle.pid for handle in loader._pipeline.core.pool.handles]
+        found[:] = [handle.pid for handle in loader._engine.core.pool.handles]
         return all(found)
 
     until(known)

@@ -32,9 +32,9 @@ def workers(request):
 def test_close_when_the_consumer_stopped_pulling_and_all_queues_are_full(workers, make, start_method):
     loader = load(Batches(make=make), num_workers=workers, multiprocessing_context=start_method, prefetch=3)
     first(next(loader))
-    until(lambda: loader._pipeline.iteration.train_queue.depth == 3)
+    until(lambda: loader._engine.iteration.train_queue.depth == 3)
     loader.close()
-    ring = loader._pipeline.core.slots.ring
+    ring = loader._engine.core.slots.ring
     assert ring is None or ring.free == ring.count
 
 
@@ -57,7 +57,7 @@ def test_close_twice(workers):
     loader = load(num_workers=workers)
     loader.close()
     loader.close()
-    assert loader._pipeline.core.life.state is State.CLOSED
+    assert loader._engine.core.life.state is State.CLOSED
 
 
 def test_close_from_another_thread_ends_a_waiting_next(workers, told):
@@ -92,7 +92,7 @@ def test_close_from_many_threads_at_once(workers):
     def close():
         barrier.wait(SLACK_S)
         loader.close()
-        return loader._pipeline.iteration.producer.join(0.0)
+        return loader._engine.iteration.producer.join(0.0)
 
     with thread(close) as a, thread(close) as b, thread(close) as c:
         assert close()

@@ -27,7 +27,7 @@ def settled(loader, count):
     for _ in range(count):
         first(next(loader))
     gc.collect()
-    ring = loader._pipeline.core.slots.ring
+    ring = loader._engine.core.slots.ring
     assert ring.lent == 0
     return ring
 
@@ -125,7 +125,7 @@ def test_when_slots_are_short_batches_are_copied_out_and_all_slots_come_back_in_
         assert stats.slots_lent == 3
         assert stats.copied_out >= 5
         assert [first(b) for b in held] == list(range(0, 40, 4))
-        ring = loader._pipeline.core.slots.ring
+        ring = loader._engine.core.slots.ring
         del held
         gc.collect()
         assert ring.lent == 0
@@ -163,7 +163,7 @@ def test_a_failed_batch_returns_its_slot(workers):
             except LookupError:
                 bad += 1
         assert (good, bad) == (30, 30)
-        ring = loader._pipeline.core.slots.ring
+        ring = loader._engine.core.slots.ring
         loader.close()
         gc.collect()
         assert ring.free == ring.count

@@ -32,7 +32,7 @@ MAIN = """\
         method, state, other = sys.argv[1:]
         loader = AsyncDataLoader(source(state), 4, num_workers=2, chunk_size=2, multiprocessing_context=method)
         batches = [next(loader), next(loader)]
-        for handle in loader._pipeline.core.pool.handles:
+        for handle in loader._engine.core.pool.handles:
             say("worker", handle.pid)
         if other != "alone":
             foreign(other)

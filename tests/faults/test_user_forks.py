@@ -58,7 +58,7 @@ def test_later_batches_of_the_parent_never_show_up_in_the_childs_tensors(tmp_pat
             wait()  # until the parent has gone on
             good = [first(b) for b in held] == numbers
             os._exit(0 if good else 5)
-        ring = loader._pipeline.core.slots.ring
+        ring = loader._engine.core.slots.ring
         say("lent", ring.lent, ring.retired)
         del held
         for _ in range(4 * ring.count):
@@ -77,7 +77,7 @@ def test_later_batches_of_the_parent_never_show_up_in_the_childs_tensors(tmp_pat
 def test_a_child_that_drops_its_copies_does_not_return_the_parents_slots(tmp_path, workers):
     body = """\
         batch = next(loader)
-        ring = loader._pipeline.core.slots.ring
+        ring = loader._engine.core.slots.ring
         lease, root = ring.lease()  # a slot that is not lent, and so is not retired
 
         def child():

@@ -93,7 +93,7 @@ def test_a_worker_killed_while_idle_is_replaced_and_nothing_is_lost():
     with warned() as deaths, load(Batches(), prefetch=2) as loader:
         assert [first(next(loader)) for _ in range(3)] == [0, 4, 8]
         # All tickets are used and nothing is taken, so the workers have nothing to do as soon as these are made.
-        until(lambda: loader._pipeline.iteration.train_queue.depth == 2)
+        until(lambda: loader._engine.iteration.train_queue.depth == 2)
         before = pids(loader)
         os.kill(before[0], signal.SIGKILL)
         deaths.wait()
@@ -129,10 +129,10 @@ def test_what_a_worker_had_finished_before_it_died_is_not_lost(told):
     jobs = {0: functools.partial(stop_then, told.path, plain), 4: functools.partial(stop_then, told.path, last_words)}
     with load(Batches(jobs, last=6), chunk_size=4, prefetch=4) as loader:
         stopped = {told.pid(), told.pid()}  # both, so that neither takes all that is left
-        handles = loader._pipeline.core.pool.handles
+        handles = loader._engine.core.pool.handles
         until(lambda: [len(h.assigned) for h in handles] == [2, 2])
         (dying,) = (h for h in handles if next(iter(h.assigned.values())).job.seq == 1)
-        with loader._pipeline.core.pool._lock:  # the crew reads nothing until it is all over
+        with loader._engine.core.pool._lock:  # the crew reads nothing until it is all over
             resume(dying.pid)
             until(lambda: dying.dead)
         (other,) = stopped - {dying.pid}
@@ -215,7 +215,7 @@ def test_killing_workers_at_random_moments_loses_only_what_is_reported():
 def test_a_stopped_worker_is_named_at_the_timeout_and_the_wait_can_be_taken_up_again(told):
     with load(Batches({8: functools.partial(stop_then, told.path, plain)}), timeout_s=0.5) as loader:
         pid = told.pid()
-        until(lambda: {0, 1} <= set(loader._pipeline.iteration.train_queue._ready))  # else one of these may be what is late
+        until(lambda: {0, 1} <= set(loader._engine.iteration.train_queue._ready))  # else one of these may be what is late
         got = []
         for _ in range(2):
             with pytest.raises(  # noqa: PT012
@@ -258,7 +258,7 @@ def test_a_very_short_close_still_ends_a_stopped_worker(told):
     loader = load(Batches({8: functools.partial(stop_then, told.path, plain)}))
     told.pid()
     loader.close(0.01)
-    assert loader._pipeline.core.pool.join(SLACK_S)
+    assert loader._engine.core.pool.join(SLACK_S)
 
 
 def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
@@ -271,10 +271,10 @@ def test_a_stopped_worker_that_is_continued_writes_into_nobodys_batch(told):
     with load(Batches(jobs, make=wide), chunk_size=1, in_order=False, prefetch=6) as loader:
         assert [first(next(loader)) for _ in range(6)]  # from now on batches are made in slots
         pid, failed, count = told.pid(), False, 0
-        (stopped,) = (h for h in loader._pipeline.core.pool.handles if h.pid == pid)
+        (stopped,) = (h for h in loader._engine.core.pool.handles if h.pid == pid)
         number, part = next(item for item in list(stopped.assigned.items()) if item[1].job.seq == 10)
         ring, begin = part.job.buffer.ring, part.job.buffer.root.ctypes.data
-        assert ring is loader._pipeline.core.slots.ring
+        assert ring is loader._engine.core.slots.ring
         del part  # the test must not be what keeps the slot
         slot = range(begin, begin + ring.slot_bytes)
         while not failed or count < 3 * ring.count:

@@ -113,7 +113,7 @@ class AsyncDataLoader(loader.AsyncDataLoader):
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Close. May be called by hand, and then again by the collector."""
-        if not finalizing() and hasattr(self, "_pipeline"):
+        if not finalizing() and hasattr(self, "_engine"):
             self.close()
             log.debug("Del AsyncDataLoader")
 

@@ -6,7 +6,6 @@ Knows neither the user's arguments nor the loader.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
@@ -33,103 +32,86 @@ if TYPE_CHECKING:
     from async_loader.pipeline.device.backend import DeviceBackend
     from async_loader.pipeline.device.streamer import StreamerInput, TransferThread
 
-_UNDO_TIMEOUT_S = 5.0
-"""For what a start that failed had started."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
-    """What a pipeline is built from; validated before it gets here."""
-
-    batch_size: int
-    chunk_size: int
-    num_workers: int
-    worker_type: WorkerType
-    prefetch: int
-    in_order: bool
-    timeout_s: float | None
-    seed: int
-    on_error: OnError
-    slot_bytes: int | None
-    collate_fn: Callable[[list[Any]], Any] | None
-    worker_init_fn: Callable[[int], Any] | None
-    context: BaseContext
-    finish: Callable[[Any], Any] | None
-
-
-class Pipeline:
-    """The loader holds it, threads do not.
+class SourceEngine:
+    """One engine and one iteration without end. The loader holds it, threads do not.
 
     Parameters
     ----------
     backend : DeviceBackend | None
         ``None`` delivers on the CPU, straight from the train queue.
+    others
+        The loader's, validated before they get here.
     """
 
-    def __init__(self, source: Source, settings: PipelineSettings, backend: DeviceBackend | None) -> None:
-        s = self._settings = settings
-        self._source = source
-        output = HostOutput(to_tensors=True, keep_slots=backend is not None)
-        core_settings = CoreSettings(
+    def __init__(
+        self,
+        source: Source,
+        backend: DeviceBackend | None,
+        *,
+        batch_size: int,
+        chunk_size: int,
+        num_workers: int,
+        worker_type: WorkerType,
+        prefetch: int,
+        in_order: bool,
+        timeout_s: float | None,
+        seed: int,
+        on_error: OnError,
+        slot_bytes: int | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        worker_init_fn: Callable[[int], Any] | None,
+        context: BaseContext,
+        finish: Callable[[Any], Any] | None,
+    ) -> None:
+        def config(number: int) -> WorkerConfig:
+            work = SampleWork(source.reader(), collate_fn, worker_init_fn, seed)
+            return WorkerConfig(work, num_workers, None, torch_workers=False, number=number)
+
+        settings = CoreSettings(
             unit="loader",
             work_name="its jobs",
-            kind=s.worker_type if s.num_workers > 1 else "inline",
-            workers=s.num_workers,
-            context=s.context,
-            ahead=s.prefetch,
-            slot_bytes=s.slot_bytes,
+            kind=worker_type if num_workers > 1 else "inline",
+            workers=num_workers,
+            context=context,
+            ahead=prefetch,
+            slot_bytes=slot_bytes,
             always_slots=backend is not None,
             torch_workers=False,
         )
-        core = self.core = EngineCore(core_settings, output, EndFlag())
-        work = SampleWork(None, s.collate_fn, s.worker_init_fn, s.seed, core.slots, output)
-        self._assembler: ChunkAssembler | None = None
-        self._reserve_known()
-        if core_settings.kind == "thread":
-            self._worker_states = WorkerStates(s.num_workers, WorkerConfig(work, s.num_workers, None))
+        output = HostOutput(to_tensors=True, keep_slots=backend is not None)
+        core = self.core = EngineCore(settings, output, EndFlag())
+        slots = core.slots
+        work = SampleWork(None, collate_fn, worker_init_fn, seed, slots, output)
+        reader = source.reader()
+        # Where the source knows its rows already, take the memory now: what does not fit is refused before anything runs.
+        if reader is not None and reader.schema is not None and collate_fn is None:
+            layout = slots.layout(reader.schema, batch_size)
+            if num_workers > 1:
+                slots.reserve(layout.nbytes)
+        assembler: ChunkAssembler | None = None
+        if settings.kind == "thread":
+            self._worker_states = WorkerStates(num_workers, WorkerConfig(work, num_workers, None))
             core.use_threads(self._worker_states)
-        elif core_settings.kind == "process":
-            collator = LocalCollator(core.slots, s.collate_fn)
-            whole = s.collate_fn is not None
-            self._assembler = ChunkAssembler(core.slots, output, collator, s.chunk_size, whole=whole)
-            core.use_processes(self._assembler, self._config)
-        ready = TrainQueue(s.in_order)
-        spec = IterationSpec(0, s.seed, None, core.live)
+        elif settings.kind == "process":
+            collator = LocalCollator(slots, collate_fn)
+            assembler = ChunkAssembler(slots, output, collator, chunk_size, whole=collate_fn is not None)
+            assembler.main = MainModule()
+            core.use_processes(assembler, config)
+        ready = TrainQueue(in_order)
+        spec = IterationSpec(0, seed, None, core.live)
         core.live.add(0)
-        self._tasks = PlanDispatch(source, SampleTasks(work), core.pool, self._assembler, spec, ready)
-        self._supplier = SourceTasks(source, s.batch_size)
+        self._tasks = PlanDispatch(source, SampleTasks(work), core.pool, assembler, spec, ready)
+        self._supplier = SourceTasks(source, batch_size)
         transfer = None if backend is None else _streamer(backend)
-        self.iteration = Iteration(core, spec, self._supplier, self._tasks, ready, Credits(s.prefetch), transfer)
-        options = IteratorOptions(on_error=s.on_error, timeout_s=s.timeout_s, warns=True, finish=s.finish)
+        self.iteration = Iteration(core, spec, self._supplier, self._tasks, ready, Credits(prefetch), transfer)
+        options = IteratorOptions(on_error=on_error, timeout_s=timeout_s, warns=True, finish=finish)
         self.iterator = BatchIterator(None, self.iteration, options)
 
     def start(self) -> None:
         """See NOTE [start order]."""
-        try:
-            if self._assembler is not None:
-                self._assembler.main = MainModule()
-            self.core.start()
-            self.iteration.start()
-        except BaseException:
-            self.core.close(_UNDO_TIMEOUT_S)
-            raise
-
-    def _reserve_known(self) -> None:
-        """Where the source knows its rows already, take the memory now: what does not fit is
-        refused before anything runs.
-        """
-        s, slots = self._settings, self.core.slots
-        reader = self._source.reader()
-        if reader is None or reader.schema is None or s.collate_fn is not None:
-            return
-        layout = slots.layout(reader.schema, s.batch_size)
-        if s.num_workers > 1:
-            slots.reserve(layout.nbytes)
-
-    def _config(self, number: int) -> WorkerConfig:
-        s = self._settings
-        work = SampleWork(self._source.reader(), s.collate_fn, s.worker_init_fn, s.seed)
-        return WorkerConfig(work, s.num_workers, None, torch_workers=False, number=number)
+        self.core.start()
+        self.iteration.start()
 
     def stats(self) -> LoaderStats:
         """A snapshot; cheap, takes no lock."""
