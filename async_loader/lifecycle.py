@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Generic, TypeVar, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
-from async_loader.interrupts import SignalsDeferred
+from async_loader.interrupts import SignalsAllowed, SignalsDeferred
 
 LONGEST_S: Final = 1e6
 """The longest limit that is kept, 11 days: poll and join take no more than some millions of seconds."""
@@ -229,7 +229,8 @@ class Patience:
         try:
             if self._on_wait is not None:
                 self._on_wait()
-            ready = readable(fds, self.deadline.left())
+            with SignalsAllowed():
+                ready = readable(fds, self.deadline.left())
         finally:
             self.waiting = False
         if self.end is not None and self.end.is_set():

@@ -114,22 +114,28 @@ class PlanDispatch:
         self._readers: LocalReaders | None = None
 
     def send(self, seq: int, plan: Any, worker: int | None, noted: Callable[[], None]) -> None:
-        if isinstance(plan, Rows) and self._reader is None:
-            self._meet_reader()
         if self._pool is not None and isinstance(plan, Rows | Jobs):
             self._pool.submit(self._chunks(seq, plan), noted)
-            return
+        else:
+            self._ready.put(seq, self.outcome(seq, plan))
+            noted()
+
+    def outcome(self, seq: int, plan: Any) -> Outcome:
+        """The batch of a plan, made in this thread."""
+        if isinstance(plan, Rows) and self._reader is None:
+            self._meet_reader()
         meter = self.meter
         meter.work()
         try:
             outcome = self._local.do((seq, plan, self._readers))
             meter.batches += 1  # before the batch can be taken, and the count be read
-            self._ready.put(seq, outcome)
+            return outcome
         finally:
             meter.wait()
-        noted()
 
     def _chunks(self, seq: int, plan: Rows | Jobs) -> list[Chunk]:
+        if isinstance(plan, Rows) and self._reader is None:
+            self._meet_reader()
         if self._assembler is not None:
             return self._assembler.cut(self._spec, seq, self._ready, plan, self._reader)
         job = Job(seq, len(plan), None, True, self._ready, chunks=1)

@@ -8,16 +8,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, WouldDeadlock
+from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, WouldDeadlock
 from async_loader.interrupts import SignalsDeferred
-from async_loader.lifecycle import Deadline
+from async_loader.lifecycle import Deadline, Patience
 from async_loader.pipeline.batch import Failure, Outcome, StreamEnd, Wakeup
 from async_loader.pipeline.dispatch import InlineInput, InlineTasks, PlanDispatch, TaskDispatch
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.job_queue import IterationSpec, Job
-from async_loader.pipeline.producer import Credits, Producer, Supply
+from async_loader.pipeline.producer import NO_WAIT, Credits, Producer, Supply
 from async_loader.pipeline.task_supplier import TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
@@ -107,6 +107,7 @@ class Iteration:
             self.queue = self.transfer.output
         self.inline = here if self.transfer is None else None
         self.iterator: Callable[[], Any] = _no_iterator
+        self._patience = NO_WAIT  # of the caller that draws
         self._opening = TrainQueue()
         self._opening_jobs: list[Job] = []
         self._openings: list[Any] = []
@@ -173,6 +174,30 @@ class Iteration:
 
     # -- what the consumer asks --------------------------------------------------------------------------------------
 
+    def draw_in(self, where: Literal["caller", "thread"]) -> None:
+        """Who draws tasks and does them from now on: the thread that calls `next`, or the producer thread.
+
+        Any thread, any time, any number of times: no task is lost or done twice.
+
+        Raises
+        ------
+        ConfigError
+            Workers do the tasks, or a device follows.
+        """
+        if self.producer is None or self.core.pool is not None or self.transfer is not None:
+            raise ConfigError("only tasks of a source that are done in one thread can change over to another one")
+        self.producer.park(where == "caller")
+
+    def produce_here(self, deadline: Deadline) -> None:
+        """Where the caller draws, and there is no batch: make one."""
+        producer, tasks = self.producer, self.tasks
+        if producer is None or not producer.parked or not isinstance(tasks, PlanDispatch):
+            return
+        with producer.turn:
+            if producer.parked and not self.train_queue.depth:
+                self._patience = Patience(self.core.end, deadline, self.refuse_deadlock)
+                self.supply.produce_here(tasks.outcome, self._patience)
+
     def refuse_deadlock(self) -> None:
         """Raise when only this thread could end the wait.
 
@@ -198,7 +223,7 @@ class Iteration:
             return None
         reason = self.supplier.waiting_for()
         # In this order: a plan that has just drawn what there was has ended its wait before, and then it counts.
-        return reason if reason is not None and producer.waits and self.supply.out <= 0 else None
+        return reason if reason is not None and (producer.waits or self._patience.waiting) and self.supply.out <= 0 else None
 
     def diagnosis(self) -> str:
         """Which stage the consumer waits for, in words."""

@@ -287,6 +287,7 @@ class BatchIterator(Iterator[Any]):
                 self._supply.fill()  # a signal may have cut the last one short, and nothing would be under way
             self._iteration.refuse_deadlock()
             try:
+                self._iteration.produce_here(part)
                 item = self._queue.wait(part)
             except Timeout:
                 self._give_up_or_warn(deadline)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout
+from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, WouldDeadlock
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience, join
 from async_loader.pipeline.batch import Failure, Outcome
@@ -171,6 +171,31 @@ class Supply:
         self.noted()
         return outcome
 
+    def produce_here(self, do: Callable[[int, Any], Outcome], patience: Patience) -> None:
+        """As `produce`, in the consumer's thread: what a signal interrupts is done again by the next call.
+
+        Raises
+        ------
+        Timeout, Closed, WouldDeadlock
+            Of a wait within ``patience``: no task was drawn.
+        """
+        try:
+            with SignalsDeferred():  # what was drawn is known
+                more = self.supplier.draw(patience)
+            outcome = do(self.seq, self.supplier.drawn) if more else None
+        except (KeyboardInterrupt, GeneratorExit, WouldDeadlock):
+            raise
+        except BaseException as error:  # data for the consumer: it is raised there
+            if isinstance(error, Closed | Timeout) and (patience.deadline.expired or (patience.end and patience.end.is_set())):
+                raise
+            outcome = Failure(guarded(error))
+        with SignalsDeferred():
+            if outcome is None:
+                self._end()
+            else:
+                self._ready.put(self.seq, outcome)
+                self.noted()
+
     def noted(self) -> None:
         """What was drawn is on its way."""
         self.seq, self.supplier.drawn = self.seq + 1, NOTHING  # in one step: no signal comes in between
@@ -196,12 +221,22 @@ class Producer:
     ----------
     on_broken : callable
         Told when the thread cannot go on.
+
+    Attributes
+    ----------
+    parked : bool
+        The thread draws nothing, and nothing that it drew is under way: the consumer draws, holding `turn`.
     """
 
     def __init__(self, supply: Supply, ready: TrainQueue, end: EndFlag, on_broken: Callable[[BaseException], None]) -> None:
         self._supply = supply
         self._ready = ready
         self._on_broken = on_broken
+        self.parked = self._parks = False
+        self.turn = threading.Lock()
+        self._gate = AutoResetEvent()
+        self._end = end
+        end.on_set(self._gate.open)
         self._patience = Patience(end, on_wait=ready.wake_consumer)
         end.on_set(supply.credits.close)
         self._thread = threading.Thread(target=self._run, name="async-loader-producer", daemon=True)
@@ -213,6 +248,20 @@ class Producer:
     def waits(self) -> bool:
         """Whether the supplier waits within ``draw`` at this moment."""
         return self._patience.waiting
+
+    def park(self, parks: bool) -> None:
+        """Draw nothing more from the next task on, or draw again. Any thread, any number of times."""
+        self._parks = parks
+        self._gate.open()
+
+    def _stand_by(self) -> None:
+        self.parked = True
+        self._ready.wake_consumer()
+        while self._parks and not self._end.is_set():
+            self._gate.pass_through()
+        if not self._end.is_set():  # else a consumer that closes within its turn, in a handler of a signal, would wait for us
+            with self.turn:
+                self.parked = False
 
     def join(self, timeout_s: float | None) -> bool:
         """Wait until the thread has ended; whether it has.
@@ -226,7 +275,9 @@ class Producer:
         try:
             while True:
                 supply.credits.wait(supply.seq)
-                if not supply.produce(self._patience):
+                if self._parks:
+                    self._stand_by()
+                elif not supply.produce(self._patience):
                     return
         except Closed:
             self._ready.close()  # of a dropped loader: nothing else wakes the streamer

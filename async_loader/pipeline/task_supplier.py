@@ -97,7 +97,7 @@ class _Unleased:
 
 
 class SourceTasks(_Unleased):
-    """The plans of a source. `draw` may wait long, so a thread of the loader calls it."""
+    """The plans of a source. `draw` may wait long, so as a rule a thread of the loader calls it."""
 
     def __init__(self, source: Source, batch_size: int) -> None:
         self.meter = Meter()
@@ -105,6 +105,8 @@ class SourceTasks(_Unleased):
         self._batch_size = batch_size
 
     def draw(self, patience: Patience) -> bool:
+        if self.drawn is not NOTHING:
+            return self.drawn is not END
         self.meter.work()
         self.planning_since = time.monotonic()
         try:

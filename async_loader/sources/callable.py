@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from async_loader.errors import SchemaError, Unsupported
+from async_loader.interrupts import SignalsAllowed
 from async_loader.lifecycle import Patience
 from async_loader.names import describe
 from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Samples
@@ -22,6 +23,7 @@ class CallableSource:
 
     def __init__(self, function: Callable[[int], Any]) -> None:
         self.function = function
+        self._given: list[Any] = []  # what the function returned, until it is a plan
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
         """Call the function and see what it is that it gives.
@@ -31,7 +33,13 @@ class CallableSource:
         SchemaError
             For too few or too many entries, a mixture of jobs and samples, or something else altogether.
         """
-        data = self.function(batch_size)
+        if not self._given:
+            with SignalsAllowed():
+                # Not a call: what extend takes is not lost, whenever a signal comes.
+                self._given.extend(map(self.function, (batch_size,)))
+        if not self._given:
+            raise StopIteration(f"{self._name} raised it")
+        data = self._given.pop()
         if data is END:
             end: Plan = END
             return end

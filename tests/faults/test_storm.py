@@ -87,13 +87,16 @@ def take(loader, into):
         return
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_whichever_point_of_next_is_struck_the_following_call_gives_the_same_batch(workers):
+@pytest.mark.parametrize(("workers", "draws"), [(0, "thread"), (2, "thread"), (0, "caller")])
+def test_whichever_point_of_next_is_struck_the_following_call_gives_the_same_batch(workers, draws):
     taken = []
     with AsyncDataLoader(Batches(make=wide), 4, num_workers=workers, multiprocessing_context="fork", timeout_s=SLACK_S) as loader:
         take(loader, taken)
+        while draws == "caller" and not loader._engine.iteration.producer.parked:
+            loader._engine.iteration.draw_in("caller")
+            take(loader, taken)
         total = max(count_points(lambda: take(loader, taken)) for _ in range(3))
-        for at in some_points(total, 80):
+        for at in some_points(total, 80 if draws == "thread" else 500):
             strike(lambda: take(loader, taken), at)
             assert loader.stats().interrupted in (0, 1)
         take(loader, taken)
