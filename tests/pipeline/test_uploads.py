@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 
 from async_loader import AsyncDataLoader, ReplayBuffer
+from async_loader.batch_layout import BatchLayout
 from async_loader.feeder import connect
+from async_loader.schema import Schema
+from async_loader.shm.batch_buffer import BatchBuffer, ReadySlot
+from async_loader.shm.slot_ring import SlotRing
 from async_loader.source import Ready
 from async_loader.testing.fake_device import FakeBackend
 
 ROWS, BATCH = 400, 20
 PIXELS = (40, 30)
+FIELDS = {"pixels": (PIXELS, "uint8"), "number": "int64"}
 
 
 def steps() -> dict[str, np.ndarray]:
@@ -39,8 +44,33 @@ class Lent:
         raise NotImplementedError
 
 
+class InSlots:
+    """A source whose batches lie in slots of its own ring."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+        self.layout = BatchLayout.contiguous(Schema.of(FIELDS), BATCH)
+        self.ring = SlotRing(12, self.layout.nbytes, 3)
+
+    def plan(self, batch_size, patience):
+        leased = self.ring.lease()
+        assert leased is not None, "slots do not come back"
+        slot, root = leased
+        batch = self.layout.rebuild(self.layout.views(root))
+        for name, column in steps().items():
+            batch[name][:] = column[self.drawn : self.drawn + batch_size]
+        self.drawn = (self.drawn + batch_size) % ROWS
+        return ReadySlot(batch, lent=True, buffer=BatchBuffer(self.ring, slot, root), layout=self.layout)
+
+    def reader(self):
+        return None
+
+    def update_priorities(self, index, priority):
+        raise NotImplementedError
+
+
 def local_table(stack: ExitStack, **settings):
-    buffer = ReplayBuffer(ROWS, {"pixels": (PIXELS, "uint8"), "number": "int64"}, **settings)
+    buffer = ReplayBuffer(ROWS, FIELDS, **settings)
     buffer.extend(**steps())
     stack.callback(buffer.close)
     return buffer
@@ -48,7 +78,7 @@ def local_table(stack: ExitStack, **settings):
 
 def feeder_table(stack: ExitStack):
     client = stack.enter_context(connect("embedded", tables={"replay": ROWS}))
-    with client.table("replay").writer(schema={"pixels": (PIXELS, "uint8"), "number": "int64"}) as writer:
+    with client.table("replay").writer(schema=FIELDS) as writer:
         writer.extend(steps())
     return client.table("replay")
 
@@ -58,6 +88,7 @@ SOURCES = {
     "local table, rows drawn once": lambda stack: local_table(stack, max_times_sampled=2),
     "feeder table": feeder_table,
     "ready batches": lambda stack: Lent(),
+    "batches in slots of the source": lambda stack: InSlots(),
 }
 
 
@@ -73,3 +104,15 @@ def test_a_batch_is_one_upload_from_page_locked_memory(source):
         loader.close()
         assert (fake.copies >= 8, fake.pageable_copies, fake.violations) == (True, 0, [])
         assert fake.copies == loader.stats().copy.batches
+
+
+@pytest.mark.parametrize("device", ["cpu", "fake"])
+def test_a_batch_that_a_source_has_in_a_slot_is_not_copied_on_its_way_and_the_slot_comes_back(device):
+    source, fake = InSlots(), FakeBackend()
+    with AsyncDataLoader(source, BATCH, device=fake if device == "fake" else "cpu", timeout_s=60) as loader:
+        for _ in range(3 * source.ring.count):  # far more than there are slots
+            batch = next(loader)
+            assert (batch["pixels"].cpu() == (batch["number"].cpu() % 250)[:, None, None]).all()
+            del batch
+        assert loader.stats().slots == 0  # none of the loader's own
+    assert source.ring.free == source.ring.count

@@ -24,6 +24,7 @@ from async_loader.pipeline.workers.seeding import seed_globals
 from async_loader.pipeline.workers.work import Kind, WorkContext
 from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
 from async_loader.schema import Schema
+from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples, Seed
 
 Answer = tuple[str, Encoded | None]
@@ -115,6 +116,8 @@ class SampleTasks:
         if isinstance(plan, Ready):
             if self._whole and plan.samples is not None:
                 batch = collator.samples(plan.samples())
+            elif isinstance(plan, ReadySlot) and self._output.keep_slots:
+                batch = Batch(plan.buffer, plan.layout)
             else:
                 # On its way to a device a batch lies in a slot: one copy of page-locked memory in
                 # place of many of any.
