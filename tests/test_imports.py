@@ -151,6 +151,27 @@ RANKS["replay"] = [
     "buffer",
     "kernel_warmup replay",
 ]
+RANKS["pipeline"] = [
+    "pipeline batch batches batches.arena batches.collate batches.slot_allocator codec device device.backend workers",
+    "batches.host_output batches.local_collator device.pinned_memory train_queue workers.failures workers.seeding",
+    "device.cuda_queue job_queue workers.work workers.worker_slots",
+    "batches.assembler device.streamer task_supplier workers.sample_work workers.worker_main",
+    "producer workers.thread_pool workers.worker_handle",
+    "workers.worker_pool",
+    "engine_core dispatch",
+    "iteration",
+    "iterator",
+    "engine source_engine",
+]
+RANKS["dataset"] = [
+    "bookmarks torch_collate",
+    "array_dataset batch_order",
+    "dataset_work",
+    "epoch_progress",
+    "epoch",
+    "data_loader",
+    "dataset",
+]
 TYPES_OF = {("table", "replay")}
 """Protocols may name types of what is above them, where only a type checker looks."""
 
@@ -369,6 +390,12 @@ def test_a_planted_breach_is_caught(module, code, text):
         ("replay.table.insert", "from async_loader.replay.table.sample import TableSampler"),
         ("replay.samplers.rank", "from async_loader.replay.samplers import Uniform"),
         ("replay.base.row_format", "from async_loader.replay import ReplayBuffer"),
+        ("pipeline.batch", "from async_loader.pipeline.train_queue import TrainQueue"),
+        ("pipeline.engine_core", "def f():\n    from async_loader.pipeline.iteration import Iteration"),
+        ("pipeline.iteration", "if TYPE_CHECKING:\n    from async_loader.pipeline.iterator import BatchIterator"),
+        ("pipeline.workers.work", "from .worker_pool import WorkerPool"),
+        ("pipeline.device.cuda_queue", "import importlib\nimportlib.import_module('async_loader.pipeline.device.streamer')"),
+        ("dataset.epoch", "from async_loader.dataset.data_loader import DataLoader"),
     ],
 )
 def test_a_planted_breach_inside_a_room_is_caught(module, code):
@@ -383,12 +410,16 @@ def test_a_planted_breach_inside_a_room_is_caught(module, code):
         ("replay.base.compiled", "from async_loader.replay.table.storage import Storage", ["replay.base", "replay.table"]),
         ("replay.views", "from async_loader.replay.table.storage import Storage", ["replay.table", "replay.views"]),
         ("replay.buffer", "from async_loader.replay.table.storage import Storage", []),
+        ("pipeline.batches.collate", "from ..workers.work import Work", ["pipeline.batches", "pipeline.workers"]),
+        ("pipeline.iterator", "from .workers.work import Work", []),
     ],
 )
 def test_a_planted_circle_of_folders_is_caught(module, code, circle):
-    within = [one for one in every_import() if one.module.startswith("replay.table.")]
+    room = module.split(".")[0]
+    below = {"replay": "replay.table.", "pipeline": "pipeline.workers."}[room]
+    within = [one for one in every_import() if one.module.startswith(below)]
     planted = [*imports(ast.parse(code), module), *within]
-    assert folder_circles(planted, "replay") == circle
+    assert folder_circles(planted, room) == circle
 
 
 @pytest.mark.parametrize(

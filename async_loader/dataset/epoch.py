@@ -42,7 +42,7 @@ class Epoch(Iterator[B]):
     iteration : BatchIterator
         Of tasks, or of streams; with openings where the workers' datasets are to be known.
     batches : Batches
-    epoch_progress : Course
+    epoch_progress : EpochProgress
         What was over before.
     finish : callable | None
         Done to each batch in the consumer's thread.
