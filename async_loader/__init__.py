@@ -65,7 +65,7 @@ else:
     }
 
     def __getattr__(name):
-        """Public names are imported when they are first used: a table needs no loader, a loader no table."""
+        """Import a public name when it is first used: a table needs no loader, a loader no table."""
         if name not in _HOMES:
             from async_loader.names import PUBLIC
 

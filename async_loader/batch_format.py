@@ -1,4 +1,4 @@
-"""The formats of a batch: numpy arrays, torch tensors, a TensorDict. Copies nothing on the CPU."""
+"""The formats of a batch: numpy arrays, torch tensors or a TensorDict. CPU data is not copied."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = [
 ]
 
 BatchFormat = Literal["numpy", "torch", "tensordict"]
-"""What a batch is made of: arrays or tensors in (nested) dicts, or tensors in a ``tensordict.TensorDict``."""
+"""The container of a batch: (nested) dicts of arrays or tensors, or a ``tensordict.TensorDict``."""
 
 FORMATS: Final[tuple[str, ...]] = get_args(BatchFormat)
 
 
 def checked(batch_format: object, device: object = None) -> BatchFormat:
-    """Check what a batch is to be, before anything is drawn.
+    """Check a requested batch format before any rows are drawn.
 
     Parameters
     ----------
     batch_format : "numpy" | "torch" | "tensordict"
     device : str | torch.device, optional
-        Where the tensors are to be. A device implies tensors: ``"numpy"`` becomes ``"torch"``.
+        Target device of the tensors. A device implies tensors: ``"numpy"`` becomes ``"torch"``.
 
     Returns
     -------
@@ -38,8 +38,8 @@ def checked(batch_format: object, device: object = None) -> BatchFormat:
     Raises
     ------
     ConfigError
-        For another word, for a device that is a number or a bool, or that torch does not know; and for "tensordict"
-        where the package tensordict is not installed.
+        For an unknown format, for a device that is a number, a bool or unknown to torch, and for "tensordict"
+        if the package tensordict is not installed.
     """
     if batch_format not in FORMATS:
         raise ConfigError(f"batch_format={batch_format!r}: give 'numpy', 'torch' or 'tensordict'")
@@ -52,21 +52,21 @@ def checked(batch_format: object, device: object = None) -> BatchFormat:
 
 
 def convert(batch: Any, batch_format: BatchFormat, device: Any = None) -> Any:
-    """A batch of arrays in another format.
+    """Convert a batch of arrays to another format.
 
     Parameters
     ----------
     batch : (nested) dict of arrays [rows, ...]
-        Its own memory: tensors on the CPU share it.
+        It owns its memory: tensors on the CPU share it.
     batch_format : "numpy" | "torch" | "tensordict"
         As `checked` returned it.
     device : str | torch.device, optional
-        Of the tensors; by default the CPU.
+        Device of the tensors; by default the CPU.
 
     Returns
     -------
     dict | TensorDict
-        Arrays of what torch has no dtype for (text, dates) stay arrays. A TensorDict has ``batch_size=[rows]``.
+        Arrays without a torch dtype (text, dates) stay arrays. A TensorDict has ``batch_size=[rows]``.
     """
     if batch_format == "numpy":
         return batch
@@ -77,9 +77,9 @@ def convert(batch: Any, batch_format: BatchFormat, device: Any = None) -> Any:
 
 
 def finisher(batch_format: BatchFormat) -> Callable[[Any], Any] | None:
-    """What makes a loader's batch, which is of tensors, one of ``batch_format``; ``None`` where there is nothing to do.
+    """Return a converter from a loader's batch of tensors to ``batch_format``; ``None`` if none is needed.
 
-    Arrays share the memory of the tensors and keep it. Tensors of a dtype that numpy lacks (bfloat16) stay tensors.
+    Arrays share and keep the memory of the tensors. Tensors of a dtype that numpy lacks (bfloat16) stay tensors.
     """
     if batch_format == "torch":
         return None

@@ -1,4 +1,4 @@
-"""Where the arrays of one batch lie within a block of bytes. Pure arithmetic; owns no memory."""
+"""Layout of one batch's arrays within a block of bytes. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from async_loader import tree
 from async_loader.schema import PackedRow, Schema
 from async_loader.source import Window
 
-_LINE = 64  # a cache line; also what torch's kernels like best
+_LINE = 64  # a cache line; also the alignment that torch's kernels prefer
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One array of the batch: its shape with the batch dimension, and its place."""
+    """One array of the batch: its shape with the batch dimension, and its position."""
 
     name: str
     dtype: np.dtype[Any]
@@ -30,7 +30,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Regions for every leaf of a batch, within `nbytes` bytes.
+    """Regions for every leaf of a batch within `nbytes` bytes.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class BatchLayout:
     nbytes : int
         Size of the block.
     stride : int
-        Bytes from row to row when the rows are packed, 0 when every field is contiguous.
+        Bytes from row to row if the rows are packed, 0 if every field is contiguous.
     """
 
     structure: tree.Structure
@@ -51,13 +51,13 @@ class BatchLayout:
 
     @classmethod
     def contiguous(cls, schema: Schema, rows: int) -> BatchLayout:
-        """Every field contiguous, ``[rows, *shape]``, on a cache line of its own."""
+        """Lay out every field contiguously, ``[rows, *shape]``, on a cache line of its own."""
         shapes = [(rows, *field.shape) for field in schema.fields]
         return cls.of_arrays(schema, shapes)
 
     @classmethod
     def of_arrays(cls, schema: Schema, shapes: Sequence[tuple[int, ...]]) -> BatchLayout:
-        """As `contiguous`, with the full shape of every array given."""
+        """Like `contiguous`, with the full shape of every array given."""
         regions, end = [], 0
         for field, shape in zip(schema.fields, shapes, strict=True):
             regions.append(Region(field.name, field.dtype, tuple(shape), end))
@@ -66,7 +66,7 @@ class BatchLayout:
 
     @classmethod
     def packed(cls, schema: Schema, rows: int) -> BatchLayout:
-        """Rows one behind the other, each with all its fields; the arrays are strided views."""
+        """Lay out whole rows one after the other; the arrays are strided views."""
         row = PackedRow.of(schema.fields)
         regions = tuple(
             Region(f.name, f.dtype, (rows, *f.shape), offset, (row.stride, *_strides(f.shape, f.dtype.itemsize)))
@@ -75,11 +75,11 @@ class BatchLayout:
         return cls(schema.structure, regions, rows * row.stride, row.stride)
 
     def views(self, root: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
-        """One array per region on the memory of ``root``, each of which keeps ``root`` alive."""
+        """Return one array per region on the memory of ``root``; each keeps ``root`` alive."""
         return [np.ndarray(r.shape, r.dtype, root, r.offset, r.strides) for r in self.regions]
 
     def window(self, root: npt.NDArray[np.uint8], start: int, stop: int) -> Window:
-        """Rows ``start`` to ``stop`` of every field."""
+        """Return rows ``start`` to ``stop`` of every field."""
         packed = None
         if self.stride:
             packed = root[start * self.stride : stop * self.stride].reshape(stop - start, self.stride)

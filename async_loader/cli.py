@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Computes nothing."""
+"""The command line: parses arguments, calls the library and prints results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _root() -> None:
 
 @app.command()
 def doctor() -> None:
-    """What this machine offers the loader, and what to do where that is little."""
+    """Report what this machine offers the loader, and the remedy where it offers too little."""
     from rich.console import Console
     from rich.table import Table
 
@@ -114,7 +114,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")] = False,
     keys: Annotated[str | None, KEYS] = None,
 ) -> None:
-    """What a feeder says of itself: tables, who is connected, and who waits for what."""
+    """Print a feeder's status: tables, connected clients, and what each of them waits for."""
     from rich.console import Console
 
     with _errors():
@@ -129,7 +129,7 @@ def drain(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when it has ended.")] = False,
     keys: Annotated[str | None, KEYS] = None,
 ) -> None:
-    """Tell a feeder to take nothing new, to give out what it has, and to end."""
+    """Tell a feeder to accept no new steps, deliver the batches it has, and end."""
     from rich.console import Console
 
     with _errors():
@@ -143,7 +143,7 @@ def keys(
     folder: Annotated[Path, typer.Argument(help="Where the server's keys are, or will be.")],
     names: Annotated[list[str] | None, typer.Argument(help="Clients to make keys for.")] = None,
 ) -> None:
-    """Make keys, so that connections are encrypted and only known clients get in. Nothing is overwritten."""
+    """Create key files, so that connections are encrypted and only known clients are accepted. Overwrites nothing."""
     with _errors():
         from async_loader.feeder.curve_keys import make_keys
 
@@ -153,7 +153,7 @@ def keys(
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """What went wrong as one line, and an exit code: 2 for what was asked for, 1 for what happened."""
+    """Print an error as one line and exit: code 2 for a bad request, 1 for a failure at run time."""
     from async_loader.errors import AsyncLoaderError, ConfigError
 
     try:
@@ -164,7 +164,7 @@ def _errors() -> Iterator[None]:
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     app()
 
 

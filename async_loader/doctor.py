@@ -1,4 +1,4 @@
-"""What this machine offers the loader, as rows for `async-loader doctor`."""
+"""Facts about this machine that matter to the loader, as rows for `async-loader doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from async_loader.shm.limits import available_bytes, human
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact; `remedy` is empty when nothing is wrong with it."""
+    """One fact; `remedy` is empty if nothing needs to be done."""
 
     what: str
     fact: str
@@ -22,7 +22,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """All findings, in the order in which a user would ask."""
+    """Return all findings, in the order in which a user would ask for them."""
     return [
         Finding("python", platform.python_version()),
         Finding("platform", f"{platform.system()} {platform.machine()}"),

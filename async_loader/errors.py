@@ -1,4 +1,4 @@
-"""The exception tree. One root; every message says the fact, the number and the remedy."""
+"""The exception tree. It has one root; every message states the fact, the number and the remedy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = [
 
 
 class AsyncLoaderError(Exception):
-    """Root of everything that async_loader raises on its own account."""
+    """Root of all exceptions that async_loader raises by itself."""
 
 
 class Closed(AsyncLoaderError):
-    """You closed it, and then asked for more."""
+    """The object was closed by its user before this call."""
 
 
 class Broken(AsyncLoaderError):
@@ -37,7 +37,7 @@ class Broken(AsyncLoaderError):
 
 
 class Timeout(AsyncLoaderError, TimeoutError):
-    """A deadline that you set has passed. Nothing was lost: the call may be made again."""
+    """A deadline set by the caller has passed. No data is lost: the call may be repeated."""
 
 
 class WouldDeadlock(AsyncLoaderError):
@@ -45,11 +45,11 @@ class WouldDeadlock(AsyncLoaderError):
 
 
 class ConfigError(AsyncLoaderError, ValueError):
-    """An argument that cannot work, found before anything started."""
+    """An invalid argument, found before any thread or process started."""
 
 
 class NotEnoughData(ConfigError):
-    """Fewer items than were asked for, and no limiter to wait for. The message says both numbers.
+    """Fewer items than requested, and no limiter to wait for. The message states both numbers.
 
     Attributes
     ----------
@@ -66,16 +66,16 @@ class NotEnoughData(ConfigError):
 
 
 class InsecureBindError(ConfigError):
-    """A bind beyond this machine without keys. Whoever reaches the port could read and write the tables."""
+    """A bind to a public address without keys: any host that reaches the port could read and write the tables."""
 
 
 class AddressInUse(AsyncLoaderError, OSError):
-    """Another server listens there.
+    """Another server listens on this address.
 
     Attributes
     ----------
     pid : int | None
-        Of that server, if it can be known.
+        Process id of that server, if it can be determined.
     """
 
     def __init__(self, message: str, pid: int | None = None) -> None:
@@ -87,38 +87,38 @@ class AddressInUse(AsyncLoaderError, OSError):
 
 
 class SchemaError(AsyncLoaderError, ValueError):
-    """Data that does not fit the fields, dtypes or shapes that were agreed on."""
+    """Data that does not match the agreed fields, dtypes or shapes."""
 
 
 class OutOfMemory(AsyncLoaderError, MemoryError):
-    """Shared memory that would not fit, found before it was allocated."""
+    """Shared memory that would not fit, detected before the allocation."""
 
 
 class ResourceLimit(AsyncLoaderError, OSError):
-    """A limit of the operating system (file descriptors, processes) that is too low."""
+    """A limit of the operating system (file descriptors, processes) is too low."""
 
 
 class CannotSend(AsyncLoaderError, TypeError):
-    """An object that cannot travel to a worker process. The message names it."""
+    """An object that cannot be sent to a worker process. The message names it."""
 
 
 class Unsupported(AsyncLoaderError):
-    """Something that this source, device or platform does not offer."""
+    """An operation that this source, device or platform does not offer."""
 
 
 class MissingExtra(AsyncLoaderError, ImportError):
-    """An optional library is absent. The message names the extra that brings it."""
+    """An optional library is not installed. The message names the extra that installs it."""
 
 
 class CorruptCheckpoint(AsyncLoaderError):
-    """A checkpoint that is not as it was written. The message names the file, what is wrong, and what would load."""
+    """A damaged checkpoint. The message names the file, the damage, and which checkpoint can be loaded."""
 
 
 class JobFailed(AsyncLoaderError):
-    """A job raised something that cannot be raised here as it was.
+    """A job raised an exception that cannot be raised here in its original form.
 
-    That is an exception that did not survive the way to this process, or one that would be taken for
-    something else (StopIteration would end the training loop silently).
+    Either the exception could not be pickled and rebuilt in this process, or it has a special meaning here
+    (StopIteration would end the training loop silently).
 
     Attributes
     ----------
@@ -138,13 +138,13 @@ class JobFailed(AsyncLoaderError):
 
 
 class WorkerDied(AsyncLoaderError):
-    """A worker process ended without being told to. It has been replaced.
+    """A worker process ended unexpectedly. It has been replaced.
 
     Attributes
     ----------
     pid : int
     exitcode : int | None
-        As in ``multiprocessing``: negative is the signal's number.
+        As in ``multiprocessing``: a negative value is the number of a signal.
     """
 
     def __init__(self, message: str, pid: int = 0, exitcode: int | None = None) -> None:
@@ -157,16 +157,16 @@ class WorkerDied(AsyncLoaderError):
 
 
 class Malformed(AsyncLoaderError, ValueError):
-    """A message that is not as the feeder's wire format says, or says more than this side understands.
+    """A message that violates the feeder's wire format, or uses features unknown to this side.
 
     Attributes
     ----------
     code : int
-        Of `async_loader.feeder.wire.codes.ErrorCode`: what to answer.
+        The `async_loader.feeder.wire.codes.ErrorCode` to answer with.
     type, session, sequence, number : int
-        Of the message, as far as its header could be read; 0 otherwise.
+        Fields of the message's header, as far as it could be read; 0 otherwise.
     expected : int | None
-        What the answer names beside the text: for an unknown version the newest that is understood here.
+        An extra number for the answer: for an unknown version the newest version supported here.
     """
 
     def __init__(self, message: str, code: int = 2, expected: int | None = None) -> None:

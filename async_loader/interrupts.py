@@ -1,10 +1,10 @@
-"""Signals whose handlers raise, above all Ctrl-C, held back while something is done that an exception would tear.
+"""Deferral of signals whose handlers raise, above all Ctrl-C, around code that an exception would leave half done.
 
 # NOTE [Ctrl-C]
-Python runs the handlers of signals in the main thread, between two bytecodes, whichever thread the kernel gave the signal
-to. A signal mask of one thread therefore holds nothing back in a process that has two. What must not be torn in the middle
-is done with a handler of ours in the place of the program's: it notes the signal, and the program's own handler runs when
-the section ends. Within `SignalsAllowed` it runs at once: waits, and code of the user's, can always be interrupted.
+Python runs signal handlers in the main thread, between two bytecodes, whichever thread the kernel gave the signal to. A
+signal mask of one thread therefore defers nothing in a process that has two. A critical section replaces the program's
+handler with a handler of ours: it records the signal, and the program's own handler runs when the section ends. Within
+`SignalsAllowed` signals are handled at once: waits and user code can always be interrupted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _signal: Any = sys.modules["_signal"]
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
-"""What programs have handlers for that raise."""
+"""Signals for which programs install handlers that raise."""
 
 
 class _Section:
-    """What is held back from the beginning of the outermost `SignalsDeferred` to its end."""
+    """Signals deferred between the start of the outermost `SignalsDeferred` and its end."""
 
     __slots__ = ("depth", "handle", "handlers", "noted", "open", "over")
 
@@ -37,10 +37,10 @@ class _Section:
         self.handle = self._handle  # one object: a method is made anew wherever it is named
 
     def _handle(self, number: int, frame: Any) -> None:
-        if self.over:  # a handler of ours that could not be taken back does no harm
+        if self.over:  # a handler of ours that could not be removed does no harm
             self.handlers[number](number, frame)
         elif self.open:
-            self.open = False  # stays so if the program's handler raises: what the exception passes through is not torn either
+            self.open = False  # stays False if the program's handler raises: the frames that the exception unwinds are not critical
             self.handlers[number](number, frame)
             self.open = True
         else:
@@ -55,18 +55,18 @@ class _Section:
                 _signal.signal(number, self.handle)
 
     def end(self) -> None:
-        """Give the program its handlers back, and the signals that came meanwhile."""
+        """Restore the program's handlers and deliver the recorded signals."""
         self.over = True
         ours = self.handle
         for number, handler in self.handlers.items():
             if _signal.getsignal(number) is ours:
                 _signal.signal(number, handler)
-        del self.handle  # a cycle, else left to the garbage collector at each section
+        del self.handle  # breaks a reference cycle, which would be left to the garbage collector at each section
         if self.noted:
             self.tell()
 
     def tell(self) -> None:
-        """Run the program's handlers for what was noted; all of them, also if one raises."""
+        """Run the program's handlers for the recorded signals; all of them, even if one raises."""
         if self.noted:
             number, _ = self.noted.popitem()
             try:
@@ -76,22 +76,22 @@ class _Section:
 
 
 _section: _Section | None = None
-"""Of the main thread, which alone runs handlers."""
+"""The main thread, the only one that runs handlers."""
 _main = threading.main_thread().ident
 _ident = threading.get_ident
 
 
 def held_back() -> bool:
-    """Whether a signal that comes now, to the calling thread, is noted for later."""
+    """Return True if a signal that arrives now in the calling thread is deferred."""
     section = _section
     return section is not None and not section.open and _ident() == _main
 
 
 class SignalsDeferred:
-    """``with SignalsDeferred():`` no handler of a signal runs, so none raises, between the lines of the block. Nests.
+    """``with SignalsDeferred():`` no signal handler runs, and so none raises, within the block. Nests.
 
-    For blocks that take microseconds. In other threads than the main one there is nothing to hold back.
-    Cost: two system calls for each signal that the program handles in Python, which as a rule is Ctrl-C alone.
+    For blocks that take microseconds. In other threads than the main one it does nothing.
+    Cost: two system calls for each signal with a Python handler, which is usually Ctrl-C alone.
     """
 
     __slots__ = ("_inside", "_was_open")
@@ -129,7 +129,7 @@ class SignalsDeferred:
 
 
 class SignalsAllowed:
-    """``with SignalsAllowed():`` in a `SignalsDeferred`: signals are handled at once here, those that came before first."""
+    """``with SignalsAllowed():`` in a `SignalsDeferred`: handles signals at once, deferred ones first."""
 
     __slots__ = ("_section",)
 
@@ -146,7 +146,7 @@ class SignalsAllowed:
 
 
 def _after_fork_in_child() -> None:
-    """The thread that held signals back may not be there, or never comes to the end of its section."""
+    """Reset the state: the thread that deferred signals does not exist in the child."""
     global _section, _main
     section, _section, _main = _section, None, threading.main_thread().ident
     if section is not None:

@@ -1,6 +1,6 @@
-"""How everything starts, waits and ends: Deadline, EndFlag, Bell, Patience, State.
+"""Starting, waiting and ending: Deadline, EndFlag, EventFd, Patience, StateMachine.
 
-Waits here are on file descriptors and have an end; nothing polls, nothing sleeps.
+Waits here are on file descriptors and have an end; there is no polling and no sleeping.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from async_loader.errors import Closed, ConfigError, Timeout
 from async_loader.interrupts import SignalsAllowed, SignalsDeferred
 
 LONGEST_S: Final = 1e6
-"""The longest limit that is kept, 11 days: poll and join take no more than some millions of seconds."""
+"""The longest finite limit, 11 days: poll and join accept no more than some millions of seconds."""
 
 
 def seconds(name: str, value: object) -> float:
-    """Check a timeout: 0 tries once, ``math.inf`` waits for ever.
+    """Check a timeout: 0 tries once, ``math.inf`` never times out.
 
-    Every public call that takes a timeout checks it here, before it does anything.
+    Every public call with a timeout checks it here first.
 
     Raises
     ------
     ConfigError
-        For NaN, for a negative number, and for what is not a real number.
+        For NaN, for a negative number, and for anything but a real number.
     """
     if type(value) is float and value >= 0.0:
         return value
@@ -48,7 +48,7 @@ def seconds(name: str, value: object) -> float:
 
 
 def seconds_or_none(name: str, value: object) -> float | None:
-    """As `seconds`; ``None`` stays ``None``, whose meaning the call documents."""
+    """Like `seconds`; ``None`` stays ``None``, whose meaning the caller documents."""
     return None if value is None else seconds(name, value)
 
 
@@ -58,8 +58,8 @@ class Deadline:
     Parameters
     ----------
     timeout_s : float | None
-        Seconds from now, checked by `seconds`; ``None``, ``math.inf`` and more than `LONGEST_S` are
-        never.
+        Seconds from now, checked by `seconds`; ``None``, ``math.inf`` and more than `LONGEST_S`
+        mean no deadline.
     clock : callable
         Returns seconds; passed in so that tests need not wait.
     """
@@ -72,7 +72,7 @@ class Deadline:
         self._at = None if limit is None or limit > LONGEST_S else clock() + limit
 
     def left(self) -> float | None:
-        """Seconds until the deadline, never below zero; ``None`` when there is none."""
+        """Return the seconds until the deadline, never below zero; ``None`` without a deadline."""
         return None if self._at is None else max(0.0, self._at - self._clock())
 
     @property
@@ -81,7 +81,7 @@ class Deadline:
 
 
 def _pair() -> tuple[int, int]:
-    """A descriptor to poll and one to write to; the same eventfd on Linux, a pipe elsewhere."""
+    """Return a descriptor to poll and one to write to; the same eventfd on Linux, a pipe elsewhere."""
     if hasattr(os, "eventfd"):
         fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         return fd, fd
@@ -92,7 +92,7 @@ def _pair() -> tuple[int, int]:
 
 
 def readable(fds: Iterable[int], left_s: float | None) -> set[int]:
-    """The one wait: descriptors that are readable or hung up, empty when the time is over."""
+    """Wait until a descriptor is readable or hung up and return all such; empty on timeout."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -110,9 +110,9 @@ class _FdPair:
         return self._read
 
     def close(self) -> None:
-        """Give the descriptors back, once no thread waits on them any more."""
+        """Close the descriptors. No thread may wait on them any more."""
         fds = {self._read, self._write}
-        self._read = self._write = -1  # first: whatever interrupts this, no number is closed twice
+        self._read = self._write = -1  # first: an interrupt between here and the end cannot make a number be closed twice
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
@@ -123,10 +123,10 @@ class _FdPair:
 
 
 class EndFlag(_FdPair):
-    """Raised once, never lowered, and seen by every thread and process that polls it.
+    """Raised once, never lowered, and visible to every thread and process that polls it.
 
-    The descriptor is written and never read, so it stays readable for all who wait on it; no end of a pipe is
-    involved, which a foreign forked process could hold open.
+    The descriptor is written and never read, so it stays readable for all waiters. It is no end of a pipe,
+    which a process forked by other code could hold open.
     """
 
     def __init__(self) -> None:
@@ -136,11 +136,11 @@ class EndFlag(_FdPair):
         self._wake: list[Callable[[], None]] = []
 
     def on_set(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` when the flag goes up: for waits that are on no descriptor. It may run in a finalizer."""
+        """Call ``wake`` when the flag is raised, for waits that use no descriptor. It may run in a finalizer."""
         self._wake.append(wake)
 
     def set(self) -> None:
-        """Raise it. Every call does all of it: an earlier one may have been interrupted half-way by Ctrl-C."""
+        """Raise the flag. Every call repeats all steps: Ctrl-C may have interrupted an earlier one half-way."""
         self._raised = True
         for wake in self._wake:
             wake()
@@ -153,7 +153,7 @@ class EndFlag(_FdPair):
 
 
 class EventFd(_FdPair):
-    """Readable while rung. Clear it under the lock under which you look, then wait: no wake-up is lost."""
+    """Readable once rung. Clear it under the lock that guards the state, check, then wait: no wake-up is lost."""
 
     def __init__(self) -> None:
         with SignalsDeferred():
@@ -170,10 +170,10 @@ class EventFd(_FdPair):
 
 
 class AutoResetEvent:
-    """What a thread waits at that must be woken without a system call: opened by anyone, any number of times, passed by one.
+    """An event that is set and awaited without a system call. Any thread may set it, any number of times; one waiter resets it.
 
-    Look, then pass, then look again: it stays open until someone passes, so no wake-up is lost. Unlike a Condition,
-    which is left with its lock unlocked when Ctrl-C comes in the middle of ``wait``, it holds no lock while it waits.
+    Check, then pass, then check again: it stays open until a thread passes, so no wake-up is lost. Unlike a Condition,
+    which is left with its lock unlocked if Ctrl-C arrives in the middle of ``wait``, it holds no lock while it waits.
     """
 
     def __init__(self) -> None:
@@ -181,29 +181,29 @@ class AutoResetEvent:
         self._lock.acquire()
 
     def open(self) -> None:
-        with contextlib.suppress(RuntimeError):  # open already, by another thread just now
+        with contextlib.suppress(RuntimeError):  # opened by another thread in this moment
             if self._lock.locked():
                 self._lock.release()
 
     def pass_through(self, left_s: float | None = None) -> None:
-        """Wait until it is open or the time is over, and shut it."""
+        """Wait until the event is open or the time is over, and close it."""
         self._lock.acquire(timeout=-1 if left_s is None else min(left_s, threading.TIMEOUT_MAX))
 
 
 class Patience:
-    """How long, and until what, a source may wait inside ``plan``: a deadline and an end flag.
+    """Limits on a source's waits inside ``plan``: a deadline and an end flag.
 
     Parameters
     ----------
     end : EndFlag | None
     deadline : Deadline | None
     on_wait : callable | None
-        Called before each wait, so that others can look whether it can ever end.
+        Called before each wait, so that other parts can check whether it can ever end.
 
     Attributes
     ----------
     waiting : bool
-        A wait is under way: it has begun before ``on_wait`` is called, and has ended before the source looks again.
+        A wait is in progress: set before ``on_wait`` is called, reset before the source checks again.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Patience:
         self._on_wait = on_wait
 
     def wait(self, bell: EventFd, reason: str = "data") -> None:
-        """Return when the bell rings.
+        """Wait until the event descriptor is rung.
 
         Raises
         ------
@@ -240,7 +240,7 @@ class Patience:
 
 
 def join(thread: threading.Thread, timeout_s: float | None) -> bool:
-    """Wait until the thread has ended; whether it has. It need not wait for one that never started, nor for itself."""
+    """Wait until the thread has ended and return True if it has. Never waits for an unstarted thread or the caller's own."""
     if thread.ident is None or thread is threading.current_thread():
         return True
     thread.join(None if timeout_s is None else min(timeout_s, LONGEST_S))
@@ -281,7 +281,7 @@ class StateTable(Generic[S]):
 
 
 class State(enum.Enum):
-    """Where a loader is in its life. `_MOVES` holds the legal moves."""
+    """State of a loader. `_MOVES` holds the legal moves."""
 
     NEW = "new"
     RUNNING = "running"

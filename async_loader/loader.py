@@ -1,4 +1,4 @@
-"""AsyncDataLoader: checks its arguments, builds the pipeline, and closes it. Does no work of its own."""
+"""AsyncDataLoader: checks its arguments, builds the pipeline and closes it."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ __all__ = ["AsyncDataLoader"]
 
 CLOSE_TIMEOUT_S = 10.0
 _UNDO_TIMEOUT_S = 5.0
-"""For what a constructor that failed had started."""
+"""Time to end the parts that a failed constructor had started."""
 
 
 @explain_wrong_attributes
 class AsyncDataLoader(Generic[B]):
-    """Batches from a source, made ahead of time, on the device when the learner asks for them.
+    """Load batches from a source ahead of time, onto the device, before the learner asks for them.
 
-    Its contract is that of the loader it replaces. A callable ``data_source`` is called with ``batch_size``. With
-    ``num_workers`` 0 or 1 only the main worker (a thread) processes what it returns and puts the batch into the async
-    train queue. With more, the main worker divides a job into pieces of ``chunk_size`` and pushes every piece into the
-    job queue; worker processes take them, run them, and the processed data ends in the async train queue. If ``device``
+    The contract is that of the loader it replaces. A callable ``data_source`` is called with ``batch_size``. With
+    ``num_workers`` 0 or 1 only the main worker (a thread) processes the result and puts the batch into the async
+    train queue. With more, the main worker divides a job into chunks of ``chunk_size`` and pushes every chunk into the
+    job queue; worker processes take and run them, and the processed data ends in the async train queue. If ``device``
     is not the CPU, batches move on to the cuda queue. `close` sets ``end_flag``; all threads and processes clear and
     close their queues, then are joined.
 
@@ -72,40 +72,40 @@ class AsyncDataLoader(Generic[B]):
     ----------
     data_source : callable | dict of arrays | Table | Source
         A callable ``f(batch_size)`` that returns batch_size sample dicts, batch_size zero-argument callables (jobs, each
-        returns one sample), a ready batch (a dict of arrays, of any shape), or ``async_loader.END``; or a dict of equally
-        long arrays (nested as you like), sampled uniformly with replacement; or a table, of which the loader makes the
-        source itself (``table.source(seed=seed)``); or any other `Source`, such as ``table.source(view=...)``.
+        returns one sample), a ready batch (a dict of arrays, of any shape), or ``async_loader.END``; or a dict of
+        arrays of equal length (nested at will), sampled uniformly with replacement; or a table, from which the loader
+        makes a source (``table.source(seed=seed)``); or any other `Source`, such as ``table.source(view=...)``.
     batch_size : int
         Samples per batch.
     device : str | torch.device
-        "cpu", or an accelerator ("cuda", "cuda:1"): batches then arrive there, but for ``index``, which stays on the CPU.
+        "cpu", or an accelerator ("cuda", "cuda:1"): batches are copied there, except ``index``, which stays on the CPU.
     chunk_size : int | None
-        Samples per piece; must divide batch_size. Default: the whole batch in one piece, which means the fewest messages
-        and the highest throughput; smaller pieces shorten the way of a single batch. A collate_fn sees the whole batch
-        in one piece whatever this says.
+        Samples per chunk; must divide batch_size. Default: the whole batch is one chunk, which needs the fewest messages
+        and has the highest throughput; smaller chunks lower the latency of a single batch. A collate_fn always sees the
+        whole batch.
     collate_fn : callable | None
-        Gets the list of samples of a batch, in order. Default: DI-engine's rules, see `async_loader.pipeline.batches.collate`.
+        Called with the list of samples of a batch, in order. Default: DI-engine's rules, see `async_loader.pipeline.batches.collate`.
     num_workers : int
-        Extra processes or threads from 2 on; 0 and 1 use none.
+        Worker processes or threads if 2 or more; 0 and 1 use none.
     worker_type : {"process", "thread"}
-        What they are. Threads share the data and start at once; a job in a thread competes for Python's lock with the
-        learner, cannot be ended by `close`, and leaves the global random generators alone. Each makes a whole batch.
+        Kind of the workers. Threads share the data and start at once; a job in a thread competes for Python's lock with
+        the learner, cannot be ended by `close`, and leaves the global random generators alone. Each makes a whole batch.
     prefetch : int | None
         Batches made ahead. Default 2 * max(1, num_workers).
     in_order : bool
-        Deliver in the order of the jobs. False trades that for latency.
+        Deliver in the order of the jobs. False gives lower latency.
     timeout_s : float | None
         Seconds after which ``next`` raises Timeout (and may be called again); 0 tries once. None and inf never raise, but
-        None warns once after 10 s with the stage that everyone waits for.
+        None warns once after 10 s and names the stage that holds up the others.
     seed : int | None
-        Same seed, same batches, also with workers: generators in worker processes are seeded per batch and chunk, and a
-        table's source draws by it.
+        The same seed gives the same batches, also with workers: generators in worker processes are seeded per batch and
+        chunk, and a table's source draws by it.
     worker_init_fn : callable | None
         Called with the worker's number in each worker before it takes jobs.
     multiprocessing_context : str | multiprocessing context | None
-        "fork", "spawn", "forkserver"; default as in torch, that is, of this Python.
+        "fork", "spawn", "forkserver"; default as in torch: the default of this Python version.
     on_error : {"raise", "skip", "fatal"}
-        What a failed batch does: this ``next`` raises and the following ones go on; it is counted and passed over; or
+        Effect of a failed batch: this ``next`` raises and the following ones continue; it is counted and skipped; or
         the loader is Broken from then on.
     batch_format : {"torch", "numpy", "tensordict"}
         Tensors in a (nested) dict; arrays on the same memory, on the CPU only; or a ``tensordict.TensorDict`` with
@@ -118,13 +118,13 @@ class AsyncDataLoader(Generic[B]):
     ConfigError
         For arguments that cannot work, before anything starts.
     OutOfMemory, ResourceLimit
-        When slots or descriptors cannot be had.
+        If slots or descriptors cannot be allocated.
 
     Notes
     -----
     A batch's tensors are views on a shared-memory slot, which returns to the ring when the last of them dies.
-    ``tensor.share_memory_()`` and sending it through a torch queue move the data out of the slot; arrays made from it
-    before then dangle. ``torch.save`` of one field writes the whole slot: save a ``clone()``.
+    ``tensor.share_memory_()`` and sending it through a torch queue move the data out of the slot; arrays made from the
+    tensor before that dangle. ``torch.save`` of one field writes the whole slot: save a ``clone()``.
     """
 
     @explain_wrong_names
@@ -195,20 +195,20 @@ class AsyncDataLoader(Generic[B]):
         return self
 
     def __next__(self) -> B:
-        """The next batch: a dict (nested as the samples were) of tensors ``[batch_size, ...]``.
+        """Return the next batch: a dict (nested like the samples) of tensors ``[batch_size, ...]``.
 
         Raises
         ------
         StopIteration
             The source has ended, or the loader is closed.
         Timeout
-            Nothing came within ``timeout_s``.
+            No batch was ready within ``timeout_s``.
         WouldDeadlock
-            The buffer is empty and the only thread that could fill it is this one.
+            The buffer is empty and only the calling thread could fill it.
         WorkerDied
-            Within a second of a worker's death, ahead of what is queued.
+            Within a second of a worker's death, ahead of queued batches.
         BaseException
-            What a job, the collate_fn or the source raised, with the worker's traceback as its cause.
+            The exception of a job, the collate_fn or the source, with the worker's traceback as its cause.
         """
         iterator = self._iterator
         begun = perf_counter()
@@ -234,25 +234,25 @@ class AsyncDataLoader(Generic[B]):
 
     @explain_wrong_names
     def update_priorities(self, index: Any, priority: Any) -> Applied:
-        """New priorities for rows by id, where the source has any.
+        """Set the priorities of rows by id, if the source has priorities.
 
         Parameters
         ----------
         index : int64 array or tensor [n]
             ``batch["index"]``.
         priority : array or tensor with n elements
-            0 or more, as ``td_error.abs()``.
+            0 or more, for example ``td_error.abs()``.
 
         Raises
         ------
         Unsupported
-            When the source has no priorities.
+            If the source has no priorities.
         """
         ids, values = _array(index), _array(priority)
         return self._source.update_priorities(ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False))
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
-        """New values of some fields for rows by id, where the source has any: see `Table.update`.
+        """Set some fields of rows by id, if the source can be changed: see `Table.update`.
 
         Parameters
         ----------
@@ -263,7 +263,7 @@ class AsyncDataLoader(Generic[B]):
         Raises
         ------
         Unsupported
-            When the rows of the source cannot be changed.
+            If the rows of the source cannot be changed.
         """
         source = self._source
         if not isinstance(source, Updating):
@@ -275,11 +275,11 @@ class AsyncDataLoader(Generic[B]):
         return self._engine.stats()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """End everything: idempotent, from any thread, and back within ``timeout_s`` seconds.
+        """Close the loader and end its threads and processes within ``timeout_s``. Idempotent; any thread.
 
-        Batches that were not taken are dropped; those of a feeder's queue table go back to it at once. Workers get half a
-        second to finish a job, then they are killed. Only a data source that blocks for ever is left behind, in a daemon
-        thread, with a warning that names it.
+        Batches that were not taken are dropped; those of a feeder's queue table return to it at once. Workers get half a
+        second to finish a job, then they are killed. A data source that never returns is left in a daemon thread, with a
+        warning that names it.
         """
         limit = seconds("timeout_s", timeout_s)
         self._dropped.detach()
@@ -289,7 +289,7 @@ class AsyncDataLoader(Generic[B]):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close. After an error the batch that was taken last does not count as used; see `Leasing`."""
+        """Close. After an exception the last batch does not count as used; see `Leasing`."""
         self._dropped.detach()
         self._engine.core.close(CLOSE_TIMEOUT_S, used=kind is None)
 
@@ -310,12 +310,12 @@ class AsyncDataLoader(Generic[B]):
 
 
 def as_source(data_source: object, seed: int | None) -> Source:
-    """What the user has, as a Source.
+    """Convert a ``data_source`` argument to a Source.
 
     Raises
     ------
     ConfigError
-        For anything else: a dataset, a class, a client.
+        For anything else, such as a dataset, a class or a client.
     """
     if isinstance(data_source, type):
         raise ConfigError(f"data_source is the class {data_source.__qualname__}: give an instance")

@@ -1,6 +1,6 @@
-"""Names in messages: a short name of a callable or object, and what to say instead of a wrong keyword.
+"""Names in messages: short names of callables and objects, and remedies for wrong keywords.
 
-`SAY`, `LEAVE_OUT`, `ATTRIBUTES` and `PUBLIC` are the only tables of old names and of the names that other libraries use.
+`SAY`, `LEAVE_OUT`, `ATTRIBUTES` and `PUBLIC` are the only tables of old names and of names in other libraries.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("weights params state_dict", "tensors"),
     ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
 )
-"""Words of before the first release and of other libraries, and ours. A line counts where its word of ours is a parameter."""
+"""Names in other libraries and before the first release, with ours. A line applies if our name is a parameter."""
 
 SAY: dict[str, tuple[str, ...]] = {}
-"""A wrong keyword, and what to say, in the order of preference."""
+"""A wrong keyword and its replacements, in the order of preference."""
 for _wrong, _ours in _SAY:
     for _word in _wrong.split():
         SAY[_word] = (*SAY.get(_word, ()), _ours)
@@ -126,7 +126,7 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
     ("ReplayBuffer", "stack"): "say Field(..., stack=4) in the schema",
     ("ReplayBuffer", "handle_timeout_termination"): "say truncated=True for a step that a time limit ended, leave it out",
 }
-"""Keywords of a callable of ours that have no word of ours, and the reason or the remedy."""
+"""Keywords without a replacement in a callable of ours, and the reason or the remedy."""
 
 ATTRIBUTES: dict[str, str] = {
     **dict.fromkeys(("size", "get_stored_size", "get_buffer_size"), "say len(table)"),
@@ -151,12 +151,12 @@ ATTRIBUTES: dict[str, str] = {
     "trajectory_writer": "say table.writer()",
     "create_item": "every step is an item: say append(...)",
 }
-"""Attributes of before and of other libraries' tables, writers and loaders, and what to say."""
+"""Attributes of tables, writers and loaders in other libraries or earlier versions, and the replacement."""
 
 ON_CLASS: dict[str, str] = {
     "load": "say table.load(path), or ReplayBuffer.from_checkpoint(path) for a table that is not there yet"
 }
-"""Methods that were, or are elsewhere, called on a class."""
+"""Methods that were renamed or moved, called on a class."""
 
 PUBLIC: dict[str, str] = {
     "Queue": "say ReplayBuffer.queue(size, schema)",
@@ -171,20 +171,20 @@ PUBLIC: dict[str, str] = {
     "ReplayStats": "call table.stats(), which gives a TableStats",
     "MultiStepTransform": "say ReplayBuffer(view=Transitions(n_steps=...))",
 }
-"""Names that were or might be looked for in `async_loader`, and what to say."""
+"""Names that a user might expect in `async_loader`, and the replacement."""
 
 
 def hint(word: str, known: Iterable[str], owner: str = "") -> str:
-    """What to say instead of ``word``, as the end of a message.
+    """Return the remedy for ``word`` as the end of a message.
 
     Parameters
     ----------
     word : str
-        What was given.
+        The given name.
     known : iterable of str
-        What may be given.
+        The valid names.
     owner : str
-        The callable, "DataLoader" or "ReplayBuffer.sample", for what `LEAVE_OUT` says of it.
+        The callable, as "DataLoader" or "ReplayBuffer.sample", to look up in `LEAVE_OUT`.
 
     Returns
     -------
@@ -201,21 +201,21 @@ def hint(word: str, known: Iterable[str], owner: str = "") -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Which of ``known`` is spelled most like ``word``, or all of them, as the end of a message."""
+    """Return the name in ``known`` closest to ``word`` in spelling, or all of them, as the end of a message."""
     names = [str(one) for one in known]
     near = difflib.get_close_matches(word, names, 1)
     return f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}"
 
 
 def _keyword(ours: str) -> str:
-    """The parameter in a remedy: "last_batch" in "last_batch='drop'"."""
+    """Return the parameter of a remedy: "last_batch" of "last_batch='drop'"."""
     return ours.replace(",", "=").split("=", 1)[0]
 
 
 def explain_wrong_attributes(kind: T) -> T:
-    """Decorate a class: the AttributeError for a name of `ATTRIBUTES` says which one is meant.
+    """Decorate a class: the AttributeError for a name in `ATTRIBUTES` names the replacement.
 
-    Costs nothing where an attribute is there. Type checkers see the class as it is.
+    Existing attributes cost nothing extra. Type checkers see the class unchanged.
     """
 
     def look(self: object, name: str) -> Any:
@@ -229,11 +229,11 @@ def explain_wrong_attributes(kind: T) -> T:
 
 
 def explain_wrong_names(function: F) -> F:
-    """Decorate a callable without ``**fields``: a TypeError of its call names the word that we use.
+    """Decorate a callable without ``**fields``: a TypeError of its call names the right keyword.
 
-    A call that Python accepts costs one more frame and nothing else. Do not use it where steps are appended, nor where a
-    result must not be lost (``sample`` of a queue): Python may handle a signal in that frame, behind the call. Warnings
-    within ``function`` take their level from `stacklevel`.
+    A valid call costs one more frame. Do not use it for methods that append steps, nor where a result must not be
+    lost (``sample`` of a queue): Python may handle a signal in that frame, after the call. Warnings within
+    ``function`` take their level from `stacklevel`.
 
     >>> @explain_wrong_names
     ... def wait(*, timeout_s=None): ...
@@ -248,7 +248,7 @@ def explain_wrong_names(function: F) -> F:
             return function(*args, **kwargs)
         except TypeError as error:
             trace = error.__traceback__
-            if trace is not None and trace.tb_next is None:  # raised by the call, not within the function
+            if trace is not None and trace.tb_next is None:  # raised by the call itself, not within the function
                 _explain(function, args, kwargs)
             raise
 
@@ -256,9 +256,9 @@ def explain_wrong_names(function: F) -> F:
 
 
 def by_name(function: F) -> F:
-    """Decorate a method ``(self, step=None, /, *misplaced, ...)`` that takes fields by name: nobody is shown ``misplaced``.
+    """Decorate a method ``(self, step=None, /, *misplaced, ...)`` that takes fields by name: hides ``misplaced``.
 
-    The method itself raises `misplaced_fields` where there are any, so that a call costs no more frame. For methods that append
+    The method itself raises `misplaced_fields`, so a call needs no extra frame. For methods that append
     steps, see `explain_wrong_names`.
     """
     signature = inspect.signature(function)
@@ -268,7 +268,7 @@ def by_name(function: F) -> F:
 
 
 def misplaced_fields(method: str, misplaced: tuple[Any, ...], what: str = "step") -> TypeError:
-    """What to raise where fields were given by place."""
+    """Return the TypeError for fields given by position."""
     example = "obs=..., action=..., reward=..."
     return TypeError(
         f"{method}() takes one {what} by place, a dict of fields, and {len(misplaced) + 1} values were given: name the fields, "
@@ -277,7 +277,7 @@ def misplaced_fields(method: str, misplaced: tuple[Any, ...], what: str = "step"
 
 
 def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError with the remedy; return where Python's own message says enough (an argument is missing)."""
+    """Raise TypeError with the remedy; return if Python's own message is enough (a missing argument)."""
     signature = inspect.signature(function)
     parameters = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
     owner = _owner(function, args[0] if args and len(parameters) < len(signature.parameters) else None)
@@ -298,7 +298,7 @@ def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _owner(function: Callable[..., Any], bound: object) -> str:
-    """What a user calls it: "DataLoader", "ReplayBuffer.sample", "connect"."""
+    """Return the name of a callable as users write it: "DataLoader", "ReplayBuffer.sample", "connect"."""
     *_, name = function.__qualname__.split(".")
     if bound is None:
         return function.__qualname__.rsplit("<locals>.", 1)[-1].removesuffix(".__init__")
@@ -307,7 +307,7 @@ def _owner(function: Callable[..., Any], bound: object) -> str:
 
 
 def stacklevel() -> int:
-    """Of a warning of the calling function: its line is that of the program, however many frames of ours are between."""
+    """Return the stack level for a warning of the calling function, so that it points at the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("async_loader."):
         level, frame = level + 1, frame.f_back
@@ -315,7 +315,7 @@ def stacklevel() -> int:
 
 
 def describe(obj: Any) -> str:
-    """What a callable or object is and where it was written. Never a screenful, never the value of anything large."""
+    """Describe a callable or object and where it is defined. Short; never prints large values."""
     if isinstance(obj, functools.partial):
         arguments = ", ".join(_brief(a) for a in obj.args)
         return f"partial({describe(obj.func)}{', ' if arguments else ''}{arguments})"

@@ -1,4 +1,4 @@
-"""Everything that runs and has to end with the process, and what a fork does to it. Starts nothing itself.
+"""Hooks for process exit and fork: closes registered loaders at exit and adjusts them around a fork.
 
 # NOTE [forks]
 All hooks of forks are registered here, each at a `ForkStep`, so that they run in one order,
@@ -25,10 +25,10 @@ from multiprocessing import util  # registers its own exit function, before ours
 from typing import Any, Protocol
 
 forking = threading.local()
-"""``forking.worker`` is true in a thread while it forks one of our own workers, which reads no batches."""
+"""``forking.worker`` is True in a thread while it forks a worker of this package, which reads no batches."""
 
 _FIRST = 1000
-"""Before other finalizers of multiprocessing, which close queues that jobs may use."""
+"""Runs before other finalizers of multiprocessing, which close queues that jobs may use."""
 
 _EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C, also if a source blocks
 
@@ -84,16 +84,16 @@ def note_own_threads() -> None:
 
 
 class ProcessResource(Protocol):
-    """Threads, processes and slots that belong together."""
+    """Threads, processes and slots that are closed together."""
 
     def close(self, timeout_s: float) -> Any:
         """End everything within ``timeout_s``."""
 
     def retire_leased(self) -> None:
-        """Before and after a fork: never write again where the child may still read."""
+        """Before and after a fork: never write again to slots that the child may still read."""
 
     def after_fork_in_child(self) -> None:
-        """In the child: close what would keep the parent's ends open, and do nothing else ever."""
+        """In a forked child: close inherited descriptors. The object is unusable from here on."""
 
 
 _live: weakref.WeakSet[ProcessResource] = weakref.WeakSet()
@@ -101,9 +101,9 @@ _at_exit: list[Any] = []
 
 
 def add(living: ProcessResource) -> None:
-    """From here on it is closed at exit, and told of forks. Held weakly."""
+    """Close this object at exit and call it around forks. Held weakly."""
     _live.add(living)
-    if not _at_exit or not _at_exit[0].still_active():  # a forked Process begins with none
+    if not _at_exit or not _at_exit[0].still_active():  # a forked Process begins without finalizers
         _at_exit[:] = [util.Finalize(None, _close_all, exitpriority=_FIRST)]
 
 

@@ -1,4 +1,4 @@
-"""What a step is: fields, dtypes, shapes, and the packed row made of them. Holds no data."""
+"""The schema of a step: fields, dtypes, shapes, and the layout of a packed row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "SchemaLike",
 ]
 
-_OF_ADDING = ("stream", "priority", "timeout_s", "final_obs")  # what calls that add steps take beside the fields
+_OF_ADDING = ("stream", "priority", "timeout_s", "final_obs")  # keywords of calls that add steps, beside the fields
 
 RESERVED = ("index", "weight", "stream", "redelivered")
 
@@ -39,7 +39,7 @@ P = ParamSpec("P")
 
 
 def _shape_first(init: Callable[P, None]) -> Callable[P, None]:
-    """Refuse a name in the place of the shape with the form to write, however many arguments follow it."""
+    """Refuse a name in place of the shape, with the correct form in the message, for any number of arguments."""
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -61,27 +61,27 @@ class Field:
     Parameters
     ----------
     shape : int | sequence of int
-        Of one step, without the batch dimension; ``()`` is one number.
+        Shape of one step's value, without the batch dimension; ``()`` is one number.
     dtype : dtype-like
         bool, integer, float or complex in native byte order.
     stack : int
-        A replay table stores one value a step and delivers the last ``stack`` of them,
+        A replay table stores one value per step and delivers the last ``stack`` of them,
         ``[stack, *shape]``, newest last.
     next : str, optional
         A replay table delivers the value of the following step too, under this top-level name
         (nested as this one is).
     padding : "repeat" | "zero"
-        What fills a stack before the episode's first step: that step's value, or zeros.
+        How a stack is filled before the episode's first step: with that step's value, or zeros.
     name : str
-        Only for a field in a list. In a mapping its key is its name, and another name is refused;
-        once it is part of a schema, ``name`` is the dotted path within the step, as in
+        Only for a field in a list. In a mapping the key is the name, and a different name is refused;
+        once the field is part of a schema, ``name`` is the dotted path within the step, as in
         ``obs.pixels``.
 
     Raises
     ------
     SchemaError
         For a dtype that cannot live in shared memory (object, string, datetime, long double,
-        foreign byte order), and for a name in the place of the shape.
+        foreign byte order), and for a name in place of the shape.
     """
 
     shape: tuple[int, ...]
@@ -163,7 +163,7 @@ class Schema:
 
     @classmethod
     def of(cls, spec: SchemaLike) -> Schema:
-        """What a schema can be said by, as a schema.
+        """Convert any supported description of a schema.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class Schema:
         Raises
         ------
         SchemaError
-            Names the value that is none of these.
+            Names the value of an unsupported kind.
         """
         if isinstance(spec, Schema):
             return spec
@@ -196,12 +196,12 @@ class Schema:
 
     @classmethod
     def of_step(cls, step: Any) -> Schema:
-        """From one step of numbers, numpy arrays and tensors; Python floats are float32, ints int64.
+        """Derive a schema from one step of numbers, numpy arrays and tensors; Python floats are float32, ints int64.
 
         Raises
         ------
         SchemaError
-            Names the leaf that is none of these.
+            Names the leaf of an unsupported kind.
         """
         structure = tree.structure_of(step)
         names = tree.names(structure)
@@ -209,12 +209,12 @@ class Schema:
         return cls(structure, tuple(_step_field(n, v) for n, v in zip(names, values, strict=True)))
 
     def leaves(self, value: Any) -> list[Any]:
-        """The leaves of a step (or batch) built like this schema.
+        """Return the leaves of a step (or batch) that is nested like this schema.
 
         Raises
         ------
         SchemaError
-            If it is built differently.
+            If it is nested differently.
         """
         try:
             return list(tree.leaves(value, self.structure))
@@ -222,7 +222,7 @@ class Schema:
             raise SchemaError(f"the step does not fit the schema ({self}): {error}{self._unknown(value)}") from None
 
     def _unknown(self, value: Any) -> str:
-        """What a step says that the schema does not, as the end of a message."""
+        """Describe a field of the step that the schema lacks, as the end of a message."""
         known = [field.name for field in self.fields]
         words = [word for word in value if isinstance(word, str) and word not in known] if isinstance(value, Mapping) else []
         made = {field.next for field in self.fields if field.next is not None}
@@ -244,7 +244,7 @@ class Schema:
         return tree.rebuild(self.structure, values)
 
     def with_field(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...] = ()) -> Schema:
-        """This schema with one more top-level field at the end."""
+        """Return this schema with one more top-level field at the end."""
         root = self.structure
         if root is None or root.kind is not dict or name in root.keys:
             raise SchemaError(f"cannot add {name!r} to ({self}): steps are dicts, and {name!r} is a reserved name")
@@ -261,12 +261,12 @@ class Schema:
 
 
 SchemaLike: TypeAlias = Union[Schema, spaces.Space, Sequence[Field], Mapping[str, Any]]  # noqa: UP007 - of names above
-"""What `Schema.of` takes. Values of a mapping are Any: a dict of a Field and a dtype is dict[str, object] to type checkers."""
+"""Accepted by `Schema.of`. Values of a mapping are Any: a dict of a Field and a dtype is dict[str, object] to type checkers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """Where each field lies within one packed row.
+    """Layout of the fields within one packed row.
 
     Natural alignment: larger items first, and a stride that is a multiple of 8, so that strided views of any
     dtype are legal for numpy and torch alike, on the CPU and on a device.
@@ -291,7 +291,7 @@ class PackedRow:
             end = _align(end, min(8, listed[i].dtype.itemsize))
             offsets[i] = end
             end += listed[i].nbytes
-        # complex128 comes first and needs a stride of whole items; for all others 8 does.
+        # complex128 comes first and needs a stride that is a multiple of its size; 8 is enough for all others.
         unit = max([8, *(field.dtype.itemsize for field in listed)])
         return cls(tuple(offsets), max(unit, _align(end, unit)))
 
@@ -316,7 +316,7 @@ def _kind(value: object) -> str:
 
 def _dtype(what: str, dtype: Any) -> np.dtype[Any]:
     """See NOTE [dtypes]."""
-    if dtype is None:  # which numpy takes for float64
+    if dtype is None:  # numpy reads None as float64
         raise SchemaError(f"{what} has dtype None: give one, as in 'float32'")
     if not _says_dtype(dtype):
         raise SchemaError(f"{what} has dtype {dtype!r}, which is a {_kind(dtype)}: give one of numpy's, as in 'float32'")
@@ -334,8 +334,8 @@ def _dtype(what: str, dtype: Any) -> np.dtype[Any]:
     return made
 
 
-# NOTE [dtypes]: np.dtype() takes any object with an attribute dtype, an environment's space or an array too, and forgets
-# its shape. So only what is a dtype and nothing more is handed to it.
+# NOTE [dtypes]: np.dtype() accepts any object with an attribute dtype, such as an environment's space or an array,
+# and drops its shape. So only plain dtypes are passed to it.
 def _says_dtype(value: Any) -> bool:
     if isinstance(value, type):
         return issubclass(value, np.generic | bool | int | float | complex) or not hasattr(value, "dtype")
@@ -347,7 +347,7 @@ def _align(n: int, to: int) -> int:
 
 
 def _within(spec: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
-    """Container, keys and values of what nests others; ``None`` for one field."""
+    """Return container, keys and values of a nested spec; ``None`` for one field."""
     if isinstance(spec, Mapping):
         return dict, tuple(spec), tuple(spec.values())
     return spaces.within(spec) if spaces.is_space(spec) else None
@@ -408,7 +408,7 @@ _PYTHON_NUMBERS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.
 
 
 def kind_of(value: Any) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
-    """Shape and dtype of a number, numpy array or CPU tensor; ``None`` for anything else."""
+    """Return shape and dtype of a number, numpy array or CPU tensor; ``None`` for anything else."""
     if isinstance(value, np.ndarray | np.generic):
         return value.shape, value.dtype
     number = _PYTHON_NUMBERS.get(type(value))

@@ -1,8 +1,8 @@
-"""What the loader asks of anything that has data. Five implementers were kept in mind: a callable, a dict of
-columns, a replay table, a dataset, and a table in a feeder process. Holds no data and starts nothing.
+"""The protocols between the loader and its data. Implementers: a callable, a dict of columns, a replay table,
+a dataset, and a table in a feeder process.
 
-A source *plans* in the producer thread (cheap: which rows, which callables) and its *reader* does the work wherever
-the loader puts it: in the same thread, or in worker processes. A plan is one of
+A source *plans* in the producer thread (cheap: which rows, which callables) and its *reader* does the work where
+the loader runs it: in the same thread, or in worker processes. A plan is one of
 
 =============  =========================================================  ==================================
 plan           what the loader does with it                               who makes it
@@ -66,7 +66,7 @@ class Rows:
     Attributes
     ----------
     index : int64 array [rows] or [rows, words]
-        What the reader understands: positions, or 64-bit ids, or more than one word for each row.
+        Meaning is up to the reader: positions, or 64-bit ids, or several words per row.
     """
 
     index: npt.NDArray[np.int64]
@@ -77,7 +77,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Call these, each returns one sample, and collate what they return, in this order."""
+    """Call these functions, each of which returns one sample, and collate the samples in this order."""
 
     calls: Sequence[Callable[[], Any]]
 
@@ -87,7 +87,7 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Collate these, in this order."""
+    """Collate these samples in this order."""
 
     samples: Sequence[Any]
 
@@ -97,18 +97,18 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A batch as it stands.
+    """A complete batch.
 
     Attributes
     ----------
     batch : mapping
-        Of arrays or tensors, nested as it likes.
+        Arrays or tensors, nested at will.
     lent : bool
-        The arrays' memory stays valid and unchanged for as long as they are referenced, so it need not be copied.
+        The arrays' memory stays valid and unchanged while they are referenced, so it need not be copied.
     lease : object, optional
-        What a `Leasing` source is told about this batch by.
+        Identifies this batch in calls to a `Leasing` source.
     samples : callable, optional
-        Returns the rows as samples, for a collate_fn; without one the batch is not collated.
+        Returns the rows as samples for a collate_fn; without it the batch is not collated.
     """
 
     batch: Mapping[str, Any]
@@ -122,14 +122,14 @@ Plan = Rows | Jobs | Samples | Ready | Literal[_End.END]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of an update by id.
+    """Result of an update by id.
 
     Attributes
     ----------
     applied : int
-        Rows that were still there.
+        Rows that were updated.
     stale : int
-        Rows that had been overwritten or deleted; nothing was done to their successors.
+        Rows that had been overwritten or deleted; the rows now in their place are unchanged.
     """
 
     applied: int
@@ -145,7 +145,7 @@ class Window:
     fields : list of arrays [rows, ...]
         One per field of the reader's schema, in its order; may be strided.
     packed : uint8 array [rows, stride] | None
-        The same memory as packed rows, when the batch is laid out so.
+        The same memory as packed rows, if the batch has that layout.
     """
 
     fields: list[npt.NDArray[Any]]
@@ -153,52 +153,52 @@ class Window:
 
 
 class Reader(Protocol):
-    """Does the work of a part of a ``Rows`` plan. Travels to workers: picklable while a process is being spawned.
+    """Reads chunks of a ``Rows`` plan. Sent to workers: must be picklable while a process is being spawned.
 
     Threads: one thread at a time per reader. Cost: all the reading.
     """
 
     @property
     def schema(self) -> Schema | None:
-        """What `read` fills. ``None``: not known before the first row; then `fetch` is called instead."""
+        """Schema of the rows that `read` fills. ``None`` if unknown before the first row; then `fetch` is called instead."""
 
     def read(self, index: npt.NDArray[np.int64], into: Window, seed: Seed) -> None:
-        """Fill ``into`` with the rows of ``index``. ``seed`` is unique to this part of this batch."""
+        """Fill ``into`` with the rows of ``index``. ``seed`` is unique to this chunk of this batch."""
 
     def fetch(self, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
-        """The rows as samples, for collation."""
+        """Return the rows as samples for collation."""
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Anything that has data. These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `Leasing`.
+    """Any supplier of data. These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `Leasing`.
 
-    Threads: `plan` is called by one, the producer's; `update_priorities` by any.
+    Threads: `plan` is called by the producer thread only; `update_priorities` by any.
     """
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
-        """What makes the next batch. Called by the producer thread only, one call at a time, ahead of the consumer.
+        """Return the plan of the next batch. Called by the producer thread, one call at a time, ahead of the consumer.
 
         May wait, but only through ``patience``, which raises Closed and Timeout.
         """
 
     def reader(self) -> Reader | None:
-        """What does the work of ``Rows`` plans; ``None`` for sources that never plan rows."""
+        """Return the reader of ``Rows`` plans; ``None`` for sources that never plan rows."""
 
     def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
-        """New priorities for rows of earlier batches. Any thread. Raises Unsupported where it makes no sense."""
+        """Set the priorities of rows in earlier batches. Any thread. Raises Unsupported if the source has none."""
 
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A source that says why it waits. Optional: without it a deadlock is not found, and messages say less."""
+    """A source that reports why it waits. Optional: without it a deadlock is not detected, and messages say less."""
 
     def waiting_for(self) -> str | None:
-        """Why `plan` is waiting, in numbers, when only adding data from this process ends it; ``None`` otherwise."""
+        """Return why `plan` waits, with numbers, if only adding data in this process ends the wait; else ``None``."""
 
 
 def waiting_for(source: Source) -> str | None:
-    """Why `plan` of this source is waiting; ``None`` where it does not wait, or does not say it."""
+    """Return why `plan` of this source waits; ``None`` if it does not wait or does not report it."""
     return source.waiting_for() if isinstance(source, Explaining) else None
 
 
@@ -207,42 +207,42 @@ class Updating(Protocol):
     """A source whose rows can be changed. Optional."""
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
-        """New values of some fields, for rows of earlier batches. Any thread."""
+        """Set some fields of rows in earlier batches. Any thread."""
 
 
 @runtime_checkable
 class Foresighted(Protocol):
-    """A source that wants to know how far ahead of the learner it will be asked. Optional."""
+    """A source that uses the number of batches planned ahead of the learner. Optional."""
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
-        """A loader will plan this many batches before the first of them is used. Called once, before `plan`; may warn."""
+        """Announce that a loader plans this many batches before the first is used. Called once, before `plan`; may warn."""
 
 
 @runtime_checkable
 class Leasing(Protocol):
-    """A source that delivers a batch again, elsewhere perhaps, unless it was used. Its `Ready` plans carry a lease.
+    """A source that redelivers a batch, possibly to another reader, unless it was used. Its `Ready` plans carry a lease.
 
     ::
 
         plan ──▶ planned ──hand_out──▶ handed out ──settle──▶ used
                     │                       │
-                    └──────── release ──────┴──▶ the source's again
+                    └──────── release ──────┴──▶ returned to the source
 
     Threads: `hand_out` and `settle` are called by the consumer's thread, within ``next``, and wait for nothing;
     `release` by the thread that closes the loader, after the last `plan`.
     """
 
     def hand_out(self, lease: object) -> bool:
-        """The consumer gets this batch now. False: it is delivered elsewhere by now, and must be dropped.
+        """Start the consumer's use of this batch. False if it was redelivered elsewhere and must be dropped.
 
-        Twice does no harm: a ``next`` that a signal interrupted asks again.
+        Idempotent: a ``next`` interrupted by a signal calls it again.
         """
 
     def settle(self, lease: object) -> None:
-        """The consumer has used this batch: it asked for another one, or closed the loader, after it. Twice does no harm."""
+        """Mark the batch as used: the consumer asked for another one, or closed the loader. Idempotent."""
 
     def release(self, timeout_s: float) -> None:
-        """The loader is closed: what is not settled goes back at once. Waits for ``timeout_s`` at most, and raises nothing.
+        """Return all unsettled batches at once because the loader is closed. Waits at most ``timeout_s``; never raises.
 
-        The source may be planned from again, by another loader.
+        Another loader may use the source afterwards.
         """

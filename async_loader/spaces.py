@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as shapes and dtypes. Imports no gymnasium: without it nothing is one of its spaces."""
+"""Shapes and dtypes of Gymnasium spaces, without importing gymnasium."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARRAYS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 
 
 class Space(Protocol):
-    """What type checkers see of a space, also where gymnasium is not installed."""
+    """The type of a space for type checkers, also if gymnasium is not installed."""
 
     @property
     def shape(self) -> tuple[int, ...] | None: ...
@@ -23,18 +23,18 @@ class Space(Protocol):
 
 
 def _classes(*names: str) -> tuple[Any, ...]:
-    """Classes of these names, of the packages that are imported by now."""
+    """Return the classes of these names from those packages that are already imported."""
     modules = [sys.modules[name] for name in _MODULES if name in sys.modules]
     return tuple(getattr(module, name) for module in modules for name in names if hasattr(module, name))
 
 
 def is_space(value: object) -> bool:
-    """Whether ``value`` is a space of Gymnasium's, of any kind."""
+    """Whether ``value`` is a Gymnasium space of any kind."""
     return isinstance(value, _classes("Space"))
 
 
 def within(space: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
-    """Container, keys and spaces of a Dict or a Tuple; ``None`` for any other space."""
+    """Return container, keys and spaces of a Dict or a Tuple; ``None`` for any other space."""
     if isinstance(space, _classes("Dict")):
         return dict, tuple(space.spaces), tuple(space.spaces.values())
     if isinstance(space, _classes("Tuple")):
@@ -43,12 +43,12 @@ def within(space: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
 
 
 def kind_of(name: str, space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of one value of a space.
+    """Return shape and dtype of one value of a space.
 
     Raises
     ------
     SchemaError
-        Names the field whose values are no arrays of one shape.
+        Names the field if its values are not arrays of one shape.
     """
     if not isinstance(space, _classes(*_ARRAYS)):
         raise SchemaError(

@@ -1,4 +1,4 @@
-"""Counters and frozen snapshots. Counters are plain numbers with one writing thread each; reading takes no lock."""
+"""Counters and frozen snapshots. Each counter is a plain number with one writing thread; reading takes no lock."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = [
 
 
 class Meter:
-    """What one stage has done. Written by that stage's thread only.
+    """Counters of one stage. Written by that stage's thread only.
 
-    ``with meter.busy():`` and ``with meter.waiting():`` would cost more than what they measure on the hot path, so a
-    stage calls `work` and `wait` at the seams between the two instead.
+    ``with meter.busy():`` and ``with meter.waiting():`` would cost more than the measured code on the hot path, so a
+    stage calls `work` and `wait` at the transitions instead.
     """
 
     __slots__ = ("_clock", "_since", "_waiting", "batches", "busy_s", "wait_s", "waits")
@@ -31,16 +31,16 @@ class Meter:
         self.wait_s = 0.0
 
     def work(self) -> None:
-        """From here on the stage works."""
+        """Count the time from here on as work."""
         self._turn(False)
 
     def wait(self) -> None:
-        """From here on the stage waits."""
+        """Count the time from here on as waiting."""
         self.waits += 1
         self._turn(True)
 
     def waited(self, since: float) -> None:
-        """The stage waited from ``since`` until now, and worked before: one call where two are felt."""
+        """Count a wait from ``since`` until now, with work before it: one call in place of two."""
         now = self._clock()
         self.busy_s += since - self._since
         self.wait_s += now - since
@@ -68,11 +68,11 @@ class StageStats:
     batches : int
         Finished so far.
     waits : int
-        How often it waited.
+        Number of waits.
     busy_s, wait_s : float
-        Seconds of work and of waiting, up to the last change between the two.
+        Seconds of work and of waiting, up to the last transition.
     depth : int
-        Batches (for workers: chunks) in the queue behind it at this moment.
+        Batches (for workers: chunks) currently in the queue behind the stage.
     """
 
     batches: int
@@ -88,7 +88,7 @@ class StageStats:
 
 
 def summed(meters: Sequence[Meter], depth: int) -> StageStats:
-    """Several threads as one stage."""
+    """Sum the counters of several threads of one stage."""
     return StageStats(
         sum(meter.batches for meter in meters),
         sum(meter.waits for meter in meters),
@@ -100,27 +100,27 @@ def summed(meters: Sequence[Meter], depth: int) -> StageStats:
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """A loader at one moment.
+    """State of a loader at one moment.
 
     Attributes
     ----------
     source, workers, copy, learner : StageStats
-        `source` is the producer thread in ``plan``; `workers` the work on plans, wherever it is done, with seconds
+        `source` is the producer thread in ``plan``; `workers` the work on plans, in any process or thread, with seconds
         summed over processes; `copy` the streamer (all zero on the CPU); `learner` the caller of ``next``, whose busy
-        time is what it does between two calls.
+        time is the time between two calls.
     slots : int
-        In the ring, 0 before the first batch.
+        Slots in the ring, 0 before the first batch.
     slots_lent : int
-        Held by the consumer now.
+        Slots currently held by the consumer.
     copied_out : int
         Batches that were copied instead of lent, because they were small or slots were short.
     skipped : int
-        Batches that failed and were passed over (``on_error="skip"``).
+        Failed batches that were skipped (``on_error="skip"``).
     interrupted : int
-        Batches that `next` had taken when a signal (Ctrl-C) interrupted it, and that it has not handed out since: 1 until
-        the following call hands that batch out, else 0.
+        Batches that `next` had taken when a signal (Ctrl-C) interrupted it and has not delivered since: 1 until
+        the following call delivers that batch, else 0.
     workers_replaced : int
-        Workers that died and were started again.
+        Workers that died and were restarted.
     bottleneck : str
         The stage that the others wait for: ``source``, ``workers``, ``copy`` or ``learner``.
     """
@@ -139,12 +139,12 @@ class LoaderStats:
 
 
 def bottleneck(source: StageStats, workers: StageStats, copy: StageStats, learner: StageStats, *, one_thread: bool) -> str:
-    """The stage that is busy for the largest share of its time: the others wait for it, or it for none.
+    """Return the stage with the largest share of busy time: the other stages wait for it.
 
     Parameters
     ----------
     one_thread : bool
-        `source` and `workers` take turns in one thread (no worker processes): they hold others up together.
+        `source` and `workers` alternate in one thread (no worker processes), so they hold up others together.
     """
     shares = {"source": source.busy_fraction, "workers": workers.busy_fraction, "copy": copy.busy_fraction}
     if one_thread:

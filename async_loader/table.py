@@ -51,10 +51,10 @@ A TensorDict where that is asked for.
 """
 
 AutoReset: TypeAlias = Literal["next_step", "same_step", "disabled"] | enum.Enum
-"""When environments begin anew by themselves: a word, or a ``gymnasium.vector.AutoresetMode``."""
+"""When environments reset by themselves: a word, or a ``gymnasium.vector.AutoresetMode``."""
 
 Streams: TypeAlias = Hashable | Sequence[Hashable] | npt.NDArray[Any]
-"""The stream of all rows of a batch, or each row's own ``[rows]``."""
+"""One stream for all rows of a batch, or one per row ``[rows]``."""
 
 
 class VectorEnv(Protocol):
@@ -77,9 +77,9 @@ class Writer(Protocol):
     Attributes
     ----------
     stream : hashable
-        Of the steps that name none: steps of one stream follow each other.
+        Default stream: steps of one stream follow each other.
     schema : Schema | None
-        What a step is; ``None`` while that is unknown.
+        Schema of a step; ``None`` while it is unknown.
     """
 
     @property
@@ -106,7 +106,7 @@ class Writer(Protocol):
         Parameters
         ----------
         step : mapping, optional
-            What was observed, what was done, what it gave; as a (nested) dict or as keywords.
+            Observation, action, reward and so on, as a (nested) dict or as keywords.
         terminated, truncated : bool
             Whether nothing comes after this step, or the episode was cut off after it. Stored too,
             where the schema (or the first step, if there is no schema) has fields of these names
@@ -145,7 +145,7 @@ class Writer(Protocol):
         ----------
         terminated, truncated : bool | bool array [rows]
         final_obs : array [rows, ...] or (nested) dict of arrays, optional
-            Rows that end no episode are not looked at.
+            Rows that end no episode are ignored.
         stream : hashable | sequence or array [rows], optional
             One for all rows, or each row's own. By default the writer's.
         priority : float array [rows], optional
@@ -210,7 +210,7 @@ class VectorWriter(Protocol):
         """Return when all steps that were added are in the table."""
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End the open episodes. May be called again."""
+        """End the open episodes. Idempotent."""
 
     def __enter__(self) -> VectorWriter: ...
 
@@ -236,13 +236,13 @@ class Table(Protocol):
     Attributes
     ----------
     capacity : int | None
-        Steps that are kept; ``None`` while that depends on a schema that is unknown.
+        Largest number of steps kept; ``None`` while it depends on an unknown schema.
     schema : Schema | None
-        What a step is; ``None`` while that is unknown.
+        Schema of a step; ``None`` while it is unknown.
     nbytes : int | None
         Shared memory of the full table; ``None`` while the schema is unknown.
     limiter : RateLimiter | None
-        How far sampling and inserting may run ahead of each other.
+        Bound on how far sampling and inserting may run ahead of each other.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Where arrays become tensors, and back. Imports torch inside functions only, so that array paths run without it."""
+"""Conversion between arrays and tensors. torch is imported inside functions only: array paths run without it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 _FORK_TIMEOUT_S = 30.0
-_torch: Any = None  # once it is whole
+_torch: Any = None  # set once torch is fully imported
 
 
 def loaded(name: str) -> Any:
-    """The module, if this process has imported it whole; ``None`` otherwise. Imports nothing.
+    """Return the module if this process has fully imported it, else ``None``. Imports nothing.
 
-    A module that another thread is importing is in `sys.modules` already and lacks most of what it will have: it counts
-    as absent. Nothing can be an instance of its classes yet.
+    A module that another thread is importing is already in `sys.modules` but incomplete: it counts as absent. There
+    can be no instances of its classes yet.
     """
     module = sys.modules.get(name)
     if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -33,7 +33,7 @@ def loaded(name: str) -> Any:
 
 
 def loaded_torch() -> Any:
-    """As `loaded`, for torch; asked for every value, so the answer is kept."""
+    """Like `loaded`, for torch; called for every value, so the result is cached."""
     global _torch
     if _torch is None:
         _torch = loaded("torch")
@@ -41,19 +41,19 @@ def loaded_torch() -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a torch tensor. Does not import torch: where it is not loaded nothing can be one."""
+    """Whether ``value`` is a torch tensor. Does not import torch: without it there are no tensors."""
     torch = _torch or loaded_torch()
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def tensor_types() -> tuple[type, ...]:
-    """The exact types of plain tensors; none where torch is not loaded."""
+    """Return the exact types of plain tensors; empty if torch is not loaded."""
     torch = loaded_torch()
     return () if torch is None else (torch.Tensor, torch.nn.Parameter)
 
 
 def _before_fork() -> None:
-    """Let another thread finish its import of torch: the child would have half of it, and no way to get the rest."""
+    """Wait for another thread's import of torch to finish: the child would inherit it half done for ever."""
     if "torch" not in sys.modules or loaded_torch() is not None or _is_importing_torch():
         return
     thread = threading.Thread(target=_import_torch, name="async-loader-torch", daemon=True)
@@ -62,11 +62,11 @@ def _before_fork() -> None:
 
 
 def _import_torch() -> None:
-    importlib.import_module("torch")  # waits for the thread that is at it
+    importlib.import_module("torch")  # waits for the importing thread
 
 
 def _is_importing_torch() -> bool:
-    """Whether the calling thread is: torch's own import may fork."""
+    """Whether the calling thread is importing torch: the import itself may fork."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name == "<module>":
@@ -82,7 +82,7 @@ _NUMPY: dict[Any, np.dtype[Any]] = {}
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
-    """Numpy's dtype for a torch dtype; ``None`` for those numpy lacks (bfloat16, quantised, float8)."""
+    """Return numpy's dtype for a torch dtype; ``None`` for those numpy lacks (bfloat16, quantised, float8)."""
     if not _NUMPY:
         import torch
 
@@ -92,13 +92,13 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
 
 
 def to_numpy(value: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The tensor as an array; shares memory when it is on the CPU."""
+    """Convert a tensor to an array; shares memory if it is on the CPU."""
     array: np.ndarray[Any, Any] = value.detach().cpu().resolve_conj().resolve_neg().numpy()
     return array
 
 
 def as_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """``value`` as an array when it is an array, a numpy scalar or a tensor; ``None`` otherwise."""
+    """Convert an array, a numpy scalar or a tensor to an array; ``None`` for anything else."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     if is_tensor(value) and numpy_dtype(value.dtype) is not None and _is_dense(value):
@@ -111,7 +111,7 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def said(tensor: Any) -> str:
-    """What kind of tensor this is, in words."""
+    """Describe the kind of a tensor for a message."""
     layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").replace("_", " ")
     kind = "a tensor" if layout == "strided" else f"a {layout} tensor"
     where = "" if tensor.device.type == "cpu" else f" on device {tensor.device.type!r}"
@@ -119,7 +119,7 @@ def said(tensor: Any) -> str:
 
 
 def made_dense(tensor: Any) -> str:
-    """The call that gives a tensor numpy can hold, as the end of a sentence."""
+    """Return the call that makes a tensor numpy can hold, as the end of a sentence."""
     if tensor.is_nested:
         return ".to_padded_tensor(0.0)"
     if tensor.layout is not loaded_torch().strided:
@@ -142,19 +142,19 @@ def check_device(device: object) -> None:
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A tensor on the array's memory, which it keeps alive."""
+    """Return a tensor on the array's memory, which it keeps alive."""
     import torch
 
     return torch.from_numpy(array)
 
 
 def is_bfloat16(value: Any) -> bool:
-    """Whether it is a tensor of the one dtype that weights often are and numpy lacks."""
+    """Whether ``value`` is a bfloat16 tensor, the dtype that is common for weights and missing in numpy."""
     return is_tensor(value) and str(value.dtype) == "torch.bfloat16"
 
 
 def to_bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The numbers of a bfloat16 tensor as the bits that they are, uint16."""
+    """Return the bits of a bfloat16 tensor as uint16."""
     import torch
 
     return to_numpy(tensor.contiguous().view(torch.int16)).view(np.uint16)
@@ -168,7 +168,7 @@ def from_bits(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def as_tensor(value: Any) -> Any:
-    """Arrays and numpy scalars of numeric dtype as tensors; everything else as it is.
+    """Convert arrays and numpy scalars of numeric dtype to tensors; return everything else unchanged.
 
     A read-only array is copied: a tensor cannot be read-only, and writing through it would be undefined.
     """
@@ -184,7 +184,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def to_parts(tensor: torch.Tensor) -> tuple[Any, str]:
-    """What a tensor is made of for pickling: an array on its memory, and the dtype where numpy lacks it."""
+    """Return the parts of a tensor for pickling: an array on its memory, and its dtype if numpy lacks it."""
     tensor = tensor.detach().cpu()
     if numpy_dtype(tensor.dtype) is not None:
         return to_numpy(tensor), ""
@@ -196,20 +196,20 @@ def to_parts(tensor: torch.Tensor) -> tuple[Any, str]:
 
 
 def from_parts(array: Any, dtype: str) -> torch.Tensor:
-    """The inverse of `to_parts`. Shares the array's memory when that is writable and numpy has the dtype."""
+    """The inverse of `to_parts`. Shares the array's memory if that is writable and numpy has the dtype."""
     if not dtype:
         tensor: torch.Tensor = as_tensor(array)
         return tensor
     import torch
 
     raw, shape = array
-    if not raw.size:  # torch cannot view nothing as anything else
+    if not raw.size:  # torch cannot view an empty array as another dtype
         return torch.empty(shape, dtype=getattr(torch, dtype))
     return torch.from_numpy(raw.copy()).view(getattr(torch, dtype)).reshape(shape)
 
 
 def reduced(obj: Any) -> Any:
-    """How a tensor, of any class, or a storage is pickled with its memory out of band; NotImplemented for what is neither."""
+    """Reduce a tensor of any class, or a storage, with its memory out of band; NotImplemented for other objects."""
     torch = loaded_torch()
     if torch is None:
         return NotImplemented
@@ -228,13 +228,13 @@ def reduced(obj: Any) -> Any:
             return NotImplemented if obj.is_quantized else (from_parts, to_parts(obj))
         return _reduced_sparse(obj, torch)
     if type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__ or obj.layout is not torch.strided or obj.is_quantized:
-        return NotImplemented  # it knows better; its storage goes out of band all the same
+        return NotImplemented  # its own reduction is better; the storage goes out of band all the same
     with torch._C.DisableTorchFunctionSubclass():
         return from_subclass, (type(obj), *to_parts(obj.as_subclass(torch.Tensor)), vars(obj))
 
 
 def _meta(shape: Any, stride: Any, dtype: Any, kind: Any, requires_grad: bool) -> Any:
-    """Shape and dtype alone: there is no memory to send."""
+    """Rebuild a tensor from shape and dtype alone: meta tensors have no memory."""
     import torch
 
     tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
@@ -242,7 +242,7 @@ def _meta(shape: Any, stride: Any, dtype: Any, kind: Any, requires_grad: bool) -
 
 
 def _with_gradient(tensor: Any, kind: Any, requires_grad: bool = True) -> Any:
-    """A leaf of this class. What computed it stays where it was computed, as with torch's own workers."""
+    """Rebuild a leaf of this class. The graph that computed it is not sent, as with torch's own workers."""
     import torch
 
     if kind is torch.nn.Parameter:
@@ -251,7 +251,7 @@ def _with_gradient(tensor: Any, kind: Any, requires_grad: bool = True) -> Any:
 
 
 def _reduced_nested(obj: Any, torch: Any) -> Any:
-    """Its values in one piece, out of band, and where its parts lie in them; as torch's own workers send it."""
+    """Reduce to the values in one buffer, out of band, and the offsets of the parts; as torch's own workers do."""
     if obj.layout is torch.jagged:
         return NotImplemented
     plain = obj.detach()
@@ -267,7 +267,7 @@ def _nested(values: Any, sizes: Any, strides: Any, offsets: Any, requires_grad: 
 
 
 def _reduced_sparse(obj: Any, torch: Any) -> Any:
-    """Torch's own keeps every sparse tensor that was ever rebuilt, for a check that only ``torch.load`` makes."""
+    """Reduce to parts: torch's own rebuild keeps every sparse tensor for a check that only ``torch.load`` makes."""
     size = tuple(obj.shape)
     if obj.layout is torch.sparse_coo:
         return _sparse, (torch.sparse_coo, (obj._indices(), obj._values()), size, obj.is_coalesced())
@@ -288,14 +288,14 @@ def _sparse(layout: Any, parts: Any, size: Any, coalesced: bool | None) -> Any:
 
 
 def from_subclass(kind: Any, array: Any, dtype: str, attributes: dict[str, Any]) -> Any:
-    """A tensor of this class on the array's memory, with the attributes that it had."""
+    """Rebuild a tensor of this class on the array's memory, with its attributes."""
     tensor = from_parts(array, dtype).as_subclass(kind)
     vars(tensor).update(attributes)
     return tensor
 
 
 def _reduced_storage(obj: Any, torch: Any) -> Any:
-    """What the `__reduce_ex__` of a tensor's class ends in. torch would put the bytes into the pickle."""
+    """Reduce the storage of a tensor, which torch would write into the pickle."""
     if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":
         return _typed_storage, (_bytes_of(obj._untyped_storage, torch), obj.dtype)
     if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":

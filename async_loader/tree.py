@@ -1,4 +1,4 @@
-"""The shape of nested samples: dicts, lists, tuples and namedtuples with leaves. Knows nothing of arrays."""
+"""The structure of nested samples: dicts, lists, tuples and namedtuples with leaves of any type."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Misfit(Exception):
-    """A sample that is not built like the first one. Never leaves the package."""
+    """A sample that is nested differently from the first one. Never raised to users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One container; children are nodes, or ``None`` where a leaf stands.
+    """One container; children are nodes, or ``None`` for a leaf.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ def is_namedtuple(value: object) -> bool:
 
 
 def structure_of(value: Any, *, collated: bool = False) -> Structure:
-    """The structure of ``value``. With ``collated``, plain tuples become lists, as collation makes them."""
+    """Return the structure of ``value``. With ``collated``, plain tuples become lists, as collation makes them."""
     if isinstance(value, Mapping):
         kind: type = dict
         keys: tuple[Any, ...] = tuple(value)
@@ -52,7 +52,7 @@ def structure_of(value: Any, *, collated: bool = False) -> Structure:
 
 
 def names(structure: Structure, prefix: str = "") -> Iterator[str]:
-    """Dotted names of the leaves, in order; a bare leaf is called ``value``."""
+    """Yield dotted names of the leaves, in order; a bare leaf is called ``value``."""
     if structure is None:
         yield prefix or "value"
         return
@@ -61,19 +61,19 @@ def names(structure: Structure, prefix: str = "") -> Iterator[str]:
 
 
 def leaves(value: Any, structure: Structure) -> Iterator[Any]:
-    """The leaves of ``value`` in the order of ``structure``.
+    """Yield the leaves of ``value`` in the order of ``structure``.
 
     Raises
     ------
     Misfit
-        If ``value`` is not built like ``structure``.
+        If ``value`` is nested differently.
     """
     for column in columns(structure, [value]):
         yield column[0]
 
 
 def columns(structure: Structure, samples: Sequence[Any], prefix: str = "") -> Iterator[list[Any]]:
-    """One list per leaf, holding that leaf of every sample. No Python call per sample and leaf.
+    """Yield one list per leaf with that leaf of every sample. No Python call per sample and leaf.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def _check_containers(structure: Node, samples: Sequence[Any], prefix: str) -> N
 
 
 def _apart(structure: Node, samples: Sequence[Any]) -> str:
-    """Which keys of a dict make the difference, in words; of the first sample that is of another length."""
+    """Describe which keys of a dict differ, for the first sample of a different length."""
     if structure.kind is not dict:
         return ""
     odd = next(sample for sample in samples if len(sample) != len(structure.keys))
@@ -117,7 +117,7 @@ def _apart(structure: Node, samples: Sequence[Any]) -> str:
 
 
 def _alike(structure: Node, kind: type) -> bool:
-    """Whether values of ``kind`` can stand where ``structure`` is. Namedtuples are known by their field names."""
+    """Whether values of ``kind`` match ``structure``. Namedtuples are compared by their field names."""
     if structure.kind is dict:
         return issubclass(kind, Mapping)
     names = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
@@ -127,7 +127,7 @@ def _alike(structure: Node, kind: type) -> bool:
 
 
 def rebuild(structure: Structure, values: Iterable[Any]) -> Any:
-    """Put leaves back; the inverse of `leaves`."""
+    """Build the nested value from its leaves; the inverse of `leaves`."""
     return _rebuild(structure, iter(values))
 
 
@@ -143,12 +143,12 @@ def _rebuild(structure: Structure, values: Iterator[Any]) -> Any:
 
 
 def transform(value: Any, function: Callable[[Any], Any], *, leave: Callable[[Any], bool] = lambda key: False) -> Any:
-    """``value`` with ``function`` applied to every leaf; containers keep their kind.
+    """Return ``value`` with ``function`` applied to every leaf; containers keep their kind.
 
     Parameters
     ----------
     leave : callable
-        Whether what stands under this key of a dict stays as it is.
+        Called with the key of a dict's entry; True leaves the entry unchanged.
     """
     if isinstance(value, Mapping):
         return {k: v if leave(k) else transform(v, function, leave=leave) for k, v in value.items()}

@@ -1,4 +1,4 @@
-"""Checks of what a user gives, before anything starts. Each says the fact, the number and the remedy; starts nothing."""
+"""Checks of user arguments. Each message states the fact, the number and the remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def callable_or_none(name: str, value: Any) -> Any:
 
 def context_of(context: str | BaseContext | None) -> BaseContext:
     if isinstance(context, BaseContext):
-        # The module-level default has no method of its own until it is asked.
+        # The module-level default has no start method of its own until it is resolved.
         return multiprocessing.get_context(context.get_start_method())
     if context is not None and context not in multiprocessing.get_all_start_methods():
         raise ConfigError(
@@ -46,7 +46,7 @@ _FDS_PER_LOADER = 12
 
 
 def check_descriptors(num_workers: int) -> None:
-    """A loader that runs out of descriptors half-way would fail in strange places: look before anything starts."""
+    """Raise ResourceLimit if there are too few file descriptors, before any process starts."""
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
