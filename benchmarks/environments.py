@@ -103,7 +103,7 @@ class CannotMake(Exception):
 
 
 def interpreter(name: str, say: Callable[[str], None]) -> Path | str:
-    """The Python of environment `name`, made if need be; or, in words, why there is none."""
+    """Return the Python of environment `name`, created if necessary, or the reason why there is no such Python."""
     if name == "project":
         return Path(sys.executable)
     try:

@@ -161,7 +161,7 @@ class NotMeasured(Exception):
 def run_row(row: Row, module: str, pythons: Mapping[str, Path | str], repeats: int, hurry: float) -> Iterator[Outcome | str]:
     """Run the contenders A B C A B C; yields the name of each as it starts, and the outcome at the end.
 
-    `pythons` holds, per environment, its interpreter, or in words why there is none. `hurry` scales the seconds measured.
+    `pythons` holds, per environment, its interpreter, or the reason why there is no interpreter. `hurry` scales the seconds measured.
     """
     measured = tuple(Measured(contender) for contender in row.contenders)
     turns = min(repeats, row.repeats or repeats)

@@ -98,7 +98,7 @@ def _keep_freed_memory() -> None:
 
 
 def time_calls(call: Callable[[], Any], seconds: float) -> dict[str, float]:
-    """Means over `seconds` of a call whose result nobody reads, in microseconds. The caller has warmed it up."""
+    """Return mean durations over `seconds` of a call whose result is unused, in microseconds. The caller has warmed it up."""
     count, cpu, start = 0, cpu_s(), time.perf_counter()
     while (now := time.perf_counter()) - start < seconds:
         call()

@@ -39,7 +39,7 @@ SMALL = {"action": "int64", "reward": "float32", "terminated": "bool", "truncate
 
 
 def make_envs(count: int) -> gymnasium.vector.VectorEnv:
-    """So many Pongs, in one thread; each returns a grey frame, uint8 [84, 84], for 4 frames of the game."""
+    """Make `n` Pongs in one thread; each returns a grey frame, uint8 [84, 84], for 4 frames of the game."""
     gymnasium.register_envs(ale_py)
     cv2.setNumThreads(1)  # 84 x 84 is not worth waking other threads for
     preprocessing = [lambda env: AtariPreprocessing(env, frame_skip=4)]

@@ -46,7 +46,7 @@ def take(loader, n):
 
 
 def ended(source, batches):
-    """``source`` for so many batches, then END."""
+    """``source`` for this number of batches, then END."""
     left = itertools.count(batches, -1)
     return lambda n: source(n) if next(left) > 0 else END
 

@@ -1,1 +1,1 @@
-"""Other loaders' signatures over this one's pipeline: a script changes its import line and nothing else. Nothing starts here."""
+"""Signatures of other loaders on this package's pipeline: a script changes only its import line."""

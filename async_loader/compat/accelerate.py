@@ -1,13 +1,13 @@
-"""Our loaders within accelerate, and so within everything that prepares its loaders with it, as the Trainer of transformers.
+"""Support for accelerate, and for libraries that prepare their loaders with it, such as the Trainer of transformers.
 
     from async_loader.compat import accelerate
     accelerate.install()  # before Accelerator.prepare, or before the Trainer is made
 
-accelerate makes a loader of its own of each that it prepares: it shards the order over the
+accelerate replaces each loader that it prepares by one of its own: it shards the order over the
 processes, and iterates over a ``torch.utils.data.DataLoader`` that it builds from the attributes
-of the one that it was given. After `install` the one that it builds is
+of the given one. After `install` the one that it builds is
 `async_loader.compat.torch.DataLoader`, and with ``use_stateful_dataloader`` the
-`StatefulDataLoader` beside it. The sharding stays accelerate's.
+`StatefulDataLoader` beside it. accelerate still does the sharding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INSTALLED = "_async_loader_installed"
 
 
 def install() -> None:
-    """Let every loader that accelerate prepares from now on in this process iterate with ours; idempotent.
+    """Make every loader that accelerate prepares from now on in this process iterate with ours; idempotent.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def _stateful_too(init: Callable[..., None]) -> Callable[..., None]:
-    """Take the place of the constructor of what accelerate iterates over, which would take
+    """Replace the constructor of the object that accelerate iterates over, which would use
     torchdata's stateful loader.
     """
 

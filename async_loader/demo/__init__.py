@@ -1,1 +1,1 @@
-"""A DQN that learns CartPole-v1 from a ReplayBuffer through an AsyncDataLoader: the library at work, end to end."""
+"""An end-to-end demo: a DQN learns CartPole-v1 from a ReplayBuffer through an AsyncDataLoader."""

@@ -1,4 +1,4 @@
-"""One actor: a process that steps CartPoles and appends what happened to the feeder's table. Never learns, imports no torch."""
+"""One actor process: steps CartPoles and appends the steps to the feeder's table. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ NUM_ACTIONS = 2
 
 _NO_GYMNASIUM = 'the demo needs gymnasium: pip install "async_loader[demo]"'
 _TELL_EVERY = 100  # environment steps
-_LOOK_EVERY = 4  # steps of all environments, after which newer weights are asked for
-_BATCH_ROWS = 8  # of a message; the limiter holds an actor up when its buffer of a few of them is full
+_LOOK_EVERY = 4  # steps of all environments between two requests for newer weights
+_BATCH_ROWS = 8  # per message; the limiter blocks an actor when its buffer of a few messages is full
 _BUFFER_BYTES = 2048
-_POLICY_S = 60.0  # within which the first policy has to come
+_POLICY_S = 60.0  # limit for the first policy to arrive
 
 
 class ActorReport(NamedTuple):
-    """What an actor says to its parent now and then: all its steps so far, and the returns of episodes since the last time."""
+    """A report of an actor to its parent: its total steps, and the returns of episodes since the last report."""
 
     env_steps: int
     returns: tuple[float, ...]
 
 
 class Failed(NamedTuple):
-    """The last thing that an actor says, when something went wrong in it; where, if that was a surprise."""
+    """The last message of a failed actor; with a traceback if the error was unexpected."""
 
     what: str
     where: str = ""
 
 
 def require_envs() -> None:
-    """Look whether `make_envs` will find what it needs, before actors are started.
+    """Check the requirements of `make_envs` before actors are started.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def require_envs() -> None:
 
 
 def make_envs(num_envs: int) -> Any:
-    """`num_envs` times CartPole-v1 behind one step() and one reset(), as Gymnasium's vector environment.
+    """Return a vector environment of `num_envs` CartPole-v1.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def make_envs(num_envs: int) -> Any:
         from gymnasium.vector import AutoresetMode
     except ImportError as error:
         raise MissingExtra(_NO_GYMNASIUM) from error
-    # SAME_STEP: with the default, the step after an end is no transition at all, and would have to be left out.
+    # SAME_STEP: by default, the step after an end is not a transition, and would have to be left out.
     return gymnasium.make_vec(
         "CartPole-v1",
         num_envs=num_envs,
@@ -79,7 +79,7 @@ def make_envs(num_envs: int) -> Any:
 
 
 class Policy:
-    """The Q network's greedy choice, from published weights. The same arithmetic as `QNetwork`, without torch."""
+    """The greedy policy of the Q network, from published weights. The same arithmetic as `QNetwork`, without torch."""
 
     def __init__(self, tensors: Mapping[str, Array], version: int) -> None:
         self.version = version
@@ -87,7 +87,7 @@ class Policy:
         self._layers = [(tensors[f"layers.{i}.weight"].T.copy(), tensors[f"layers.{i}.bias"]) for i in (0, 2, 4)]
 
     def values(self, obs: Array) -> Array:
-        """float32 [envs, actions] for float32 [envs, obs_size]."""
+        """Return the Q values, float32 [envs, actions], for float32 [envs, obs_size]."""
         (first, a), (second, b), (last, c) = self._layers
         hidden = np.maximum(obs / self._scale @ first + a, 0)
         values: Array = np.maximum(hidden @ second + b, 0) @ last + c
@@ -95,14 +95,14 @@ class Policy:
 
 
 class Actor:
-    """Steps its environments for as long as it is let. Made and used in its process.
+    """Steps environments until its process ends. Made and used in that process.
 
     Parameters
     ----------
     client : Client
-        Of the feeder; a policy is published there.
+        Client of the feeder, where the policy is published.
     tell : callable
-        Takes a `ActorReport`.
+        Called with an `ActorReport`.
     """
 
     def __init__(self, number: int, settings: Settings, envs: Any, client: Any, tell: Callable[[ActorReport], None]) -> None:
@@ -114,7 +114,7 @@ class Actor:
         self._returns: list[float] = []
 
     def run(self) -> None:
-        """Until the feeder is gone, or this process is."""
+        """Run until the feeder or this process ends."""
         found = self._client.latest(POLICY, timeout_s=_POLICY_S)
         policy = Policy(found.tensors, found.version)
         obs, _ = self._envs.reset(seed=self._seed * self._settings.num_envs)
@@ -140,18 +140,18 @@ class Actor:
                 policy_version=policy.version,
                 terminated=bool(terminated[env]),
                 truncated=bool(truncated[env]),
-                # Where an episode ended, `after` already shows the next one's start.
+                # At an episode's end, `after` already holds the start of the next one.
                 final_obs=info["final_obs"][env] if ended else None,
                 stream=env,
-                timeout_s=math.inf,  # the limiter holds actors up for as long as the learner takes
+                timeout_s=math.inf,  # the limiter blocks actors for as long as the learner needs
             )
         self._count(rewards, terminated | truncated)
         return after  # type: ignore[no-any-return]
 
     def _choose(self, policy: Policy, obs: Array) -> Array:
-        """Epsilon-greedy actions, int64 [envs]."""
+        """Return epsilon-greedy actions, int64 [envs]."""
         dqn = self._settings.dqn
-        all_steps = self._env_steps * self._settings.num_actors  # the others explore as fast
+        all_steps = self._env_steps * self._settings.num_actors  # assumes that the other actors step as fast
         epsilon = max(dqn.final_epsilon, 1.0 - all_steps / dqn.explore_steps)
         explore = self._rng.random(len(obs)) < epsilon
         return np.where(explore, self._rng.integers(NUM_ACTIONS, size=len(obs)), policy.values(obs).argmax(axis=1))
@@ -168,13 +168,13 @@ class Actor:
 
 
 def act(number: int, settings: Settings, parent: Connection, make: Callable[[int], Any] = make_envs) -> None:
-    """An actor process: waits for the feeder's address, then acts until it is ended, or its parent or the feeder is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches everybody; the parent ends this one
+    """Run an actor process: wait for the feeder's address, then act until killed, or until parent or feeder end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; the parent ends this one
     try:
         with contextlib.closing(make(settings.num_envs)) as envs, connect(parent.recv(), on_disconnect="raise") as client:
             Actor(number, settings, envs, client, parent.send).run()
     except (EOFError, BrokenPipeError):
-        return  # the parent is gone
+        return  # the parent has ended
     except AsyncLoaderError as error:
         failed = Failed(str(error))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The actors as their parent sees them: starts them, hears them, says who died, and ends them. Steps no environment."""
+"""The actor processes as seen by their parent: starts them, receives reports, reports deaths, and ends them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from async_loader.demo.settings import Episode, Settings
 from async_loader.errors import AsyncLoaderError, Broken
 from async_loader.lifecycle import EndFlag, readable
 
-_PATIENCE_S = 5.0  # an actor that was told to end, and is still there, is killed then
+_PATIENCE_S = 5.0  # an actor that has not ended this long after SIGTERM is killed
 
 
 @contextlib.contextmanager
 def _no_ctrl_c() -> Iterator[None]:
-    """A process that is started meanwhile never hears of Ctrl-C, which its parent does: it would end amid its own start."""
-    resource_tracker.ensure_running()  # else it is started with the first, and takes the mask away
+    """Start processes in this block with Ctrl-C blocked: their parent handles it, and it would break their start."""
+    resource_tracker.ensure_running()  # otherwise it is started with the first process, and resets the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -35,7 +35,7 @@ def _no_ctrl_c() -> Iterator[None]:
 
 
 class Returns:
-    """The finished episodes and the mean return of the newest `window`. Written by one thread, read by anyone."""
+    """The finished episodes and the mean return of the newest `window`. One thread writes, any thread reads."""
 
     def __init__(self, window: int, target: float) -> None:
         self._newest: deque[float] = deque(maxlen=window)
@@ -64,21 +64,21 @@ class _Actor:
 
 
 class Actors:
-    """Actor processes, from their start to their end, whatever happens. What goes wrong in one is kept in `error`.
+    """Actor processes from start to end. The first error of an actor is kept in `error`.
 
     Parameters
     ----------
     seconds : callable
-        Since the run began.
+        Returns the seconds since the run began.
     make : callable
-        As `make_envs`; importable, it travels to the actors by name.
+        Like `make_envs`; importable, as actors receive it by name.
 
     Attributes
     ----------
     returns : Returns
-        Nothing is added any more when the target is reached.
+        Closed to new episodes once the target is reached.
     error : AsyncLoaderError | None
-        Why there are fewer actors than there should be.
+        The reason why an actor is missing.
     """
 
     def __init__(self, settings: Settings, seconds: Callable[[], float], make: Callable[[int], Any] = make_envs) -> None:
@@ -107,17 +107,17 @@ class Actors:
         return [actor.process.pid for actor in self._actors]
 
     def go(self, address: str, over: Callable[[], None]) -> None:
-        """Let them act; `over` is called, by another thread, when the target is reached or one of them is dead."""
+        """Send the feeder's address; another thread calls `over` when the target is reached or an actor has died."""
         self._over = over
         for actor in self._actors:
             try:
                 actor.pipe.send(address)
             except BrokenPipeError:
-                continue  # dead already, as will be seen
+                continue  # it has died; the thread reports that
         self._thread.start()
 
     def close(self) -> None:
-        """End them. May be called again."""
+        """End the actors. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -154,14 +154,14 @@ class Actors:
                     del heard[fd]
             gone = next((lives[fd] for fd in ready & lives.keys()), None)
             if gone is not None and not self._end.is_set():
-                while self._hear(gone):  # its last words
+                while self._hear(gone):  # its last messages
                     continue
                 self.error = _death(gone)
         if not self._end.is_set():
             self._over()
 
     def _hear(self, actor: _Actor) -> bool:
-        """Take the next of what it says; whether there was something."""
+        """Handle the actor's next message; return False if there was none."""
         try:
             said = actor.pipe.recv()
         except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""The Q network and the double-DQN update. Knows tensors only: no environment, no buffer, no thread."""
+"""The Q network and the double-DQN update, on tensors only."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from async_loader.demo.settings import DqnSettings
 class QNetwork(nn.Module):
     """Two hidden layers: float32 [batch, len(obs_scale)] -> float32 [batch, num_actions].
 
-    A value of 1 is a pole that never falls. The network starts there: what is not known yet looks good, and the values
-    need not climb from 0 first, which takes bootstrapping most of its time.
+    A value of 1 stands for a pole that never falls. The network starts there: unknown states look good, and the values
+    need not climb from 0 first, which takes most of the time of bootstrapping.
     """
 
     scale: Tensor
@@ -35,10 +35,10 @@ class QNetwork(nn.Module):
 
 
 def double_dqn_target(reward: Tensor, terminated: Tensor, next_online: Tensor, next_target: Tensor, discount: float) -> Tensor:
-    """What Q(s, a) should have been: r + gamma (1 - terminated) Q_target(s', argmax_a Q_online(s', a)).
+    """Return the target of Q(s, a): r + gamma (1 - terminated) Q_target(s', argmax_a Q_online(s', a)).
 
     van Hasselt, Guez, Silver 2016, "Deep reinforcement learning with double Q-learning", equation 4.
-    Only `terminated` cuts the future off. A truncated episode (CartPole's step 500) merely stops being watched; the pole
+    Only `terminated` cuts the future off. A truncated episode (CartPole's step 500) is merely no longer observed; the pole
     still stands, so its value is bootstrapped like any other.
 
     Parameters
@@ -62,9 +62,9 @@ def double_dqn_target(reward: Tensor, terminated: Tensor, next_online: Tensor, n
 
 @contextlib.contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Keep torch from sharing such small products out over the cores. Every thread that computes must enter it.
+    """Keep torch from splitting such small products over the cores. Every thread that computes must enter it.
 
-    OpenMP counts per thread: what the main thread set leaves a new one with a team as large as the machine, whose
+    OpenMP counts per thread: the setting of the main thread leaves a new one with a team as large as the machine, whose
     members then spin on the core that the others need (measured: 0.75 ms of CPU time instead of 0.17 for one forward).
     """
     before = torch.get_num_threads()
@@ -76,13 +76,13 @@ def one_torch_thread() -> Iterator[None]:
 
 
 class Learner:
-    """An online network, two that follow it slowly, and the optimizer. Used by one thread.
+    """An online network, two slowly following averages of it, and the optimizer. Used by one thread.
 
     Attributes
     ----------
     policy : QNetwork
-        What actors act with. One update's network may have just forgotten how to balance at the edge; the average of
-        the latest hundred has not.
+        The network of the actors. A single update may unlearn balancing at the edge; the average of the latest
+        hundred does not.
     """
 
     def __init__(self, num_actions: int, settings: DqnSettings) -> None:
@@ -97,8 +97,8 @@ class Learner:
         self._optimizer = torch.optim.Adam(self._online_weights, lr=settings.learning_rate, fused=True)
 
     def update(self, batch: Mapping[str, Tensor]) -> None:
-        """One gradient step on obs, action, reward, next_obs, terminated, each [batch, ...]; then the others follow."""
-        # (1 - gamma) makes a reward of 1 for ever a value of 1.
+        """Make one gradient step on obs, action, reward, next_obs, terminated, each [batch, ...]; update both averages."""
+        # (1 - gamma) scales an endless reward of 1 to a value of 1.
         unit = 1.0 - self._settings.discount
         with torch.no_grad():
             goal = double_dqn_target(
@@ -109,7 +109,7 @@ class Learner:
                 self._settings.discount,
             )
         value = self.online(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
-        # Huber, not squares: one surprising fall must not throw the whole network.
+        # Huber loss, not squares: one surprising fall must not disturb the whole network.
         loss = nn.functional.smooth_l1_loss(value, goal)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What a person sees of the demo: live progress, a summary, a curve; and what a program reads: one line of JSON."""
+"""Output of the demo for people: live progress, a summary, a curve; and for programs: one line of JSON."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ JSON_KEYS = (
 
 
 class QuietReport:
-    """Looks on and says nothing."""
+    """Prints nothing."""
 
     def watch(self, snapshot: Callable[[], Summary]) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
 
 class LiveReport:
-    """What a person follows: a table that is redrawn four times a second, or lines where a table cannot be redrawn.
+    """Prints live progress: a table that is redrawn four times a second, or lines if the console cannot redraw.
 
     Parameters
     ----------
     console : Console, optional
     every_s : float
-        Between two lines in a pipe, a file or a dumb terminal.
+        Seconds between two lines in a pipe, a file or a dumb terminal.
     """
 
     def __init__(self, console: Console | None = None, every_s: float = 3.0) -> None:
@@ -48,7 +48,7 @@ class LiveReport:
         self._last: Summary | None = None
 
     def begin(self, settings: Settings) -> None:
-        """Print what is about to start, which takes some seconds."""
+        """Print that the start begins, which takes some seconds."""
         self._console.print(f"Starting a feeder and {settings.num_actors} actors ...")
 
     @contextlib.contextmanager
@@ -70,21 +70,21 @@ class LiveReport:
                 yield
 
     def finish(self, summary: Summary, curve: Path | None = None) -> None:
-        """Print how it went, and where the curve is."""
+        """Print the result, and the path of the curve."""
         self._console.print(_table(summary))
         verdict = "[green]solved[/green]" if summary.solved else "[red]not solved[/red]"
         took = f"{summary.seconds:.0f} s, and {summary.start_seconds:.0f} s of starting"
         self._console.print(f"{verdict} after {took}" + (f"; curve in {escape(str(curve))}" if curve else ""))
 
     def stop(self) -> None:
-        """Print how far it went before it was stopped."""
+        """Print the state at which the run was stopped."""
         if self._last is not None:
             self._console.print("\n", _table(self._last), sep="")
 
 
 @contextlib.contextmanager
 def _every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
-    """Call again and again, on a thread of its own, until the block ends."""
+    """Call the function periodically on a thread of its own until the block ends."""
     end = threading.Event()
 
     def run() -> None:
@@ -101,12 +101,12 @@ def _every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
 
 
 def summary_json(summary: Summary) -> str:
-    """The summary as one line of JSON with the keys of `JSON_KEYS`."""
+    """Return the summary as one line of JSON with the keys of `JSON_KEYS`."""
     return json.dumps({key: getattr(summary, key) for key in JSON_KEYS})
 
 
 def require_plots() -> None:
-    """Import what `write_curve` needs, to find out before learning that it is missing.
+    """Import the requirements of `write_curve`, so that a missing one is found before learning.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def _figure() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra('the curve needs matplotlib: pip install "async_loader[demo]"') from error
-    # Figure and Agg by themselves, without pyplot: no display is looked for and no global state is left.
+    # Figure and Agg without pyplot: needs no display and leaves no global state.
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -1,4 +1,4 @@
-"""The demo's wiring: actor processes, a feeder, a loader, the learner. Prints nothing; a report looks on."""
+"""Connects the demo's parts: actor processes, a feeder, a loader, the learner. Output is the report's."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from async_loader.errors import AsyncLoaderError, Timeout
 from async_loader.feeder import connect
 
 Clock = Callable[[], float]
-_LOST_S = 10.0  # without its feeder the demo has nothing to go on with
-_LOOK_S = 1.0  # how long the learner waits for a batch before it looks at the clock again
-_START_LOOKS = 300  # how often it does so before the first batch: compiling kernels takes a slow machine minutes
-_STATUS_S, _LAST_STATUS_S = 1.0, 30.0  # for the feeder to say how it stands, while it runs and at the end
+_LOST_S = 10.0  # the demo cannot continue without its feeder
+_LOOK_S = 1.0  # how long the learner waits for a batch before it checks the clock again
+_START_LOOKS = 300  # number of such checks before the first batch: compiling kernels takes minutes on a slow machine
+_STATUS_S, _LAST_STATUS_S = 1.0, 30.0  # timeouts of status requests to the feeder, while it runs and at the end
 
 
 class Report(Protocol):
-    """Looks on while the demo runs. Inside `watch`, `snapshot` may be called at any time and from any thread."""
+    """Observes the demo while it runs. Inside `watch`, `snapshot` may be called at any time and from any thread."""
 
     def watch(self, snapshot: Callable[[], Summary]) -> contextlib.AbstractContextManager[object]: ...
 
@@ -34,7 +34,7 @@ class Report(Protocol):
 def run(
     settings: Settings, report: Report, *, clock: Clock = time.perf_counter, make: Callable[[int], Any] = make_envs
 ) -> Summary:
-    """Learn CartPole-v1 until the target is reached or the time is up, which is counted from the first batch.
+    """Learn CartPole-v1 until the target is reached or the time is up, counted from the first batch.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ def run(
     Raises
     ------
     Broken
-        An actor died or failed, or the feeder did.
+        An actor or the feeder died or failed.
     Timeout
-        No batch came within five minutes.
+        No batch arrived within five minutes.
     AsyncLoaderError
         The loader failed.
     """
@@ -55,7 +55,7 @@ def run(
 
 
 def table_of(settings: Settings) -> dict[str, Any]:
-    """The feeder's table, as a file would say it."""
+    """Return the settings of the feeder's table, as in a configuration file."""
     samples = settings.dqn.batch_size / settings.steps_per_update
     return {
         "capacity": settings.capacity,
@@ -63,14 +63,14 @@ def table_of(settings: Settings) -> dict[str, Any]:
         "limiter": {
             "min_size_to_sample": settings.warmup_steps,
             "samples_per_insert": samples,
-            # How far either side may be ahead of the other: the batches that are made ahead fit in it.
+            # Room for the batches that are made ahead.
             "error_buffer": max(4.0 * settings.dqn.batch_size, 2.0 * samples),
         },
         "schema": {
             "obs": {"dtype": "float32", "shape": [len(settings.dqn.obs_scale)], "next": "next_obs"},  # stored once
             "action": "int64",
             "reward": "float32",
-            "policy_version": "int64",  # status says how far behind the newest "policy" it is
+            "policy_version": "int64",  # status shows how far it is behind the newest "policy"
             "terminated": "bool",
             "truncated": "bool",
         },
@@ -78,14 +78,14 @@ def table_of(settings: Settings) -> dict[str, Any]:
 
 
 class Run:
-    """One run's parts, and the learner's loop over them."""
+    """The parts of one run, and the learner's loop."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         torch.manual_seed(settings.seed)
         self._settings = settings
         self._clock = clock
         self._started = clock()
-        self._began: float | None = None  # when the first batch came
+        self._began: float | None = None  # time of the first batch
         self._waited_s = self._lags = 0.0
         self._learner = Learner(NUM_ACTIONS, settings.dqn)
         self._actors: Actors
@@ -93,14 +93,14 @@ class Run:
         self._status: dict[str, Any] = {}
 
     def until_done(self, report: Report, make: Callable[[int], Any]) -> Summary:
-        # The actors first: they import what they need while the feeder starts.
+        # Actors first: they import their modules while the feeder starts.
         with Actors(self._settings, self._seconds, make) as self._actors, self._feeder() as self._client:
             self._publish()
             with self._loader() as loader, report.watch(self.snapshot):
                 self._actors.go(self._client.address, over=loader.close)
                 self._learn(loader)
                 summary = self.snapshot(_LAST_STATUS_S)
-            self._actors.close()  # before the feeder: they would take its end for its death
+            self._actors.close()  # before the feeder: its end would look like a death to them
         if self._actors.error is not None:
             raise self._actors.error
         return summary
@@ -128,13 +128,13 @@ class Run:
         )
 
     def _table(self, status_s: float) -> dict[str, Any]:
-        """What the feeder says of the table now, or said last."""
+        """Return the table's status; the previous one if the feeder does not answer in time."""
         with contextlib.suppress(AsyncLoaderError):
             self._status = self._client.status(timeout_s=status_s)
         return self._status["tables"][TABLE] if self._status else {}
 
     def _waits_for(self, table: dict[str, Any]) -> str:
-        """What keeps the learner from learning yet."""
+        """Return the reason why learning has not started yet."""
         if self._began is not None:
             return ""
         if not table or not table["inserted"]:
@@ -146,7 +146,7 @@ class Run:
         while self._seconds() < self._settings.max_seconds:
             try:
                 batch = self._next_batch(loader)
-            except Timeout:  # time for a look at the clock
+            except Timeout:  # check the clock
                 looks += self._began is None
                 if looks < _START_LOOKS:
                     continue
@@ -161,7 +161,7 @@ class Run:
                 self._publish()
 
     def _next_batch(self, loader: AsyncDataLoader) -> dict[str, Tensor] | None:
-        """A batch, or None when the run has ended. All that the learner waits for data, it waits here."""
+        """Return a batch, or None if the run has ended. Measures the time that the learner waits."""
         since = self._clock()
         try:
             return next(loader, None)
@@ -180,5 +180,5 @@ class Run:
         return AsyncDataLoader(source, batch_size=settings.dqn.batch_size, device="cpu", timeout_s=_LOOK_S)
 
     def _seconds(self) -> float:
-        """Of learning."""
+        """Return the seconds of learning."""
         return 0.0 if self._began is None else self._clock() - self._began

@@ -1,4 +1,4 @@
-"""What the demo can be told, and what it tells at the end. Computes nothing."""
+"""Settings of the demo, and the summary of a run."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from async_loader.lifecycle import seconds
 
 @dataclass(frozen=True, kw_only=True)
 class DqnSettings:
-    """How the network learns. The defaults solved CartPole-v1 with all of the seeds 0 to 4, within 14,100 updates.
+    """Settings of the network and its training. The defaults solved CartPole-v1 with seeds 0 to 4, within 14,100 updates.
 
     Attributes
     ----------
     obs_scale : tuple of float
-        What the observations (cart's place and speed, pole's angle and angular speed) are divided by: an episode ends at
-        2.4 m and 0.21 rad, with speeds around 2. Without it the network hardly sees the angle.
+        Divisors of the observations (cart's place and speed, pole's angle and angular speed): an episode ends at
+        2.4 m and 0.21 rad, with speeds around 2. Without scaling the network hardly sees the angle.
     hidden : int
-        Width of the two hidden layers. 128 is enough for four observations, and quick on one core.
+        Width of the two hidden layers. 128 is enough for four observations, and fast on one core.
     batch_size : int
         Transitions per update.
     discount : float
         Gamma, below 1: values are in units of a pole that never falls, 1 / (1 - gamma) rewards.
     learning_rate, final_learning_rate : float
         Adam's step size, at first and after `decay_updates` updates (cosine in between). Large steps learn to
-        balance within seconds, small ones keep what was learned: late collapse is what DQN on CartPole is known for.
+        balance within seconds, small ones keep the learned policy: late collapse is a known problem of DQN on CartPole.
     decay_updates : int
         Updates over which the learning rate falls.
     target_rate : float
-        Share of the online network that the target network takes over at each update (Polyak averaging).
+        Share of the online network that the target network takes over in each update (Polyak averaging).
     policy_rate : float
-        Likewise for the network that the actors act with.
+        The same for the network of the actors.
     final_epsilon : float
-        Share of random actions once exploring is over. Not zero: near-perfect episodes alone make a narrow buffer.
+        Share of random actions after exploration. Not zero: near-perfect episodes alone make a narrow buffer.
     explore_steps : int
-        Environment steps over which the share of random actions falls from 1 to `final_epsilon`, in a line.
+        Environment steps over which the share of random actions falls linearly from 1 to `final_epsilon`.
     """
 
     obs_scale: tuple[float, ...] = (2.4, 2.0, 0.21, 2.0)
@@ -70,33 +70,33 @@ class DqnSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a run of the demo does and when it stops.
+    """Settings of a run of the demo, and its end conditions.
 
     Attributes
     ----------
     target : float
         Stop as solved when the mean return of the newest `window` finished episodes reaches this. Gymnasium calls
-        CartPole-v1 solved at 475; 500 is the most there is.
+        CartPole-v1 solved at 475; 500 is the maximum.
     max_seconds : float
         Stop as not solved this long after the first batch.
     seed : int
-        Seeds network, environments, exploration and batches. Two runs with one seed are alike but not equal: several
-        processes share the work, and the clock decides who is ahead.
+        Seeds network, environments, exploration and batches. Two runs with one seed are similar but not equal: several
+        processes share the work, and their relative speed varies.
     num_actors : int
         Processes that step environments.
     num_envs : int
-        CartPoles that each of them steps at a time.
+        CartPoles per actor.
     window : int
-        Finished episodes, of the policy that acts, that the mean return is taken over.
+        Number of finished episodes, of the acting policy, in the mean return.
     capacity : int
         Steps that the table holds.
     warmup_steps : int
         Environment steps before the first update.
     steps_per_update : float
-        Environment steps inserted per update, once warm: the table's limiter ties actors and learner together, so that
-        a busy machine makes the demo slower but not different.
+        Environment steps inserted per update after the warm-up: the table's limiter ties actors and learner together, so
+        that a busy machine makes the demo slower but not different.
     publish_every : int
-        Updates after which the actors get new weights.
+        Updates between two publications of the weights.
     """
 
     target: float = 475.0
@@ -125,7 +125,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished episode: its return, and the environment steps and seconds of learning the run had behind it by then."""
+    """One finished episode: its return, and the environment steps and seconds of learning of the run at its end."""
 
     total_reward: float
     env_steps: int
@@ -134,22 +134,22 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """How a run went.
+    """Result of a run.
 
     Attributes
     ----------
     learner_wait_fraction : float
-        Share of `seconds` that the learner had no batch to work on.
+        Share of `seconds` in which the learner had no batch.
     seconds, start_seconds : float
-        From the first batch on, and before it.
+        Since the first batch, and before it.
     waits_for : str
-        What keeps the learner from its first batch; empty afterwards.
+        Reason why there is no first batch yet; empty afterwards.
     inserts_per_s, samples_per_insert : float
-        As the feeder counts them.
+        As counted by the feeder.
     policy_lag, policy_lag_s : float
-        Between the policy that made the actors' newest steps and the newest one published: updates, and seconds.
+        Between the policy of the actors' newest steps and the newest published one: updates, and seconds.
     drawn_policy_lag : float
-        Updates between the policy that made a step and the update that learns from it, on average over all batches.
+        Updates between the policy that made a step and the update that learns from it, averaged over all batches.
     """
 
     settings: Settings

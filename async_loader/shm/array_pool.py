@@ -22,14 +22,14 @@ _SPARE = 2
 
 
 class ArrayPool:
-    """Makes arrays.
+    """Allocates arrays.
 
-    Thread rule: any. Memory: what is in use, and two blocks of each size that is.
+    Threads: any. Memory: the arrays in use, and two blocks of each size in use.
 
     Parameters
     ----------
     sizes : int
-        How many sizes are remembered: those that came first are forgotten first.
+        Number of sizes remembered; the oldest is forgotten first.
     """
 
     def __init__(self, sizes: int = 64) -> None:
@@ -37,7 +37,7 @@ class ArrayPool:
         self._sizes = sizes
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An uninitialised array that begins on a cache line.
+        """Return an uninitialised array that starts on a cache line.
 
         That matters also for copying: rows of whole pages (64 x 64 x 3 images) are copied 4 to 5
         times slower on AMD's Zen 3 when the target lies 16 bytes behind the source within a page,
@@ -50,7 +50,7 @@ class ArrayPool:
         free = self._free.get(nbytes)
         if free is None:
             while len(self._free) >= self._sizes:
-                with contextlib.suppress(KeyError, RuntimeError):  # another thread did
+                with contextlib.suppress(KeyError, RuntimeError):  # another thread removed it
                     del self._free[next(iter(self._free))]
             free = self._free.setdefault(nbytes, deque(maxlen=_SPARE))
         try:

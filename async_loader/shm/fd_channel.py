@@ -1,4 +1,4 @@
-"""Whole records, and descriptors, between a loader and one worker process. Knows no meaning.
+"""A channel of whole records and descriptors between a loader and one worker process. Contents are opaque.
 
 One AF_UNIX SOCK_SEQPACKET pair per worker: a process killed in the middle of a send leaves no half
 record, and no other process has a share in it. Records up to 64 KiB travel in the socket, larger
@@ -39,7 +39,7 @@ class Record:
 
 
 class FdChannel:
-    """One end.
+    """One end of the channel.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class FdChannel:
         Raises
         ------
         OSError
-            BrokenPipeError, ConnectionResetError when the other end is gone; BlockingIOError when it does not read.
+            BrokenPipeError, ConnectionResetError if the other end is closed; BlockingIOError if its buffer is full.
         """
         pickled = pickle.dumps(message, protocol=5)
         head = pickled if len(pickled) <= _INLINE else _spill(pickled)
@@ -86,12 +86,12 @@ class FdChannel:
         self._sock.sendmsg([header, *inline], ancillary, socket.MSG_NOSIGNAL)
 
     def receive(self) -> Record | None:
-        """The next record; ``None`` when the other end is closed.
+        """Return the next record; ``None`` if the other end is closed.
 
         Raises
         ------
         BlockingIOError
-            On a non-blocking channel with nothing to read.
+            On a non-blocking channel without a record.
         """
         data, ancillary, _, _ = self._sock.recvmsg(_RECORD, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
         if not data:
@@ -123,7 +123,7 @@ class FdChannel:
 
 
 def from_fd(fd: int) -> FdChannel:
-    """The end that was inherited, or received, as a descriptor."""
+    """Return the end for an inherited or received descriptor."""
     return FdChannel(socket.socket(fileno=fd))
 
 

@@ -16,19 +16,19 @@ import weakref
 from typing import Any
 
 HUGE = 2 << 20
-"""Bytes of a huge page, and what `aligned` aligns to."""
+"""Bytes of a huge page, and the alignment made by `aligned`."""
 
-_COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1: at once, and whatever the machine's setting for shared memory is
+_COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1: acts at once, whatever the machine's setting for shared memory
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 _FAILED = ctypes.c_void_p(-1).value
-_SLOW_S, _SLOW = 0.02, 3  # a page is zeroed in a millisecond or so; where memory has to be moved about it is not worth it
+_SLOW_S, _SLOW = 0.02, 3  # zeroing a page takes about a millisecond; if the kernel has to move memory first, huge pages do not pay
 
 
 def aligned(fd: int, nbytes: int) -> Any:
     """The file mapped shared, readable and writable, as a buffer that unmaps itself with the last
     view of it.
 
-    ``None`` where that is not to be had, and where it would be of no use: `mmap` does it then.
+    ``None`` if that fails or would be of no use: the caller then maps it with `mmap`.
     """
     if nbytes < HUGE or not sys.platform.startswith("linux"):
         return None
@@ -57,7 +57,7 @@ class HugePages:
     Parameters
     ----------
     address : int
-        Of the mapping. Where it is no multiple of 2 MiB nothing is ever done.
+        Address of the mapping. Does nothing unless it is a multiple of 2 MiB.
     nbytes : int
     """
 
@@ -69,7 +69,7 @@ class HugePages:
 
     @property
     def wanted(self) -> bool:
-        """Whether there may be something left to do."""
+        """Whether there may be memory left to convert."""
         return self._wanted > 0
 
     def under(self, begin: int, end: int) -> int:
@@ -91,8 +91,8 @@ class HugePages:
 
 
 def collapse(address: int) -> bool:
-    """Put one huge page under these 2 MiB, with what is in them; whether the kernel did."""
-    ctypes.string_at(address, 1)  # it refuses a range that holds nothing at all
+    """Put one huge page under these 2 MiB and keep their contents; return True if the kernel did."""
+    ctypes.string_at(address, 1)  # the kernel refuses a range without any page
     return not _libc().madvise(address, HUGE, _COLLAPSE)
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_RESERVE = 64 << 20  # what everything else in the process may need in the meantime
+_RESERVE = 64 << 20  # for other allocations of the process in the meantime
 
 
 def human(nbytes: int) -> str:
-    """``1288490189`` as ``1.2 GiB``."""
+    """Format ``1288490189`` as ``1.2 GiB``."""
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

@@ -1,4 +1,4 @@
-"""What freed memory the C library keeps for the next batch. Allocates nothing that stays."""
+"""A setting of the C library: keep freed memory for the next batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ctypes
 import numpy as np
 
 _LARGEST = (32 << 20) - (64 << 10)
-"""glibc learns from no larger block than 32 MB."""
+"""glibc adapts to blocks of up to 32 MB."""
 
 _told = False
 

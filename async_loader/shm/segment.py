@@ -34,12 +34,12 @@ class Segment:
     Parameters
     ----------
     fd : int
-        Owned by the segment from here on, also if mapping it fails.
+        Owned by the segment from here on, even if mapping it fails.
     nbytes : int
 
     Notes
     -----
-    The descriptor has one owner: the segment. Nothing else closes its number, which may be another file's a moment later.
+    The segment alone owns the descriptor. No other code closes its number, which may belong to another file afterwards.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -65,21 +65,21 @@ class Segment:
 
     @classmethod
     def create(cls, nbytes: int, purpose: str, *, commit: bool = True) -> Segment:
-        """A new zeroed segment.
+        """Create a zeroed segment.
 
         Parameters
         ----------
         nbytes : int
         purpose : str
-            For the error message: "4 batch slots".
+            Its use, for the error message: "4 batch slots".
         commit : bool
-            Take the pages now, so that a later write cannot fail. Without it they are taken as they are written:
-            right for a large table that fills slowly.
+            Allocate the pages now, so that a later write cannot fail. Otherwise they are allocated on first write,
+            which suits a large table that fills slowly.
 
         Raises
         ------
         OutOfMemory
-            When it would not fit into the free memory of the machine or of this process's cgroup.
+            If it would not fit into the free memory of the machine or of this process's cgroup.
         """
         check_fits(nbytes, purpose)
         segment = cls._unmapped(nbytes)
@@ -98,7 +98,7 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:
-        """Map a segment whose descriptor came from another process."""
+        """Map a segment whose descriptor was received from another process."""
         return cls(fd, nbytes)
 
     def bytes(self, offset: int = 0, count: int | None = None) -> npt.NDArray[np.uint8]:
@@ -108,7 +108,7 @@ class Segment:
         return np.frombuffer(self._map, np.uint8, self.nbytes - offset if count is None else count, offset)
 
     def view(self, offset: int = 0, count: int | None = None) -> memoryview:
-        """The same bytes for writing with slices."""
+        """Return the same bytes for writing by slices."""
         return memoryview(self._map).cast("B")[offset : None if count is None else offset + count]
 
     def fileno(self) -> int:
@@ -121,14 +121,14 @@ class Segment:
         Raises
         ------
         Unsupported
-            Where the kernel has no seals.
+            If the kernel has no seals.
         """
         if not hasattr(fcntl, "F_ADD_SEALS"):
             raise Unsupported("this platform cannot seal shared memory: use another transport")
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
     def close(self) -> None:
-        """Close the descriptor. The mapping goes when the last array on it does."""
+        """Close the descriptor. The mapping goes with the last array on it."""
         if self._fd >= 0:
             fd, self._fd, mapped, self._map = self._fd, -1, self._map, None
             os.close(fd)
@@ -149,14 +149,14 @@ def _attach_duplicate(duplicate: Any, nbytes: int) -> Segment:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors that came from another process and that no segment owns."""
+    """Close received descriptors that no segment owns."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
 def check_fits(nbytes: int, purpose: str) -> None:
-    """Raise OutOfMemory, with both numbers and a remedy, when ``nbytes`` would not fit."""
+    """Raise OutOfMemory, with both numbers and a remedy, if ``nbytes`` would not fit."""
     available = available_bytes()
     if nbytes > available:
         raise OutOfMemory(

@@ -1,4 +1,4 @@
-"""A ring of batch slots in one segment, and the leases by which they come back.
+"""A ring of batch slots in one segment, and the leases that return them.
 
 A lease is a fresh array on the slot's bytes. Whatever is made of it (fields, tensors, tensors saved
 for backward) keeps it alive, and when the last of them dies the slot is free again. Nothing is ever
@@ -33,12 +33,12 @@ Lease = npt.NDArray[np.uint8]
 
 
 def whole_pages(nbytes: int) -> int:
-    """``nbytes`` rounded up to pages, which is what can be page-locked; at least one."""
+    """Round ``nbytes`` up to whole pages, the unit of page-locking; at least one page."""
     return -(-max(nbytes, 1) // _PAGE) * _PAGE
 
 
 class _LeaseReturn(weakref.ref[Lease]):
-    """Of a lease, and which slot comes back with it."""
+    """A weak reference to a lease, with the number of the slot to return."""
 
     __slots__ = ("slot",)
 
@@ -54,12 +54,12 @@ class SlotRing:
     slot_bytes : int
         Rounded up to whole pages.
     spare : int
-        How many slots may be lent to the consumer at once; the others are kept for batches under way.
+        Number of slots that may be lent to the consumer at once; the others are kept for batches in progress.
 
     Raises
     ------
     OutOfMemory
-        When the segment would not fit.
+        If the segment would not fit.
     """
 
     def __init__(self, count: int, slot_bytes: int, spare: int) -> None:
@@ -74,7 +74,7 @@ class SlotRing:
         self.retired = 0
 
     def lease(self) -> tuple[int, Lease] | None:
-        """A free slot's number and its bytes, or ``None`` when all are taken."""
+        """Return a free slot's number and its bytes, or ``None`` if all are leased."""
         self._take_back()
         try:
             slot = self._free.popleft()
@@ -87,14 +87,14 @@ class SlotRing:
         return slot, root
 
     def _take_back(self) -> None:
-        """The slots of leases that have died are free again. Any thread."""
+        """Free the slots of leases that have died. Any thread."""
         if not self._dead:
             return
         with SignalsDeferred():
             while self._dead:
                 try:
                     back = cast(_LeaseReturn, self._dead.popleft())
-                except IndexError:  # another thread was first
+                except IndexError:  # another thread took it
                     return
                 if self._leases.get(back.slot) is back:
                     del self._leases[back.slot]
@@ -102,7 +102,7 @@ class SlotRing:
                     self._free.append(back.slot)
 
     def lend(self, slot: int) -> bool:
-        """Whether the consumer may keep this slot. If not, copy the batch out and drop the lease."""
+        """Return True if the consumer may keep this slot. Otherwise copy the batch out and drop the lease."""
         if len(self._lent) >= self.spare:
             self._take_back()
         if len(self._lent) >= self.spare:
@@ -111,7 +111,7 @@ class SlotRing:
         return True
 
     def retire_leased(self) -> None:
-        """Never use again the slots that are lent now. See NOTE [what a fork does to leases]."""
+        """Never reuse the slots that are lent now. See NOTE [what a fork does to leases]."""
         self._take_back()
         for slot in list(self._lent):
             if self._leases.pop(slot, None) is not None:

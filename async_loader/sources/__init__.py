@@ -1,1 +1,1 @@
-"""Sources made of what a user has at hand: a callable, or a dict of columns."""
+"""Sources over plain Python data: a callable, or a dict of columns."""

@@ -26,12 +26,12 @@ class CallableSource:
         self._given: list[Any] = []  # what the function returned, until it is a plan
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
-        """Call the function and see what it is that it gives.
+        """Call the function and classify its result.
 
         Raises
         ------
         SchemaError
-            For too few or too many entries, a mixture of jobs and samples, or something else altogether.
+            For too few or too many entries, a mixture of jobs and samples, or any other type.
         """
         if not self._given:
             with SignalsAllowed():

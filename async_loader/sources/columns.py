@@ -19,18 +19,18 @@ _ALIGN = 64
 
 
 class ColumnsSource:
-    """An offline dataset. Do not change the arrays while a loader reads them: worker processes may hold them as they were.
+    """An offline dataset. Do not change the arrays while a loader reads them: worker processes may hold copies.
 
     Parameters
     ----------
     columns : mapping
-        Nested as it likes; leaves are arrays or CPU tensors ``[n, ...]`` with the same ``n`` everywhere.
+        Nested at will; leaves are arrays or CPU tensors ``[n, ...]`` with the same ``n``.
     seed : int | None
 
     Raises
     ------
     ConfigError
-        Empty, of unequal length, of a dtype that cannot be shared, or with a reserved name.
+        If it is empty, of unequal lengths, of a dtype that cannot be shared, or has a reserved name.
     """
 
     def __init__(self, columns: Mapping[str, Any], seed: int | None) -> None:
@@ -56,7 +56,7 @@ class ColumnsSource:
 
 
 class ColumnsReader:
-    """Takes rows of the columns. Inherited by forked workers; spawned ones get the columns through one segment."""
+    """Reads rows of the columns. Inherited by forked workers; spawned ones receive the columns in one segment."""
 
     def __init__(self, schema: Schema, arrays: list[npt.NDArray[Any]]) -> None:
         self.schema = schema
@@ -67,7 +67,7 @@ class ColumnsReader:
         *fields, index_out = into.fields
         for array, out in zip(self._arrays, fields, strict=True):
             if out.flags.c_contiguous:
-                # mode="clip" spares numpy's own bounds check, for which it would buffer the output.
+                # mode="clip" skips numpy's own bounds check, for which it would buffer the output.
                 np.take(array, index, axis=0, out=out, mode="clip")
             else:
                 out[...] = array[index]
@@ -88,7 +88,7 @@ def _from_segment(schema: Schema, segment: Segment, shapes: list[tuple[tuple[int
 
 
 def _shared(arrays: list[npt.NDArray[Any]]) -> tuple[Segment, list[npt.NDArray[Any]]]:
-    """The columns, copied once into memory that any process can map."""
+    """Copy the columns once into memory that any process can map."""
     shapes = [(a.shape, a.dtype.str) for a in arrays]
     nbytes = sum(-(-a.nbytes // _ALIGN) * _ALIGN for a in arrays)
     segment = Segment.create(max(nbytes, _ALIGN), "the columns of the dataset, shared with workers that were not forked")

@@ -1,1 +1,1 @@
-"""Fakes and conformance suites that users of the protocols may run too. Import the module that you need from here."""
+"""Fakes and conformance tests for users of the protocols. Import the module that you need from here."""

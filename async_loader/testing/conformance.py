@@ -1,10 +1,10 @@
-"""What every Source and Reader must do, as checks to call from your own tests. Needs no test framework.
+"""Conformance checks for sources and readers, to call from your own tests. Needs no test framework.
 
     def test_my_source_keeps_the_contract():
         check_source(lambda: MySource(...), batch_size=32)
         check_waiting(lambda: MySource(...nothing in it yet), batch_size=32)
 
-Each check makes fresh sources and raises `NotConforming`, an AssertionError that says which rule was broken. The rules
+Each check makes new sources and raises `NotConforming`, an AssertionError that names the broken rule. The rules
 are those in the docstrings of `async_loader.source`.
 """
 
@@ -54,7 +54,7 @@ class NotConforming(AssertionError):
 
 
 def check_source(make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False, workers: bool = True) -> None:
-    """Everything that can be checked on a source that has data.
+    """Run all checks for a source that has data.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ def check_source(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
     batch_size : int
         At least 2.
     seeded : bool
-        Whether what is read depends on the seed (augmentation): then a batch cut differently may differ.
+        Whether the data read depends on the seed (augmentation): then batches cut differently may differ.
     workers : bool
-        Whether the source is meant for worker processes too; then readers and jobs must be able to travel.
+        Whether the source supports worker processes; then readers and jobs must be picklable.
     """
     check_plan(make_source, batch_size)
     check_update_priorities(make_source, batch_size)
@@ -75,7 +75,7 @@ def check_source(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
 
 
 def check_plan(make_source: MakeSource, batch_size: int = 8) -> None:
-    """`plan` gives legal plans of batch_size entries, time and again, and is not waiting afterwards."""
+    """`plan` repeatedly gives legal plans of batch_size entries, and is not waiting afterwards."""
     source = make_source()
     _demand(isinstance(source, Source), f"{source!r} lacks plan, reader or update_priorities")
     for size in (batch_size, batch_size, 1):
@@ -102,7 +102,7 @@ def _check_plan(plan: Plan, batch_size: int) -> None:
 
 
 def check_update_priorities(make_source: MakeSource, batch_size: int = 8) -> None:
-    """`update_priorities` accounts for every row it gets, from any thread, or raises Unsupported."""
+    """`update_priorities` accounts for every given row, from any thread, or raises Unsupported."""
     source = make_source()
     plan = source.plan(batch_size, _patience())
     index = plan.index if isinstance(plan, Rows) else np.arange(batch_size, dtype=np.int64)
@@ -119,7 +119,7 @@ def check_update_priorities(make_source: MakeSource, batch_size: int = 8) -> Non
 
 
 def check_reader(make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False) -> None:
-    """`reader` reads rows: all of them, only them, wherever it is told to, and the same every time."""
+    """`reader` reads the requested rows and no others, into the given window, with the same result every time."""
     source = make_source()
     plan = source.plan(batch_size, _patience())
     if not isinstance(plan, Rows):
@@ -148,7 +148,7 @@ def check_reader(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
 
 
 def check_travel(make_source: MakeSource, batch_size: int = 8) -> None:
-    """Readers and jobs reach a spawned process, and a reader reads there what it reads here."""
+    """Readers and jobs can be sent to a spawned process, and a reader reads the same data there."""
     source = make_source()
     plan = source.plan(batch_size, _patience())
     if isinstance(plan, Jobs):
@@ -165,14 +165,14 @@ def check_travel(make_source: MakeSource, batch_size: int = 8) -> None:
 
 
 def check_waiting(make_source: MakeSource, batch_size: int = 8, *, local: bool = True) -> None:
-    """`plan` waits through its patience only: it ends with the end flag and at the deadline.
+    """`plan` waits through its patience only: the wait ends with the end flag and at the deadline.
 
     Parameters
     ----------
     make_source : callable
-        Makes a source that has nothing to give, so that `plan` waits.
+        Makes a source without data, so that `plan` waits.
     local : bool
-        Whether only adding data from this process ends the wait; then `waiting_for` must say so.
+        Whether only adding data in this process ends the wait; then `waiting_for` must report it.
     """
     _check_ends_with_the_flag(make_source(), batch_size, local)
     source = make_source()
@@ -213,7 +213,7 @@ def _reader_of(source: Source) -> Reader:
 def _read(
     reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int64], cuts: Sequence[tuple[int, int]], poison: int
 ) -> list[npt.NDArray[Any]]:
-    """The batch's arrays, read into poisoned memory."""
+    """Return the batch's arrays, read into memory filled with a known byte."""
     root = np.full(layout.nbytes, poison, np.uint8)
     for start, stop in cuts:
         part = index[start:stop].copy()
@@ -224,7 +224,7 @@ def _read(
 
 
 def _check_bounds(reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int64], start: int, stop: int) -> None:
-    """Outside the window not a byte changes."""
+    """Check that no byte outside the window changes."""
     root = np.full(layout.nbytes, _POISONS[-1], np.uint8)
     reader.read(index[start:stop], layout.window(root, start, stop), SEED)
     for region in layout.regions:
@@ -236,7 +236,7 @@ def _check_bounds(reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int
 
 
 def _cuts(rows: int) -> list[list[tuple[int, int]]]:
-    """The batch as one part, as single rows, as halves from behind, and as three uneven parts."""
+    """Return cuts of the batch: one part, single rows, two halves in reverse order, and three uneven parts."""
     half, third = rows // 2, max(1, rows // 3)
     return [
         [(0, rows)],
@@ -258,7 +258,7 @@ def _check_fetch(reader: Reader, index: npt.NDArray[np.int64], seeded: bool) -> 
 
 
 def _values(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
-    """What the reader reads, as arrays or samples."""
+    """Return the arrays or samples that the reader reads."""
     schema = reader.schema
     if schema is None:
         return list(reader.fetch(index, SEED))
@@ -291,7 +291,7 @@ def _in_spawned_process(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
 
 
 class _Fds:
-    """Descriptors that a spawned process gets."""
+    """Descriptors for a spawned process."""
 
     def __init__(self, fds: Sequence[int]) -> None:
         self._fds = list(fds)
@@ -317,7 +317,7 @@ def _demand(condition: bool, text: str) -> None:
 
 def _demand_equal(schema: Schema, one: Sequence[Any], other: Sequence[Any], text: str) -> None:
     for field, a, b in zip(schema.fields, one, other, strict=True):
-        # As bytes: nan is equal to itself here, and 0.0 is not -0.0.
+        # Compared as bytes: nan equals itself here, and 0.0 differs from -0.0.
         _demand(a.tobytes() == b.tobytes(), f"{text}: field {field.name!r}")
 
 
@@ -338,7 +338,7 @@ def _patience() -> Patience:
 
 
 def _in_thread(call: Callable[[], Any]) -> Any:
-    """What the call gave, or raised, in another thread."""
+    """Return the result of the call in another thread, or its exception."""
     outcome: list[Any] = []
     thread = _start(call, outcome)
     thread.join(_PATIENCE_S)
@@ -350,7 +350,7 @@ def _start(call: Callable[[], Any], outcome: list[Any], done: Callable[[], None]
     def run() -> None:
         try:
             outcome.append(call())
-        except BaseException as error:  # the top of a thread: forwarded
+        except BaseException as error:  # the top of a thread: passed on to the caller
             outcome.append(error)
         done()
 

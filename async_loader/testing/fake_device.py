@@ -1,16 +1,16 @@
-"""A device with streams, as a model in this process. Runs nothing before it must, and computes nothing.
+"""A model of a device with streams in this process. Operations run as late as the device's rules allow.
 
-Use it where a loader takes a device: ``AsyncDataLoader(source, 64, device=FakeBackend())``, or ``device="fake"``. Its
+Use it in place of a loader's device: ``AsyncDataLoader(source, 64, device=FakeBackend())``, or ``device="fake"``. Its
 arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go through the consumer's current stream as kernels on a
-real device do. What the model is strict about:
+real device do. The model is strict about these rules:
 
-* A copy runs when its stream is advanced, by a test or by somebody who waits, and reads page-locked memory then.
+* A copy runs when its stream is advanced, by a test or by a waiting thread, and reads page-locked memory then.
 * Page-locked slots are filled with 0xDB when their lease ends; new device memory holds 0xDB too.
-* The allocator hands a dropped block out again at once. Only `protect` holds it back, until the work that the
+* The allocator reuses a dropped block at once. Only `protect` delays that, until the work that the
   protected stream had at that moment is done.
-* The current stream is a notion of each thread. All threads begin with the same default stream.
-* What is wrong whatever the bytes say (a copy through memory that is no longer page-locked, a stream that waits for
-  itself) is listed in `FakeBackend.violations`.
+* Each thread has its own current stream. All threads begin with the same default stream.
+* Errors that the bytes do not show (a copy from memory that is no longer page-locked, a stream that waits for
+  itself) are listed in `FakeBackend.violations`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(slots=True, eq=False)
 class FakeEvent:
-    """Happens when ``stream`` gets there."""
+    """Occurs when ``stream`` reaches it."""
 
     stream: FakeStream
     happened: bool = False
@@ -57,7 +57,7 @@ class FakeEvent:
 
 @dataclass(slots=True, eq=False)
 class _Op:
-    """One thing that a stream does. With ``after``, not before that event."""
+    """One operation of a stream. With ``after``, not before that event."""
 
     run: Callable[[], None]
     after: FakeEvent | None = None
@@ -65,7 +65,7 @@ class _Op:
 
 @dataclass(slots=True, eq=False)
 class FakeStream:
-    """Operations in their order."""
+    """Operations in order."""
 
     name: str
     ops: deque[_Op] = field(default_factory=deque)
@@ -76,7 +76,7 @@ class FakeStream:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class FakeBlock:
-    """A piece of device memory; free again when the last reference to it dies."""
+    """A block of device memory; free again when the last reference to it dies."""
 
     memory: Bytes
     users: list[FakeStream]
@@ -84,7 +84,7 @@ class FakeBlock:
 
 @dataclass(slots=True, eq=False)
 class FakeResult:
-    """What a kernel will have read: one array for each of its arguments."""
+    """The data that a kernel has read once it ran: one array for each of its arguments."""
 
     event: FakeEvent
     values: list[npt.NDArray[Any]] = field(default_factory=list)
@@ -97,7 +97,7 @@ class FakeArray:
     ----------
     shape : tuple of int
     dtype : numpy.dtype | str
-        A name where numpy has no such dtype.
+        A name if numpy has no such dtype.
     device : str
         "fake".
     """
@@ -119,7 +119,7 @@ class FakeArray:
         return f"<FakeArray {list(self.shape)} {self.dtype}>"
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The values, behind all that this thread's current stream has to do. Waits, as a device does."""
+        """Return the values after all pending work of this thread's current stream. Waits, like a device."""
         result = self._backend.launch(self)
         self._backend.synchronize(result.event)
         return result.values[0]
@@ -128,38 +128,38 @@ class FakeArray:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def cpu(self) -> torch.Tensor:
-        """As `numpy`, as a tensor."""
+        """Like `numpy`, as a tensor."""
         values = self.numpy()
         return tensors.from_parts((values, self.shape), self._odd) if self._odd else tensors.to_tensor(values)
 
 
 @dataclass(slots=True, eq=False)
 class _Mapping:
-    """Page-locked memory and the copies from it that have not run."""
+    """Page-locked memory, and the pending copies from it."""
 
     memory: Bytes
     pending: int = 0
     registered: bool = True
 
     def slice(self, address: int, nbytes: int) -> Bytes | None:
-        """The same bytes by way of the mapping, so that a lease on them is not kept."""
+        """Return the same bytes on the mapping, so that a lease on them is not kept alive."""
         start = address - self.memory.ctypes.data
         return self.memory[start : start + nbytes] if 0 <= start <= self.memory.nbytes - nbytes else None
 
 
 class FakeBackend:
-    """A DeviceBackend; see the module for what it models. Any thread.
+    """A DeviceBackend; the module's docstring lists the rules of the model. Any thread.
 
     Attributes
     ----------
     default : FakeStream
-        The current stream of every thread that has not chosen another.
+        The current stream of every thread that has not set another.
     side : FakeStream
-        The streamer's.
+        The stream of the streamer.
     violations : list of str
-        What a device would not have forgiven. Empty in the end, or something is broken.
+        Operations that would be errors on a device. Any entry is a bug.
     host_syncs : Counter
-        How often each thread (by name) waited for the device.
+        Number of waits for the device by thread name.
     copies, pageable_copies, registrations, unregistrations : int
     """
 
@@ -182,13 +182,13 @@ class FakeBackend:
     # -- streams, for the consumer and for tests ---------------------------------------------------------------------
 
     def current_stream(self) -> FakeStream:
-        """Of the calling thread."""
+        """Return the current stream of the calling thread."""
         found: FakeStream = getattr(self._local, "stream", self.default)
         return found
 
     @contextlib.contextmanager
     def stream(self, stream: FakeStream) -> Iterator[FakeStream]:
-        """Make it the current stream of the calling thread for a while."""
+        """Set the current stream of the calling thread within the block."""
         before = self.current_stream()
         self._local.stream = stream
         try:
@@ -197,7 +197,7 @@ class FakeBackend:
             self._local.stream = before
 
     def launch(self, *arrays: FakeArray) -> FakeResult:
-        """A kernel on the current stream that reads the arrays when it runs. Like a real one it keeps none of them."""
+        """Queue a kernel on the current stream that reads the arrays when it runs. It keeps no array alive."""
         reads = [(array.block.memory, array.region) for array in arrays]
         with self._lock:
             stream = self.current_stream()
@@ -207,7 +207,7 @@ class FakeBackend:
         return result
 
     def advance(self, stream: FakeStream, count: int = 1) -> int:
-        """Run the next ``count`` operations, or those before the first that has to wait; how many ran."""
+        """Run the next ``count`` operations, or those before the first that has to wait; return how many ran."""
         with self._lock:
             for ran in range(count):
                 if not stream.ops or (stream.ops[0].after is not None and not stream.ops[0].after.happened):
@@ -216,7 +216,7 @@ class FakeBackend:
         return count
 
     def drain(self, stream: FakeStream) -> None:
-        """Run all that the stream has to do, and whatever it waits for."""
+        """Run all pending operations of the stream, and those that it waits for."""
         with self._lock:
             while stream.ops:
                 after = stream.ops[0].after
@@ -265,7 +265,7 @@ class FakeBackend:
         source = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         with self._lock:
             block = self._copy(source)
-        # The bytes of an odd dtype are read as they are.
+        # The bytes of a dtype unknown to numpy are read unchanged.
         region = Region("", values.dtype, (source.nbytes,) if odd else shape, 0)
         leaf = FakeArray(self, block, region, odd)
         leaf.shape = tuple(shape)
@@ -324,7 +324,7 @@ class FakeBackend:
         return next((m for m in self._mappings if m.slice(address, nbytes) is not None), None)
 
     def _copy(self, source: Bytes) -> FakeBlock:
-        """From page-locked memory it reads when it runs; other memory is staged at once, as CUDA does."""
+        """Copy to the device. Page-locked memory is read when the copy runs; other memory at once, as CUDA does."""
         block = self._allocate(source.nbytes)
         target = block.memory[: source.nbytes]
         mapping = self._mapping_of(source.ctypes.data, source.nbytes)
@@ -349,7 +349,7 @@ class FakeBackend:
             self.violations.append(f"a copy of {source.nbytes} bytes read memory that is no longer page-locked")
 
     def _allocate(self, nbytes: int) -> FakeBlock:
-        """The block that was dropped last, if it is large enough and nobody is known to use it."""
+        """Return the block that was dropped last, if it is large enough and no known work uses it."""
         while self._dropped:
             memory, users = self._dropped.popleft()
             self._free.append((memory, [self._push_event(FakeEvent(stream)) for stream in users]))
@@ -361,13 +361,13 @@ class FakeBackend:
         else:
             memory = np.full(nbytes, POISON, np.uint8)
         block = FakeBlock(memory, [])
-        # The finalizer takes no lock: it runs wherever the last reference dies.
+        # The finalizer takes no lock: it runs in whichever thread drops the last reference.
         weakref.finalize(block, self._dropped.append, (memory, block.users)).atexit = False
         return block
 
 
 def _nothing() -> None:
-    """What a stream does when it has waited."""
+    """Do nothing: the operation of a stream that has waited."""
 
 
 def _read(memory: Bytes, region: Region) -> npt.NDArray[Any]:

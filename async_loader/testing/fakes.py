@@ -1,4 +1,4 @@
-"""Sources for tests: small, whole, and with every knob in view. Never used by the package itself."""
+"""Small sources for tests. The package itself does not use them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ItemsSource:
     dataset : sequence
         Anything with ``__len__`` and ``__getitem__``.
     batches : int | None
-        END comes after so many.
+        Number of batches before END; None for no end.
     """
 
     def __init__(self, dataset: Sequence[Any], batches: int | None = None) -> None:
@@ -53,7 +53,7 @@ class ItemsSource:
 
 
 class ItemsReader:
-    """Knows no schema: what an item is shows when it is read."""
+    """A reader without a schema: the type of an item is known once it is read."""
 
     schema = None
 
@@ -68,7 +68,7 @@ class ItemsReader:
 
 
 class WaitingSource(ItemsSource):
-    """As above, once `add` was called; until then `plan` waits, and says for what."""
+    """Like `ItemsSource`, but `plan` waits until `add` is called, and reports why."""
 
     def __init__(self, dataset: Sequence[Any], batches: int | None = None) -> None:
         super().__init__(dataset, batches)
@@ -76,7 +76,7 @@ class WaitingSource(ItemsSource):
         self._added = False
 
     def add(self) -> None:
-        """Any thread."""
+        """Let `plan` return. Any thread."""
         self._added = True
         self._bell.ring()
 

@@ -52,7 +52,7 @@ METRICS = (
 
 
 def measure(seconds: float, side: Side, workload: Workload, setting: Setting) -> Figures:
-    """Whole epochs for about ``seconds``, after one that nobody times."""
+    """Run whole epochs for about ``seconds``, after one that is not timed."""
     loader = side.make(workload, setting)
     workload.check(*side.fields(next(iter(loader))))
     for batch in loader:

@@ -91,7 +91,7 @@ class Workload:
     truth: Callable[[int], np.ndarray]
 
     def check(self, images: Any, numbers: Any) -> None:
-        """Every image is the one that its number names; so nobody is timed on wrong data."""
+        """Check that every image is the one of its number, so that no timing is of wrong data."""
         images, numbers = (np.asarray(field.asnumpy() if hasattr(field, "asnumpy") else field) for field in (images, numbers))
         if len(images) != self.batch:
             raise AssertionError(f"{len(images)} images in a batch of {self.batch}")
@@ -102,6 +102,6 @@ class Workload:
 
 ARRAYS = Workload("arrays", "28x28 uint8 arrays, 20,000, batch 256", 256, IMAGES, Images, lambda i: arrays()[0][i])
 ITEMS = Workload("items", "28x28 uint8 arrays item by item, 20,000, batch 256", 256, IMAGES, Images, lambda i: arrays()[0][i])
-"""The same images from a dataset of the user's own, of which nobody knows that it is arrays."""
+"""The same images from a user-defined dataset, which is not known to be arrays."""
 DECODE = Workload("decode", "zlib frame 4x84x84, batch 64", 64, DECODES, Decoding, decoded)
 STALLED = Workload("stalled", "the same, 1 item in 50 takes 100x", 64, DECODES, Stalling, decoded)

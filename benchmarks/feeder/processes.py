@@ -67,7 +67,7 @@ def _run(run: Callable[..., None], pipe: Any, arguments: tuple[Any, ...]) -> Non
     try:
         run(pipe, *arguments)
     except (EOFError, BrokenPipeError):
-        pass  # whoever asked is gone
+        pass  # the requesting process has ended
     except BaseException as error:
         pipe.send(_Failure(f"{type(error).__name__}: {error} {traceback.format_exc()}".replace("\n", " | ")))
 
@@ -88,7 +88,7 @@ class Crew:
         self._actors = actors
 
     def begin(self, count: int, seconds: float) -> None:
-        """Let so many of them write for so long, all from the same moment on, and flush."""
+        """Let `writers` processes write for a fixed time, all from the same moment on, and flush."""
         at = time.monotonic() + 0.05
         for actor in self._actors[:count]:
             actor.say((at, seconds))
@@ -101,7 +101,7 @@ class Crew:
 
 @contextmanager
 def crew(preload: Sequence[str], count: int, open_writer: Open, *arguments: Any) -> Iterator[Crew]:
-    """So many processes, each with a writer of its own that has written something already."""
+    """Start processes, each with a writer of its own that has written something already."""
     with ExitStack() as stack:
         actors = [stack.enter_context(child(preload, _act, open_writer, arguments)) for _ in range(count)]
         for actor in actors:

@@ -1,4 +1,4 @@
-"""Row 10: batches over tcp loopback, and bare ZeroMQ messages of the same frames, which nobody draws and nobody decodes."""
+"""Row 10: batches over tcp loopback, and bare ZeroMQ messages of the same frames, neither drawn nor decoded."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,7 +79,7 @@ def _pulling(work: Work, rows: int) -> Iterator[ours.Take]:
 
 
 def _push(pipe: Any, work: Work, rows: int) -> None:
-    """The same message, until nobody takes it any more."""
+    """Send the same message until the peer stops taking it."""
     import zmq
 
     frames = _frames(work, rows)

@@ -16,7 +16,7 @@ PRELOAD = ("reverb", "tensorflow")
 TABLE = "replay"
 STEPS = 100
 PENDING = 50
-"""An actor waits after every STEPS until no more than so many are not confirmed: the best of some pairs that were tried."""
+"""An actor waits after every STEPS until at most this number is unconfirmed: the best of several pairs that were tried."""
 
 
 def _signature(work: Work) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Small:
         return self.chunks(EPISODE)
 
     def vectors(self, width: int, count: int) -> list[Columns]:
-        """So many steps of ``width`` environments side by side."""
+        """Return `n` steps of ``width`` environments side by side."""
         rows = next(self.chunks(width * count))
         return [{name: column[i * width : (i + 1) * width] for name, column in rows.items()} for i in range(count)]
 
@@ -109,7 +109,7 @@ def numbered(start: int, n: int) -> np.ndarray:
 
 
 def check_stacks(obs: Any, next_obs: Any, terminated: Any) -> None:
-    """Stacks [batch, 4, 84, 84] are of frames in their order, and the next is one frame on; so nobody is timed on wrong data."""
+    """Check that stacks [batch, 4, 84, 84] are of frames in order, and the next is one frame on: no timing is of wrong data."""
     now, after = (np.ascontiguousarray(np.asarray(stacks)[:, :, 0, :4]).view("<u4")[..., 0] for stacks in (obs, next_obs))
     goes_on = ~np.asarray(terminated).reshape(-1).astype(bool)
     if not np.array_equal(after[goes_on, :-1], now[goes_on, 1:]) or np.any(after[goes_on, -1] != now[goes_on, -1] + 1):

@@ -110,7 +110,7 @@ def test_skipped_items_are_made_up_for_by_later_ones():
 
     assert lists(DataLoader(range(10), bs=3, after_item=odd)) == [[1, 2, 5], [7, 8]]
     assert lists(DataLoader(range(10), bs=3, create_item=odd)) == [[1, 2, 5], [7, 8]]
-    assert len(DataLoader(range(10), bs=3, after_item=odd)) == 4  # what is skipped nobody knows beforehand
+    assert len(DataLoader(range(10), bs=3, after_item=odd)) == 4  # the number of skipped items is unknown beforehand
 
 
 # -- order and seeds -----------------------------------------------------------------------------------------------------

@@ -368,7 +368,7 @@ def test_a_loader_whose_items_lead_back_to_it_can_be_dropped(kind):
 
 
 def wait_until(what):
-    """Dropped workers end by themselves, without anybody waiting for them."""
+    """Dropped workers end by themselves, without a thread that waits for them."""
     waited = threading.Event()
     for _ in range(3000):
         gc.collect()
@@ -468,7 +468,7 @@ def test_random_numbers_in_workers_differ_and_follow_numpys_seed():
 
     first = epochs(1)
     assert len({*first[0], *first[1]}) == 16  # the original draws the same ones in every worker
-    assert epochs(1) == first  # whoever did which batch
+    assert epochs(1) == first  # whichever worker made which batch
     assert not {*epochs(2)[0]} & {*first[0]}
     np.random.seed(3)
     order = np.random.permutation(8).tolist()

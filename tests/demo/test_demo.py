@@ -277,7 +277,7 @@ def test_batches_are_learned_from_until_the_time_is_up():
     assert not summary.solved
     assert summary.seconds >= 100
     assert summary.batches > 5
-    # What the limiter lets through: so many samples for each step, with what either side may be ahead.
+    # The limiter's bound: the samples for each step, plus how far either side may be ahead.
     samples, ahead = summary.batches * settings.dqn.batch_size, run_module.table_of(settings)["limiter"]["error_buffer"]
     # Batches that are made ahead count as sampled, and the actor has a buffer of steps that are not inserted yet.
     on_the_way = 6 * settings.steps_per_update + 2048 / 32

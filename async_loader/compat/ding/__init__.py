@@ -1,4 +1,4 @@
-"""DI-engine's ``ding.utils.data``: its loader and its collate functions, on this package's pipeline.
+"""DI-engine's ``ding.utils.data`` (its loader and collate functions) on this package's pipeline.
 
 Only the import line of a program changes: ``from async_loader.compat.ding import AsyncDataLoader, default_collate``.
 """

@@ -1,4 +1,4 @@
-"""Lists of samples as batches, by DI-engine's rules. Works on tensors of any device and keeps their gradients."""
+"""Collation of samples by DI-engine's rules. Supports tensors of any device and keeps their gradients."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def default_collate(batch: Sequence[Any], cat_1dim: bool = True, ignore_prefix: 
         Whether shape ``(1,)`` becomes ``(B,)``; ``(B, 1)`` otherwise.
     ignore_prefix : sequence of str
         Values under keys that begin with one of these stay lists. As in the original this holds for the outermost
-        mapping; further in it is always "collate_ignore".
+        mapping; deeper mappings always use "collate_ignore".
 
     Raises
     ------
     TypeError
-        For what no rule covers, such as None and arrays of strings or objects.
+        For types without a rule, such as None and arrays of strings or objects.
     ValueError
         For sequences of different lengths (the original cuts them to the shortest).
     RuntimeError
@@ -91,19 +91,19 @@ def ttorch_collate(x: Sequence[Any], json: bool = False, cat_1dim: bool = True) 
 
 
 def is_tree_tensor(value: object) -> bool:
-    """Whether it comes from DI-treetensor, which is not imported for that."""
+    """Whether the value is from DI-treetensor, which is not imported for this check."""
     return type(value).__module__.partition(".")[0] == "treetensor" and hasattr(value, "json")
 
 
 def stacked(batch: Sequence[torch.Tensor], cat_1dim: bool) -> torch.Tensor:
-    """``[B, ...]``; shape ``(1,)`` as ``(B,)`` with ``cat_1dim``."""
+    """Stack to ``[B, ...]``; shape ``(1,)`` becomes ``(B,)`` with ``cat_1dim``."""
     if cat_1dim and batch[0].shape == (1,):
         return torch.cat(list(batch))
     return torch.stack(list(batch))
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """An array or numpy scalar as a tensor of its dtype; raises TypeError for strings and objects."""
+    """Convert an array or numpy scalar to a tensor of its dtype; raises TypeError for strings and objects."""
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"arrays of dtype {array.dtype} cannot be collated: give numbers, or lists of strings")
@@ -111,14 +111,14 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def numbers(batch: Sequence[Any]) -> torch.Tensor:
-    """Python's numbers, as the widest kind among them. The first one alone would cut fractions off."""
+    """Convert Python numbers to the widest type among them. The type of the first alone would truncate fractions."""
     kinds = set(map(type, batch))
     whole = torch.bool if kinds == {bool} else torch.int64
     return torch.tensor(list(batch), dtype=torch.float32 if any(issubclass(kind, float) for kind in kinds) else whole)
 
 
 def positions(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """One list per position of the samples."""
+    """Return one list per position of the samples."""
     lengths = sorted(set(map(len, batch)))
     if len(lengths) > 1:
         raise ValueError(f"the samples of one batch have lengths {lengths}: pad them, or name the field {IGNORE_PREFIX}_...")
@@ -126,5 +126,5 @@ def positions(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 
 def rebuilt(first: Sequence[Any], columns: list[Any]) -> Any:
-    """Columns in the container that ``first`` is: a namedtuple stays one, everything else becomes a list."""
+    """Put columns into the container type of ``first``: namedtuples are kept, everything else becomes a list."""
     return type(first)(*columns) if tree.is_namedtuple(first) else columns

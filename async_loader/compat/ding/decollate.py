@@ -1,4 +1,4 @@
-"""Batches as lists of samples again, by DI-engine's rules."""
+"""Splitting of batches into samples by DI-engine's rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STATES = ("prev_state", "prev_actor_state", "prev_critic_state")
 
 
 def default_decollate(batch: Any, ignore: Sequence[str] = STATES) -> list[Any]:
-    """Take a batch apart along its first axis.
+    """Split a batch along its first axis.
 
     Parameters
     ----------
@@ -19,12 +19,12 @@ def default_decollate(batch: Any, ignore: Sequence[str] = STATES) -> list[Any]:
         Tensors ``[B, ...]`` become B tensors ``[...]`` (of shape ``(1,)`` for ``[B]``), views of the batch; mappings
         become B dicts; sequences B tuples; a ``torch.distributions.Distribution`` becomes B times None.
     ignore : sequence of str
-        Keys whose values are lists of B already.
+        Keys whose values are lists of B entries already.
 
     Raises
     ------
     TypeError
-        For what no rule covers.
+        For types without a rule.
     ValueError
         For parts of different B (the original cuts them to the smallest).
     """

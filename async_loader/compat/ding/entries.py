@@ -1,4 +1,4 @@
-"""What DI-engine's data_source returns, as plans: any number of dicts, or of callables. Collates nothing."""
+"""Plans from DI-engine's data_source: any number of dicts, or of callables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from async_loader.sources.callable import CallableSource
 
 
 class EntriesSource(CallableSource):
-    """``function(batch_size)`` gives dicts or callables, and the first one says which. Fewer or more than batch_size are
-    a smaller or larger batch.
+    """``function(batch_size)`` gives dicts or callables; the first entry decides. More or fewer than batch_size
+    make a larger or smaller batch.
     """
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
-        """Call the function and see what it is that it gives.
+        """Call the function and classify its result.
 
         Raises
         ------
         SchemaError
-            For nothing at all, and for entries that are neither dicts nor callables.
+            For an empty result, and for entries that are neither dicts nor callables.
         """
         data = self.function(batch_size)
         if data is END:

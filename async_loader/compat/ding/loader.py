@@ -1,4 +1,4 @@
-"""DI-engine's AsyncDataLoader: its signature, its checks and its quirks. The work is done by the loader it derives from."""
+"""DI-engine's AsyncDataLoader: its signature, checks and quirks, on top of `async_loader.AsyncDataLoader`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class AsyncDataLoader(loader.AsyncDataLoader):
     - ``chunk_size`` that does not divide ``batch_size`` is an AssertionError, a negative ``num_workers`` a ValueError.
     - ``data_source`` is called in a thread of this process, one call at a time, ahead of the learner, and may return fewer
       or more entries than ``batch_size``.
-    - ``collate_fn`` may return anything, which arrives as it is. On a device tuples and namedtuples arrive as lists,
+    - ``collate_fn`` may return any object, which is delivered unchanged. On a device tuples and namedtuples become lists,
       arrays and strings stay as they are, and other objects are a TypeError.
     - ``__del__`` closes, and may be called by hand.
 
-    Different on purpose: errors are raised by ``next`` (there they hang it), batches are in order also within, and the
-    generators of workers are seeded. The guide for this door has the whole list.
+    Intended differences: ``next`` raises errors (in DI-engine they hang it), samples of a batch are in order, and the
+    generators of workers are seeded. The guide for this package has the whole list.
 
     Parameters
     ----------
@@ -40,14 +40,14 @@ class AsyncDataLoader(loader.AsyncDataLoader):
         each.
     batch_size : int
     device : str | torch.device
-        Batches arrive there.
+        Device of the batches.
     chunk_size : int | None
-        Jobs that a worker takes at once; must divide batch_size. Reads as 1 when it was None; then a worker takes a whole
+        Jobs that a worker takes at once; must divide batch_size. None reads back as 1; a worker then takes a whole
         batch at once, which is faster.
     collate_fn : callable | None
-        Gets the list of samples of a batch. Default: `default_collate`.
+        Called with the list of samples of a batch. Default: `default_collate`.
     num_workers : int
-        Worker processes from 2 on. 0 and 1 use a thread of this process.
+        Worker processes if 2 or more. 0 and 1 use a thread of this process.
     **options
         ``prefetch``, ``in_order``, ``timeout_s``, ``seed``, ``worker_init_fn``, ``multiprocessing_context`` and so on, as
         in `async_loader.AsyncDataLoader`.
@@ -60,7 +60,7 @@ class AsyncDataLoader(loader.AsyncDataLoader):
     queue_maxsize : int
         Batches made ahead.
     end_flag : bool
-        Whether it was closed.
+        Whether the loader was closed.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class AsyncDataLoader(loader.AsyncDataLoader):
         return self
 
     def __next__(self) -> Any:
-        """The next batch; None when the loader is closed or its source has ended.
+        """Return the next batch; None if the loader is closed or its source has ended.
 
         Raises
         ------
         BaseException
-            What a job, the collate_fn or the data_source raised; the following calls go on.
+            The exception of a job, the collate_fn or the data_source; the following calls continue.
         """
         try:
             batch = super().__next__()
@@ -119,7 +119,7 @@ class AsyncDataLoader(loader.AsyncDataLoader):
 
 
 def _check_chunk(batch_size: Any, chunk_size: Any) -> None:
-    """Numbers that do not fit each other; what is no number is refused by the loader."""
+    """Check integers that must fit each other; the loader refuses other types."""
     if not isinstance(batch_size, int) or not isinstance(chunk_size, int) or chunk_size < 1:
         return
     if chunk_size > batch_size or batch_size % chunk_size:

@@ -1,4 +1,4 @@
-"""Collation of samples whose shapes may differ: what cannot be stacked stays a list."""
+"""Collation of samples with different shapes: fields that cannot be stacked stay lists."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from async_loader.compat.ding.collate import as_tensor, numbers, positions, rebu
 
 
 def diff_shape_collate(batch: Sequence[Any]) -> Any:
-    """As `default_collate`, but a field that is None in any sample, or differs in shape, is left as a list.
+    """Collate like `default_collate`, but leave a field as a list if it is ``None`` in a sample or differs in shape.
 
     Tensors and arrays of shape ``(1,)`` become ``(B, 1)`` here, and strings stay lists.
 
     Raises
     ------
     TypeError
-        For what no rule covers.
+        For types without a rule.
     ValueError
         For sequences of different lengths.
     """

@@ -1,6 +1,6 @@
-"""What a collate_fn returned, carried through the pipeline as it is: its containers, its arrays, its objects.
+"""Results of a collate_fn, carried through the pipeline unchanged: containers, arrays, objects.
 
-The pipeline itself would make tensors of arrays. DI-engine's loader hands on what the collate_fn made.
+The pipeline itself would convert arrays to tensors. DI-engine's loader delivers the collate_fn's result as it is.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _ON_HOST = "index"
 
 @dataclass(slots=True)
 class Kept:
-    """Something that the pipeline is not to look into: no container, no array, no tensor to it."""
+    """A wrapper that hides a value from the pipeline, which sees neither container, array nor tensor."""
 
     value: Any
 
 
 @dataclass(slots=True)
 class KeepingCollate:
-    """A user's collate_fn whose result arrives as it was.
+    """A user's collate_fn whose result is delivered unchanged.
 
     Parameters
     ----------
     collate_fn : callable
     moved : bool
-        Batches go to a device: then tensors must be seen, and only what stays on the CPU is kept.
+        Batches go to a device: then tensors stay visible, and only values that stay on the CPU are hidden.
     pid : int
-        The learner's process, where results would be aliases of the source's memory.
+        The learner's process, in which results may alias the source's memory.
     """
 
     collate_fn: Callable[[list[Any]], Any]
@@ -51,9 +51,9 @@ class KeepingCollate:
 
 
 def owned(value: Any) -> Any:
-    """The same with arrays, and tensors that are views on something larger, copied: their maker may write on.
+    """Copy arrays, and tensors that are views of a larger one: their memory may be overwritten.
 
-    Whole tensors are handed on, as the original does.
+    Whole tensors are delivered without a copy, as in the original.
     """
     if isinstance(value, np.ndarray):
         return value.copy()
@@ -75,7 +75,7 @@ def _is_view(value: torch.Tensor) -> bool:
 
 
 def for_device(value: Any) -> Any:
-    """A result as DI-engine moves it: tuples and namedtuples become lists, arrays stay on the CPU.
+    """Convert a result as DI-engine does before a move: tuples and namedtuples become lists, arrays stay on the CPU.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def for_device(value: Any) -> Any:
 
 
 def arrived(batch: Any, device: str) -> Any:
-    """A batch that came from the device queue, as DI-engine's would look."""
+    """Convert a batch from the cuda queue to the form of DI-engine's."""
     if isinstance(batch, Mapping) and isinstance(batch.get(_ON_HOST), torch.Tensor) and device != "fake":
         batch = {**batch, _ON_HOST: batch[_ON_HOST].to(device, non_blocking=True)}
     return _lists(batch, device)

@@ -13,18 +13,18 @@ STATE = "prev_state"
 
 
 def timestep_collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """B trajectories of T steps as one batch ``[T, B, ...]``. The trajectories are not changed.
+    """Collate B trajectories of T steps into one batch ``[T, B, ...]``. The trajectories are not changed.
 
     Parameters
     ----------
     batch : sequence of mappings
-        Each value is a list of T entries, or a tensor as it stands, which becomes ``[B, ...]``.
+        Each value is a list of T entries, or a tensor, which becomes ``[B, ...]``.
 
     Returns
     -------
     dict
         Lists of tensors or numbers as tensors ``[T, B, ...]``, other lists as lists of T collated steps. ``prev_state``,
-        where there is one, as a list of T tuples of B states, which are not collated.
+        if present, as a list of T tuples of B states, which are not collated.
 
     Raises
     ------
@@ -41,6 +41,6 @@ def timestep_collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _steps(value: Any) -> Any:
-    """T collated steps as one tensor, where they are tensors."""
+    """Stack T collated steps to one tensor if they are tensors."""
     together = isinstance(value, list) and value and all(isinstance(step, torch.Tensor) for step in value)
     return torch.stack(value) if together else value

@@ -1,4 +1,4 @@
-"""fastai's ``fastai.data.load``: its DataLoader and what belongs to it, on this package's pipeline.
+"""fastai's ``fastai.data.load`` (its DataLoader and related names) on this package's pipeline.
 
 Only the import line of a program changes: ``from async_loader.compat.fastai import DataLoader``. fastai is not needed.
 """
@@ -14,4 +14,4 @@ from async_loader.compat.fastai.loader import DataLoader
 __all__ = ["DataLoader", "FakeLoader", "SkipItemException", "collate_error", "fa_collate", "fa_convert", "stop"]
 
 _FakeLoader = FakeLoader
-"""Under the name by which loaders that wrap others look for it."""
+"""The name by which wrapping loaders find it."""

@@ -1,4 +1,4 @@
-"""How a DataLoader's batches are made, wherever that is: the share, the items, the batch, and a callback at every step."""
+"""Making of a DataLoader's batches, in any process: the share, the items, the batch, and a callback at every step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from async_loader.compat.fastai.keep_types import retain_types
 
 
 class BatchMaker(GetAttrProxy):
-    """The half of a DataLoader that runs in the workers, or in the learner's process where there are none."""
+    """The part of a DataLoader that runs in the workers, or in the learner's process if there are none."""
 
     dataset: Any
     bs: int | None
@@ -25,7 +25,7 @@ class BatchMaker(GetAttrProxy):
     _idxs: Any = ()
 
     def sample(self) -> Iterator[Any]:
-        """This worker's share of the indices: whole chunks, in turn with the other workers."""
+        """Return this worker's share of the indices: whole chunks, in turn with the other workers."""
         idxs, size = self._idxs, self.bs or 1
         if self.num_workers == 1:
             return iter(idxs)
@@ -35,7 +35,7 @@ class BatchMaker(GetAttrProxy):
         return (idx for i, idx in enumerate(idxs) if i // size % self.num_workers == self.offs)
 
     def create_batches(self, samps: Iterable[Any]) -> Iterator[Any]:
-        """Batches of the items of ``samps``. StopIteration in any callback is the end of them."""
+        """Yield batches of the items of ``samps``. StopIteration in any callback ends them."""
         alone = self._is_untouched("create_batches", "do_batch", "create_batch", "retain")
         do_batch = self._do_batch_in_slot if alone else self.do_batch
         chunks = iter(self.chunkify(self._items(samps)))
@@ -46,7 +46,7 @@ class BatchMaker(GetAttrProxy):
                 return
 
     def _items(self, samps: Iterable[Any]) -> Iterator[Any]:
-        """The items of ``samps`` that are not left out."""
+        """Yield the items of ``samps`` that are not skipped."""
         if self.indexed and self._is_untouched("do_item", "create_item", "after_item"):
             get = _by_number(self.dataset)
         else:
@@ -62,13 +62,13 @@ class BatchMaker(GetAttrProxy):
                 yield item
 
     def _prepared(self, do_item: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """``do_item`` with an iterator over the dataset in ``it``, which is what create_item may take items from."""
+        """Yield ``do_item`` results with an iterator over the dataset in ``it``, from which create_item may take items."""
         source = self._source()
         if source is None:
             return do_item
 
         def get(sample: Any) -> Any:
-            self.it = source  # a loop within this one has put its own there
+            self.it = source  # a nested loop has set its own iterator
             return do_item(sample)
 
         return get
@@ -89,7 +89,7 @@ class BatchMaker(GetAttrProxy):
         return source
 
     def do_item(self, s: Any) -> Any:
-        """One item, or None where it is to be left out."""
+        """Return one item, or ``None`` if it is to be skipped."""
         try:
             return self.after_item(self.create_item(s))
         except SkipItemException:
@@ -114,7 +114,7 @@ class BatchMaker(GetAttrProxy):
         return self.retain(self.create_batch(self.before_batch(b)), b)
 
     def _do_batch_in_slot(self, b: Any) -> Any:
-        """The same, where no callback sees the batch before it is handed on, and so none can keep it."""
+        """Collate into a slot. Used if no callback sees the batch before its delivery, and so cannot keep it."""
         return self.retain(self._collated(self.before_batch(b), collate_in_slot), b)
 
     def create_batch(self, b: Any) -> Any:
@@ -129,13 +129,13 @@ class BatchMaker(GetAttrProxy):
             collate_error(error, b)
 
     def retain(self, res: Any, b: Any) -> Any:
-        """``res`` as the type that the first item of ``b`` had."""
+        """Convert ``res`` to the type that the first item of ``b`` had."""
         return retain_types(res, b[0] if isinstance(b, list | tuple) and len(b) else b)
 
     # -- callbacks that do nothing -----------------------------------------------------------------------------------
 
     def wif(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """In each worker, before its first sample."""
+        """Runs in each worker before its first sample."""
         return x
 
     def before_iter(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +155,7 @@ class BatchMaker(GetAttrProxy):
 
 
 def chunks(items: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
-    """Lists of ``size`` items, the last one of what is left."""
+    """Yield lists of ``size`` items; the last one has the rest."""
     while chunk := list(itertools.islice(items, size)):
         if len(chunk) == size or not drop_last:
             yield chunk

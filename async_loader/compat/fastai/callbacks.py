@@ -1,4 +1,4 @@
-"""Methods of a loader that may be given as keywords. Calls none of them."""
+"""Methods of a loader that may be given as keywords."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ NAMES = (
 
 
 def take(loader: Any, keywords: dict[str, Any], others: Iterable[str]) -> None:
-    """Put the callbacks among ``keywords`` in the place of the methods.
+    """Replace methods by the callbacks among ``keywords``.
 
-    A function replaces the method as it stands, and so gets no ``self``. A bound method, of whatever object, is bound to
+    A function replaces the method as it is, without ``self``. A bound method, of any object, is bound to
     the loader instead. None leaves the method as it is.
 
     Parameters
     ----------
     others : iterable of str
-        What else the loader may be given, for the message.
+        Other valid keywords of the loader, for the message.
 
     Raises
     ------
     TypeError
-        For a keyword that is no callback, with the nearest name.
+        For a keyword that is not a callback, with the nearest name.
     """
     for name in keywords:
         if name not in NAMES:
@@ -40,7 +40,7 @@ def take(loader: Any, keywords: dict[str, Any], others: Iterable[str]) -> None:
 
 
 def given(loader: Any) -> dict[str, Any]:
-    """The callbacks that are not methods of the loader's class, for another loader like it."""
+    """Return the callbacks that are not methods of the loader's class, for another loader like it."""
     found = {}
     for name in NAMES:
         value = getattr(loader, name)

@@ -1,4 +1,4 @@
-"""Lists of samples as batches by fastai's rules: those of torch, but sequences keep their type. Holds no state."""
+"""Collation of samples by fastai's rules: those of torch, but sequences keep their type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from async_loader import tree
 from async_loader.pipeline.batches import arena
 
 Empty = Callable[[Sequence[int], Any], Any]
-"""``(shape, dtype)`` to an uninitialised array."""
+"""Maps ``(shape, dtype)`` to an uninitialised array."""
 
 
 def fa_collate(batch: Sequence[Any]) -> Any:
@@ -31,15 +31,15 @@ def fa_collate(batch: Sequence[Any]) -> Any:
     Raises
     ------
     TypeError
-        For what no rule covers.
+        For types without a rule.
     RuntimeError
-        For shapes, and for sequences, that differ. The original cuts sequences to the shortest.
+        For different shapes, and for sequences of different lengths, which the original cuts to the shortest.
     """
     return _collate(batch, np.empty)
 
 
 def collate_in_slot(batch: Sequence[Any]) -> Any:
-    """`fa_collate` into memory that is this batch's alone, and a later one's afterwards: for what is handed on at once."""
+    """`fa_collate` into memory that later batches reuse, for batches that are delivered at once."""
     return _collate(batch, arena.empty)
 
 
@@ -51,7 +51,7 @@ def _collate(batch: Sequence[Any], empty: Empty) -> Any:
 
 
 def _torch_collate(batch: Sequence[Any], empty: Empty) -> Any:
-    """The rules within mappings, and for what is no sequence."""
+    """Apply the rules for values within mappings, and for non-sequences."""
     first = batch[0]
     if isinstance(first, torch.Tensor):
         return torch.stack(list(batch)) if empty is np.empty else arena.stack_tensors(batch)
@@ -75,14 +75,14 @@ def _torch_collate(batch: Sequence[Any], empty: Empty) -> Any:
 
 
 def fa_convert(value: Any) -> Any:
-    """One ready batch: arrays and numpy scalars become tensors, containers keep their type, everything else stays."""
+    """Convert one ready batch: arrays and numpy scalars become tensors, containers keep their type, the rest stays."""
     if _is_sequence(value):
         return _like(value, [fa_convert(item) for item in value])
     return torch_convert(value)
 
 
 def torch_convert(value: Any) -> Any:
-    """The rules within mappings, and for what is no sequence."""
+    """Apply the rules for values within mappings, and for non-sequences."""
     if isinstance(value, np.ndarray | np.generic):
         return torch.as_tensor(value) if value.dtype.kind in "biufc" else value
     if isinstance(value, Mapping):
@@ -100,7 +100,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _like(first: Any, items: list[Any]) -> Any:
-    """Items in the container that ``first`` is; a list where that cannot be made of items, such as a range."""
+    """Put items into the container type of ``first``; a list if that cannot be built from items, such as a range."""
     kind = type(first)
     if kind is list:
         return items
@@ -122,7 +122,7 @@ def _mapping(first: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def _positions(batch: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """One tuple per position of the samples."""
+    """Return one tuple per position of the samples."""
     try:
         return list(zip(*batch, strict=True))
     except ValueError:
@@ -136,10 +136,10 @@ def _stack_arrays(batch: Sequence[Any], empty: Empty) -> Any:
     if dtype.kind not in "biufc":
         raise TypeError(f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings")
     if len(set(map(type, batch))) > 1 or len({a.shape for a in batch}) > 1 or len({a.dtype for a in batch}) > 1:
-        return torch.stack([torch.as_tensor(value) for value in batch])  # promotes dtypes, or says which shapes differ
+        return torch.stack([torch.as_tensor(value) for value in batch])  # promotes dtypes, or names the shapes that differ
     out = empty((len(batch), *shape), dtype)
     if shape:
-        # By their first axes: np.stack makes a view of every item, which costs more than copying it.
+        # Along the first axes: np.stack makes a view of every item, which costs more than the copy.
         np.concatenate(batch, out=out.reshape(len(batch) * shape[0], *shape[1:]), casting="no")
     else:
         out[...] = batch

@@ -1,4 +1,4 @@
-"""Why a batch could not be collated, in words. Only looks."""
+"""Explanations of failed collation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from async_loader import tree
 
 
 def collate_error(e: BaseException, batch: Sequence[Any]) -> NoReturn:
-    """Raise ``e`` again; where shapes differ within the batch, with the field, both samples and their shapes in its text."""
+    """Raise ``e`` again; if shapes differ within the batch, its text names the field, both samples and their shapes."""
     found = _mismatch(batch, "")
     if found is not None:
         e.args = (f"{e}\n{found}: make them equal in after_item, for example by resizing or padding them there",)
@@ -17,7 +17,7 @@ def collate_error(e: BaseException, batch: Sequence[Any]) -> NoReturn:
 
 
 def _mismatch(samples: Sequence[Any], path: str) -> str | None:
-    """The first field whose shapes differ, in words."""
+    """Describe the first field whose shapes differ."""
     first = samples[0]
     shape = getattr(first, "shape", None)
     if shape is not None:

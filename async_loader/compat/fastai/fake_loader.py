@@ -1,4 +1,4 @@
-"""What fastai keeps beside its DataLoader: how many workers there are, and how they are run."""
+"""The object that fastai keeps beside its DataLoader: number and settings of the workers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 
 class FakeLoader:
-    """Settings of the workers of one DataLoader, which reads them whenever it is iterated.
+    """Settings of the workers of one DataLoader, read at each iteration.
 
     Attributes
     ----------
     d, default : DataLoader
-        Not kept alive by this: a loader that is dropped takes its persistent workers with it at once.
+        Held weakly: a dropped loader takes its persistent workers with it at once.
     dataset : FakeLoader
         Itself.
     num_workers : int
         May be changed between epochs.
     timeout : float
-        Seconds to wait for a batch of a worker; 0 is for ever.
+        Seconds to wait for a batch of a worker; 0 for no limit.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class FakeLoader:
         vars(self).update(state, _loader=weakref.ref(state["_loader"]))
 
     def of(self, d: Any) -> FakeLoader:
-        """The same settings for another loader."""
+        """Return the same settings for another loader."""
         return FakeLoader(d, self.pin_memory, self.num_workers, self.timeout, self.persistent_workers, self.pin_memory_device)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of this process alone, by way of the loader's own methods."""
+        """Yield batches made in this process by the loader's own methods."""
         return iter(self.d.create_batches(self.d.sample()))
 
     @property
@@ -70,12 +70,12 @@ class FakeLoader:
         return multiprocessing if self.num_workers > 0 else None
 
     def worker_init_fn(self, number: int) -> None:
-        """What the workers call."""
+        """Called in the workers."""
         self.d.wif()
 
     @contextlib.contextmanager
     def no_multiproc(self) -> Iterator[Any]:
-        """The loader, without workers for as long as this lasts."""
+        """Give the loader without workers within the block."""
         before = self.num_workers
         self.num_workers = 0
         try:

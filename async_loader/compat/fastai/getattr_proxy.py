@@ -1,4 +1,4 @@
-"""Attributes that an object lacks, looked up on the one that it wraps."""
+"""Missing attributes of an object, looked up on the object that it wraps."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 
 class GetAttrProxy:
-    """Missing attributes, those with one leading underscore too, are those of the attribute that ``_default`` names."""
+    """Looks up missing attributes, also with one leading underscore, on the attribute named by ``_default``."""
 
     _default = "dataset"
 
     def __getattr__(self, name: str) -> Any:
-        """Called only when there is no such attribute here."""
+        """Called only for attributes that do not exist here."""
         if not (name.startswith("__") and name.endswith("__")) and name != self._default:
             wrapped = vars(self).get(self._default)
             if wrapped is not None:

@@ -1,4 +1,4 @@
-"""What callbacks raise to pass over an item, or to end a stream of items. And indices that are made as they are needed."""
+"""Exceptions of callbacks that skip an item or end the items; and lazy sequences of indices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 
 
 class SkipItemException(Exception):
-    """Raised in create_item or after_item: this item is left out, and the batch is filled from the following ones."""
+    """Raised in create_item or after_item: the item is skipped, and the batch is filled from the following ones."""
 
 
 def stop(error: type[BaseException] = StopIteration) -> NoReturn:
@@ -21,7 +21,7 @@ def stop(error: type[BaseException] = StopIteration) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Endless:
-    """0, 1, 2, ... or None, None, ... for ever: what there is to sample when nobody knows how much that is. Picklable.
+    """An endless sample of unknown length: 0, 1, 2, ... or None, None, .... Picklable.
 
     Parameters
     ----------
@@ -37,12 +37,12 @@ class Endless:
 
 @dataclass(frozen=True, slots=True)
 class Permutation:
-    """What ``rng.sample(range(n), n)`` gives, drawn one by one: who needs the first ones need not wait for all. Picklable.
+    """The result of ``rng.sample(range(n), n)``, drawn one by one, so that the first need not wait for all. Picklable.
 
     Parameters
     ----------
     rng : random.Random
-        In the state before the draw; it is not changed.
+        In the state before the draw; not changed.
     """
 
     rng: random.Random

@@ -1,4 +1,4 @@
-"""Types that survive collation: what the samples were, the batch is. Knows classes only by what they derive from."""
+"""Types that survive collation: a batch gets the type of its samples."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from async_loader import tree
 
 
 def retain_types(new: Any, like: Any) -> Any:
-    """``new`` as the type of ``like``, where that derives from what ``new`` is; lists and tuples also item by item.
+    """Convert ``new`` to the type of ``like`` if that is a subclass of its own type; lists and tuples also item by item.
 
-    A batch with more parts than a sample has types goes through the sample's types again.
+    A batch with more parts than a sample repeats the sample's types.
     """
     if new is None or like is None:
         return new

@@ -1,4 +1,4 @@
-"""fastai's DataLoader: its signature, its callbacks, its order of calls. Worker processes are the pipeline's."""
+"""fastai's DataLoader: its signature, callbacks and order of calls. Worker processes are the pipeline's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DataLoader(BatchMaker):
     """Batches of a dataset, with a callback at every step of their making.
 
     In the learner's process, for each epoch: randomize, before_iter, get_idxs (shuffle_fn). Then in each worker, or here
-    where there are none: wif (workers only), sample, create_batches; per item create_item, after_item; per batch
+    without workers: wif (workers only), sample, create_batches; per item create_item, after_item; per batch
     before_batch, create_batch, retain. Back in the learner's process: the copy to the device, after_batch, and at the
     natural end after_iter. All of these may be overridden in a subclass, or given as a keyword.
 
@@ -40,29 +40,29 @@ class DataLoader(BatchMaker):
     pin_memory : bool
         Batches in page-locked memory. A batch that is a list becomes a tuple.
     timeout : float
-        Seconds to wait for a batch of a worker; 0 is for ever.
+        Seconds to wait for a batch of a worker; 0 for no limit.
     batch_size : int | None
         The same as ``bs``.
     shuffle : bool
         By ``rng``, which is seeded from ``random`` when the loader is built.
     drop_last : bool
     indexed : bool | None
-        Whether items are had by number. Default: whether the dataset can be indexed.
+        Whether items are accessed by number. Default: whether the dataset can be indexed.
     n : int | None
-        Items per epoch. Default ``len(dataset)``; None for ever, or until the dataset ends.
+        Items per epoch. Default ``len(dataset)``; None for no end, or until the dataset ends.
     device : str | int | torch.device | None
-        Batches are moved there.
+        Device of the batches.
     persistent_workers : bool
-        Keep the worker processes from epoch to epoch. They are replaced when an attribute of the loader has been
-        changed; changes within the dataset they do not see.
+        Keep the worker processes between epochs. They are replaced if an attribute of the loader was
+        changed; they do not see changes within the dataset.
     pin_memory_device : str
     refill : {"worker", "all"}
-        Whose later items take the place of skipped ones. "worker", fastai's rule: those of the same worker, so that batches
-        depend on the number of workers. "all": batches are as without workers; items are made by the workers, batches of
-        them in the learner's process, and ``sample`` and ``create_batches`` are not called.
+        The items that replace skipped ones. "worker", fastai's rule: later items of the same worker, so that batches
+        depend on the number of workers. "all": batches are as without workers; the workers make items, the learner's
+        process makes batches of them, and ``sample`` and ``create_batches`` are not called.
     **callbacks
         wif, before_iter, after_item, before_batch, after_batch, after_iter, create_batches, create_item, create_batch,
-        retain, get_idxs, sample, shuffle_fn, do_batch. A function takes the method's place and gets no ``self``.
+        retain, get_idxs, sample, shuffle_fn, do_batch. A function replaces the method and gets no ``self``.
 
     Attributes
     ----------
@@ -75,11 +75,11 @@ class DataLoader(BatchMaker):
     Raises
     ------
     ValueError
-        Shuffling what cannot be indexed, negative numbers.
+        For shuffling a dataset without indices, and for negative numbers.
     AssertionError
         ``drop_last`` without a batch size.
     TypeError
-        For a keyword that is neither of these, with the nearest name.
+        For an unknown keyword, with the nearest name.
     """
 
     _noop_methods: ClassVar[list[str]] = list(callbacks.NOTHING_BY_DEFAULT)
@@ -132,7 +132,7 @@ class DataLoader(BatchMaker):
 
     def __len__(self) -> int:
         if self.n is None:
-            raise TypeError("nobody knows how many items there are: give n")
+            raise TypeError("the number of items is unknown: give n")
         if self.bs is None:
             return int(self.n)
         return int(self.n // self.bs if self.drop_last else -(-self.n // self.bs))
@@ -140,14 +140,14 @@ class DataLoader(BatchMaker):
     # -- in the learner's process ------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch.
+        """Iterate over one epoch.
 
         Raises
         ------
         RuntimeError
-            Nothing came within ``timeout``, or a worker died.
+            No batch within ``timeout``, or a worker died.
         BaseException
-            What a callback or the dataset raised. The epoch is over then.
+            The exception of a callback or the dataset. The epoch is over then.
         """
         self.randomize()
         self.before_iter()
@@ -169,7 +169,7 @@ class DataLoader(BatchMaker):
         number, timeout_s = self.fake_l.num_workers, self.fake_l.timeout
         later = number > 0 and self._may_shuffle_later()
         idxs = Permutation(copy.copy(self.rng), self.n or 0) if later else self.get_idxs()
-        # As torch's iterators do, with and without workers: so that a seed gives the same run.
+        # As torch's iterators do, with and without workers, so that a seed gives the same run.
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
         keep_freed_memory()
         if later:
@@ -180,7 +180,7 @@ class DataLoader(BatchMaker):
         return iter(self.create_batches(self.sample()))
 
     def _may_shuffle_later(self) -> bool:
-        """Whether nobody can tell that workers draw the order by themselves, and this process only after the first batch."""
+        """True if delaying this process's shuffle until after the first batch is unobservable; workers draw it too."""
         if type(self) is not DataLoader or not self.shuffle or self.n is None or self._refill != "worker":
             return False
         given = callbacks.given(self)
@@ -188,7 +188,7 @@ class DataLoader(BatchMaker):
         return type(self.rng) is random.Random and alone and given.keys().isdisjoint(("get_idxs", "shuffle_fn"))
 
     def _shuffled_later(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same; this process draws the order between the first batch and the second, or when somebody looks at rng."""
+        """Let this process draw the order between the first batch and the second, or when rng is read."""
         self._undrawn = self.n or 0
         try:
             yield from itertools.islice(batches, 1)
@@ -223,7 +223,7 @@ class DataLoader(BatchMaker):
         return self._from_items(workers, epoch, seed, timeout_s)
 
     def _from_items(self, workers: Workers, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
-        """Batches made here of items made there, in the order of the indices."""
+        """Yield batches made here of items made in workers, in the order of the indices."""
         tasks, epoch.idxs = chunks(iter(epoch.idxs), self.bs or 1, drop_last=False), None
         items = workers.items(tasks, epoch, seed, timeout_s)
         try:
@@ -240,7 +240,7 @@ class DataLoader(BatchMaker):
         return self._workers
 
     def copy_for_workers(self) -> DataLoader:
-        """What the workers get: it does not keep the loader itself alive."""
+        """Return a copy for the workers, which does not keep the loader itself alive."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, MethodType) and value.__self__ is self:
@@ -249,15 +249,15 @@ class DataLoader(BatchMaker):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to an epoch under way, or to this process."""
+        """Return the state without the epoch in progress and process-local parts."""
         return {name: value for name, value in vars(self).items() if name not in ("it", "_idxs", "_workers")}
 
     def randomize(self) -> None:
-        """A new generator for this epoch, seeded by that of the last one."""
+        """Set a new generator for this epoch, seeded by that of the last one."""
         self.rng = random.Random(self.rng.randint(0, 2**32 - 1))
 
     def get_idxs(self) -> Any:
-        """What there is to sample: numbers, or None for each item of an iterable dataset."""
+        """Return the sample: numbers, or None for each item of an iterable dataset."""
         idxs: Any = Endless(self.indexed)
         if self.n is not None:
             idxs = list(itertools.islice(idxs, self.n))
@@ -269,9 +269,9 @@ class DataLoader(BatchMaker):
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def new(self, dataset: Any = None, cls: type | None = None, **kwargs: Any) -> Any:
-        """A loader with the same settings and callbacks, but for those given here.
+        """Return a loader with the same settings and callbacks, except those given here.
 
-        ``n`` is kept, where it was given, for the same dataset only.
+        If ``n`` was given, it is kept for the same dataset only.
         """
         same = dataset is None or dataset is self.dataset
         fake = self.fake_l
@@ -294,12 +294,12 @@ class DataLoader(BatchMaker):
         return (cls or type(self))(**{**settings, **kwargs})
 
     def one_batch(self) -> Any:
-        """The first batch, made in this process; None when there is none.
+        """Return the first batch, made in this process; ``None`` if there are no batches.
 
         Raises
         ------
         ValueError
-            When it is known that there is none.
+            If the loader is known to have no batches.
         """
         if self.n is not None and not len(self):
             raise ValueError(f"This DataLoader does not contain any batches: it has {self.n} items, bs is {self.bs}")
@@ -325,7 +325,7 @@ class DataLoader(BatchMaker):
 
 
 def _nothing() -> None:
-    """There is nothing to close: create_batches gave something else than a generator."""
+    """Do nothing: create_batches returned no generator to close."""
 
 
 def _length(dataset: Any) -> int | None:

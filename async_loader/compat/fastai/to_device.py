@@ -1,4 +1,4 @@
-"""Whole batches to page-locked memory or to a device. Containers keep their kind."""
+"""Moves of whole batches to page-locked memory or to a device. Containers keep their type."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from async_loader import tree
 
 
 def parse(device: Any) -> torch.device | None:
-    """A device as users write it: None, a name, a number, a torch.device."""
+    """Convert a user's device: None, a name, a number, a torch.device."""
     return None if device is None else torch.device(device)
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Every tensor of the batch on ``device``. Objects with a ``to_device`` method move themselves."""
+    """Move every tensor of the batch to ``device``. Objects with a ``to_device`` method move themselves."""
     return _each(batch, lambda tensor: tensor.to(device, non_blocking=True), lambda other: _by_itself(other, device))
 
 
@@ -25,7 +25,7 @@ def _by_itself(value: Any, device: torch.device) -> Any:
 
 
 def pinned(batch: Any) -> Any:
-    """Every tensor of the batch in page-locked memory, where there is an accelerator to copy it to."""
+    """Copy every tensor of the batch to page-locked memory, if there is an accelerator."""
     if not torch.accelerator.is_available():
         return batch
     return _each(batch, lambda tensor: tensor.pin_memory(), lambda other: other)
@@ -44,7 +44,7 @@ def _each(value: Any, on_tensor: Callable[[Any], Any], on_other: Callable[[Any],
 
 
 def move_transforms(transforms: Any, device: Any) -> None:
-    """Those with a method ``to`` as a whole, others parameter by parameter: the attributes that ``parameters`` names."""
+    """Move transforms with a method ``to`` as a whole, others by the attributes that ``parameters`` names."""
     for transform in transforms:
         if callable(getattr(transform, "to", None)):
             transform.to(device)

@@ -1,4 +1,4 @@
-"""What the workers of a DataLoader do, and whether those of the last epoch may do it again."""
+"""The work of a DataLoader's workers, and the check whether workers can be reused for another epoch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from async_loader.pipeline.iterator import BatchIterator
 from async_loader.pipeline.workers.work import WorkContext
 
 _OF_AN_EPOCH = {"_rng", "_undrawn", "it", "_idxs", "_workers"}
-"""Attributes that every epoch sends along, or that are nothing to a worker."""
+"""Attributes that every epoch sends, or that do not matter to a worker."""
 _PLAIN = (bool, int, float, str, type(None), torch.device)
 
 
 @dataclass(slots=True)
 class Epoch:
-    """What differs from epoch to epoch.
+    """Data that differs between epochs.
 
     Attributes
     ----------
     idxs : iterable | None
-        What get_idxs gave in the learner's process, once for all workers. None: indices come as tasks.
+        Result of get_idxs in the learner's process, once for all workers. None: indices are sent as tasks.
     rng : random.Random | None
     """
 
@@ -37,14 +37,14 @@ class Epoch:
 
 
 class WorkerStreams:
-    """The batches of one worker: those that the loader's own methods make of its share of the indices.
+    """The batches of one worker, made by the loader's own methods from its share of the indices.
 
     Parameters
     ----------
     loader : DataLoader
-        A copy that belongs to the workers; each epoch uses one of its own, for there may be loops within loops.
+        A copy for the workers; each epoch uses its own copy, as loops may be nested.
     epoch : Epoch | None
-        The only one there will be. Forked workers inherit it, so it may hold what cannot be pickled.
+        The only epoch. Forked workers inherit it, so it need not be picklable.
     """
 
     def __init__(self, loader: Any, epoch: Epoch | None = None) -> None:
@@ -53,11 +53,11 @@ class WorkerStreams:
 
     @property
     def dataset(self) -> Any:
-        """What torch's get_worker_info shows."""
+        """The object that torch's get_worker_info returns."""
         return self.loader.fake_l
 
     def begin(self, here: WorkContext) -> Iterator[Any] | Callable[[list[Any]], Any]:
-        """In fastai's order: number and share, seeds, wif, and then the samples."""
+        """Start in fastai's order: number and share, seeds, wif, and then the samples."""
         loader, epoch = self.loader, self._only or here.state
         self.loader = loader.copy_for_workers()
         loader.num_workers, loader.offs = here.workers, here.worker
@@ -73,7 +73,7 @@ class WorkerStreams:
 
 
 def _items(loader: Any, idxs: list[Any]) -> tuple[list[Any], bool]:
-    """The items of these indices, and whether there may be more: a callback has not stopped them."""
+    """Return the items of these indices, and False if a callback has ended them."""
     items: list[Any] = []
     for idx in idxs:
         try:
@@ -86,7 +86,7 @@ def _items(loader: Any, idxs: list[Any]) -> tuple[list[Any], bool]:
 
 
 def seed_everything(seed: int) -> None:
-    """The three global generators as fastai seeds them."""
+    """Seed the three global generators like fastai."""
     random.seed(seed)
     np.random.seed(seed % (2**32 - 1))
     torch.manual_seed(seed)
@@ -109,8 +109,8 @@ class Workers:
         self._engine = Engine(WorkerStreams(loader.copy_for_workers(), only), number, seeding=None)
 
     def fit(self, loader: Any, number: int) -> bool:
-        """Whether they would do the same as new ones: the loader has the attributes that it had. What is within the
-        dataset is not looked at.
+        """Whether new workers would behave the same: the loader has the same attributes. The contents of the
+        dataset are not compared.
         """
         now = _look(loader)
         same_names = not self._engine.closed and self._engine.workers == number and now.keys() == self._known.keys()

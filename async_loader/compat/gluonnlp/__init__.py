@@ -1,6 +1,6 @@
-"""gluonnlp's ``ShardedDataLoader``, its samplers and batchify functions, over this library's pipeline.
+"""gluonnlp's ``ShardedDataLoader``, its samplers and batchify functions, on this package's pipeline.
 
-``from async_loader.compat import gluonnlp as nlp`` for ``import gluonnlp as nlp``: what was in ``nlp.data`` is there.
+``from async_loader.compat import gluonnlp as nlp`` for ``import gluonnlp as nlp``: the names of ``nlp.data`` are available.
 """
 
 from async_loader.compat.gluonnlp import data

@@ -1,4 +1,4 @@
-"""torch's DataLoader, and the stateful one of torchdata, over this pipeline.
+"""torch's DataLoader, and torchdata's stateful one, on this package's pipeline.
 
 from async_loader.compat.torch import DataLoader          # instead of torch.utils.data
 from async_loader.compat.torch import StatefulDataLoader  # instead of torchdata.stateful_dataloader

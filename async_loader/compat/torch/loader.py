@@ -1,9 +1,9 @@
-"""torch's DataLoader: its arguments, checks and attributes are torch's own, by inheritance; what iterates is our pool.
+"""torch's DataLoader: arguments, checks and attributes are inherited from torch; iteration is done by our pool.
 
 Quirks that are kept, each with a test: ``iter`` draws the base seed from the global generator (or from ``generator``), also
 without workers; without an order of their own items come as torch's samplers draw them; without `persistent_workers` every
-pass has new worker processes; with them they are seeded once; ``timeout`` without workers is an AssertionError; a worker
-that dies and a time limit that passes are RuntimeErrors.
+pass has new worker processes; with them they are seeded once; ``timeout`` without workers is an AssertionError; a worker's
+death and an expired time limit are RuntimeErrors.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.task_supplier import NOTHING
 
 _AHEAD_FROM = 1 << 20
-"""Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
+"""Smallest batch in bytes for which a thread that gathers the next batch ahead is faster."""
 
 
 T_co = TypeVar("T_co", covariant=True)
-"""What the items of the dataset are, as torch annotates it."""
+"""Type of the dataset's items, as annotated by torch."""
 
 
 class DataLoader(torch_data.DataLoader[T_co]):
     """``torch.utils.data.DataLoader`` with the same arguments, errors, order and random numbers.
 
-    See ``docs/guides/torch.md`` for what is better and what differs. Datasets of datapipes are left to torch.
+    ``docs/guides/torch.md`` lists improvements and differences. Datasets of datapipes are left to torch.
 
     Raises
     ------
     ValueError, TypeError
-        As torch does: the checks are torch's own.
+        As torch: the checks are torch's own.
     """
 
     def __iter__(self) -> Any:
-        """A pass over the dataset. Several may be under way at once, also with persistent workers."""
+        """Start a pass over the dataset. Several passes may run at once, also with persistent workers."""
         if isinstance(self.dataset, torch_data.IterDataPipe | torch_data.MapDataPipe):
             return super().__iter__()
         return self._get_iterator()
@@ -68,7 +68,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return Pass(self, self._team(batches, seed), batches, seed, start)
 
     def _base_seed(self, batches: Batches, start: dict[str, Any]) -> int:
-        """Of the workers of a pass: drawn behind or ahead of the order as the sampler has it."""
+        """Return the seeds of a pass's workers, drawn before or after the order, as the sampler does."""
         if isinstance(batches, Drawn):
             batches.draw()
         if self.__dict__.get("_engine") is not None:
@@ -124,7 +124,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return bool(self.persistent_workers)
 
     def _columns(self) -> Columns | None:
-        """What to gather in bulk. Dicts and tuples are datasets like any other for torch: their items are their values."""
+        """Return the columns to gather in bulk. torch treats dicts and tuples as plain datasets of their values."""
         plain = self._auto_collation and self.collate_fn is _utils.collate.default_collate and self.worker_init_fn is None
         if not plain or isinstance(self.dataset, dict | tuple):
             return None
@@ -157,7 +157,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
 
 class Pass(Iterator[Any]):
-    """One pass over the dataset, as `iter` returns it."""
+    """One pass over the dataset, the result of `iter`."""
 
     def __init__(self, loader: DataLoader[Any], pool: Engine, batches: Batches, seed: int, start: dict[str, Any]) -> None:
         self._loader = loader
@@ -195,7 +195,7 @@ class Pass(Iterator[Any]):
         return self
 
     def __len__(self) -> int:
-        """Batches in all. For an iterable dataset a TypeError, as in torch: ``list(iter(loader))`` asks."""
+        """Number of batches. TypeError for an iterable dataset, as in torch: ``list(iter(loader))`` calls this."""
         if self._dataset is not None:
             raise TypeError(
                 f"a pass over the iterable dataset {describe(self._dataset)} has no len(): how long it is shows at its end"
@@ -218,12 +218,12 @@ class Pass(Iterator[Any]):
 
     @property
     def _workers(self) -> list[Any]:
-        """The worker processes that the pass began with, under torch's name for them."""
+        """The worker processes at the start of the pass, under torch's name for them."""
         return self._processes
 
     def _open(self) -> None:
-        """As torchdata: the workers have begun before the pass is returned, and an error of one of
-        them comes now.
+        """Wait until the workers have started, as torchdata does; raise an error of one of
+        them.
         """
         try:
             self.epoch.open()
@@ -233,7 +233,7 @@ class Pass(Iterator[Any]):
             raise
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` returns. Our errors become those of torch."""
+        """Return the result of `ask`, with our exceptions converted to torch's."""
         try:
             return ask()
         except WorkerDied as error:
@@ -254,7 +254,7 @@ class Pass(Iterator[Any]):
             pool.close()
 
     def close(self) -> None:
-        """Cancel what is under way, and end the workers where they are this pass's own."""
+        """Cancel tasks in progress, and end the workers if they belong to this pass."""
         self.epoch.close()
         self._end()
 

@@ -1,4 +1,4 @@
-"""The order of torch's samplers: the same draws from the same generators, without a step of Python for each item."""
+"""The order of torch's samplers: the same draws from the same generators, without Python code for each item."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from async_loader.dataset.batch_order import SamplerBatches, generator_state
 
 
 class Drawn(SamplerBatches):
-    """What an index sampler of torch gives, batch by batch.
+    """The batches of indices of a torch sampler.
 
     Attributes
     ----------
     in_range : bool
-        The tasks are arrays of indices that need not be checked.
+        The tasks are arrays of indices that need no bounds check.
 
     Parameters
     ----------
     index_sampler : iterable
         Whole batches of indices, or single ones.
     dataset : object
-        Whose indices they are.
+        The dataset that the indices refer to.
     track : bool
         Keep the sampler's state for each batch.
     first : bool
-        The order is drawn by `draw`, ahead of the base seed, as torchdata's random sampler does it;
-        else with the first batch, as torch's does it, which draws once more at the end.
+        Draw the order by `draw`, before the base seed, like torchdata's random sampler;
+        otherwise with the first batch, like torch's, which draws once more at the end.
     lists : bool
-        A batch of indices is a list: it goes to the dataset as it is.
+        A batch of indices is a list, passed to the dataset unchanged.
     """
 
     def __init__(self, index_sampler: Any, dataset: Any, *, track: bool, first: bool = False, lists: bool = False) -> None:
@@ -48,7 +48,7 @@ class Drawn(SamplerBatches):
         self._index: Any = None
 
     def draw(self) -> None:
-        """Do what comes before the base seed is drawn: from the same generator, it may be."""
+        """Do the steps that precede drawing the base seed, possibly from the same generator."""
         if self._first:
             self._resume()
             self._index = self._drawn()
@@ -86,14 +86,14 @@ class Drawn(SamplerBatches):
                 batch = index[at : at + size]
                 yield batch.tolist() if self._lists else batch
         if self._random and not first:
-            torch.randperm(len(index), generator=self._drawing())  # a generator of the user's goes on from there
+            torch.randperm(len(index), generator=self._drawing())  # a generator of the user continues from there
 
     @property
     def _draws_globally(self) -> bool:
         return not self._known and super()._draws_globally
 
     def _drawing(self) -> torch.Generator:
-        """The sampler's generator, or one seeded from the global generator, at the first batch, as the sampler does it."""
+        """Return the sampler's generator, or one seeded from the global generator at the first batch, as the sampler does."""
         if self._torchs.generator is not None and self._seed is None:
             own: torch.Generator = self._torchs.generator
             return own
@@ -112,7 +112,7 @@ class Drawn(SamplerBatches):
 
 
 def _is_known(sampler: Any) -> bool:
-    """Whether one of torch's own samplers was left as it is, so that we know what it would give."""
+    """Whether this is one of torch's own samplers, unchanged, so that its order can be computed in bulk."""
     if type(sampler) is SequentialSampler:
         return True
     if type(sampler) is not RandomSampler or sampler.replacement:

@@ -1,10 +1,10 @@
-"""torchdata's StatefulDataLoader: a DataLoader that says where it is and goes on from there.
+"""torchdata's StatefulDataLoader: a DataLoader that saves its position and resumes from it.
 
 Quirks that are kept, each with a test: ``shuffle`` has a generator of its own, seeded when the
-loader is made; ``iter`` waits until the workers have begun, and raises what they raise;
-`state_dict` before the first pass begins one; `load_state_dict` acts on the next pass, for which
-there are new workers; an empty state is that of a loader that gave nothing; the number of workers
-must match, which ``iter`` finds out (AssertionError).
+loader is made; ``iter`` waits until the workers have started, and raises their errors;
+`state_dict` before the first pass starts one; `load_state_dict` applies to the next pass, for which
+there are new workers; an empty state is that of a loader that delivered no batch; the number of workers
+must match, which ``iter`` checks (AssertionError).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _VERSION = 2
 _VERSIONS = (1, 2)
 
 _ENDED = "_iterator_finished"
-"""accelerate, which takes a batch more than it gives, adds this to a state: no batch of the pass is left."""
+"""Added to a state by accelerate, which takes one batch more than it delivers: no batch of the pass is left."""
 
 
 class StatefulDataLoader(DataLoader[T_co]):
     """``torchdata.stateful_dataloader.StatefulDataLoader``.
 
     Samplers, datasets and iterators of both that have ``state_dict`` and ``load_state_dict`` are
-    asked for their states, which belong to the batches that were given, not to those made ahead.
-    What has none is passed over to the same place.
+    saved by those, with the states after the delivered batches, not after those made ahead.
+    Others are advanced to the same position.
 
     Parameters
     ----------
     *args, **kwargs
-        As `DataLoader`.
+        See `DataLoader`.
     snapshot_every_n_steps : int
-        Accepted; a state is exact after every batch whatever it is.
+        Accepted but not used: a state is exact after every batch.
     """
 
     _tracks = True
@@ -109,7 +109,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         return seed
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the latest pass is. JSON can hold it where it can hold the states of the dataset and the sampler."""
+        """Return the position of the latest pass. JSON can hold it if it can hold the states of dataset and sampler."""
         if isinstance(self.dataset, IterDataPipe | MapDataPipe):
             raise TypeError("datapipes go through torch's own iterators, which have no state")
         if self._start:
@@ -121,19 +121,19 @@ class StatefulDataLoader(DataLoader[T_co]):
         state: dict[str, Any] = {"version": _VERSION, "num_workers": self.num_workers, "base_seed": latest.base_seed}
         state.update(latest.epoch.state(), generator=generator_state(self.generator))
         if latest.epoch.finished:
-            if not self.persistent_workers:  # those were seeded once
+            if not self.persistent_workers:  # persistent workers are seeded once
                 state["base_seed"] = None
             if self.num_workers and not self.persistent_workers:
-                state.pop("streams", None)  # the next pass has other workers, which begin with this process's dataset
+                state.pop("streams", None)  # the next pass has new workers, which begin with this process's dataset
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next pass goes on where this state was taken; one that is under way is not touched.
+        """Continue from this state in the next pass; a pass in progress is not affected.
 
         Raises
         ------
         ValueError
-            It is no state of this class.
+            If it is not a state of this class.
         """
         if state_dict != {} and (not isinstance(state_dict, dict) or state_dict.get("version") not in _VERSIONS):
             raise ValueError(f"this is no state_dict of a StatefulDataLoader of version {_VERSION}")
@@ -141,7 +141,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         self.__dict__.pop("_engine", None)  # a pass that is under way keeps its workers
 
     def __getstate__(self) -> dict[str, Any]:
-        """The loader without its workers and passes."""
+        """Return the loader's state without its workers and passes."""
         return {**super().__getstate__(), "_held": None, "_latest": None}
 
     def _batches(self) -> Batches:

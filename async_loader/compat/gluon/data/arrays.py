@@ -1,4 +1,4 @@
-"""In which library's arrays batches come: torch's, numpy's or mxnet's. torch and mxnet are imported when they are needed."""
+"""Array types of batches: torch, numpy or mxnet. torch and mxnet are imported when first needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _default = "torch"
 
 
 def set_array_type(array_type: str) -> None:
-    """What batchify functions and loaders give from now on, in this process, where they are not told.
+    """Set the default array type of batchify functions and loaders in this process.
 
     Parameters
     ----------
@@ -28,19 +28,19 @@ def set_array_type(array_type: str) -> None:
 
 
 def default_array_type() -> str:
-    """What `set_array_type` said last; at first ``"torch"``."""
+    """Return the default array type; initially ``"torch"``."""
     return _default
 
 
 def checked(array_type: str) -> str:
-    """The same, when it is one that there is and that is installed.
+    """Return the array type if it is known and installed.
 
     Raises
     ------
     ConfigError
-        When there is no such type of arrays.
+        For an unknown array type.
     MissingExtra
-        When mxnet is not installed.
+        If mxnet is not installed.
     """
     if array_type not in ARRAY_TYPES:
         raise ConfigError(f"array_type is {array_type!r}: it is 'torch', 'numpy' or 'mxnet'")
@@ -50,14 +50,14 @@ def checked(array_type: str) -> str:
 
 
 def finished(array: Any, array_type: str, shared: bool) -> Any:
-    """An array as what is wanted: zero-copy where the types allow.
+    """Convert an array to the requested type, without a copy if the types allow it.
 
     Parameters
     ----------
     array : ndarray of numbers
     array_type : str
     shared : bool
-        In memory that other processes can map, for tensors: they are sent then without a copy.
+        Put tensors into memory that other processes can map, so that they are sent without a copy.
     """
     if tensors.is_tensor(array):  # of a dtype that numpy lacks
         return array
@@ -70,14 +70,14 @@ def finished(array: Any, array_type: str, shared: bool) -> Any:
 
 
 def converted(batch: Any, array_type: str) -> Any:
-    """A batch with all its arrays and tensors as ``array_type``; what else is in it stays as it is."""
+    """Convert all arrays and tensors of a batch to ``array_type``; other values are unchanged."""
     if array_type == "torch" and type(batch) is list and all(map(tensors.is_tensor, batch)):
-        return batch  # as what is gathered in bulk comes
+        return batch  # the form of batches gathered in bulk
     return mapped(batch, lambda leaf: _converted(leaf, array_type))
 
 
 def mapped(batch: Any, fn: Callable[[Any], Any]) -> Any:
-    """``fn`` of every leaf; lists, tuples (also named ones) and dicts stay what they are."""
+    """Apply ``fn`` to every leaf; lists, tuples (also named ones) and dicts keep their type."""
     if isinstance(batch, dict):
         return {key: mapped(value, fn) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -96,12 +96,12 @@ def _converted(leaf: Any, array_type: str) -> Any:
 
 
 def is_array(value: object) -> bool:
-    """A tensor or an NDArray: an array of the library that trains, rather than numpy's."""
+    """Whether the value is a tensor or an NDArray, that is, an array of the training library."""
     return tensors.is_tensor(value) or hasattr(value, "asnumpy")
 
 
 def to_numpy(value: Any) -> np.ndarray[Any, Any]:
-    """Anything that is, or can be made, an array of numpy's."""
+    """Whether the value is a numpy array or can be converted to one."""
     if tensors.is_tensor(value):
         return tensors.to_numpy(value)
     return np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value)
@@ -109,16 +109,16 @@ def to_numpy(value: Any) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch with arrays of mxnet's, on its way between processes.
+    """A batch with mxnet arrays in transit between processes.
 
-    mxnet 2 reads an array in a thread with the same shape semantics as the one that wrote it, or
-    not at all. So they travel as arrays of numpy's, and the consumer's thread makes them again.
+    mxnet 2 can read an array only in a thread with the same shape semantics as the writer's. So they
+    are sent as numpy arrays, and the consumer's thread converts them back.
     """
 
     batch: Any
 
     def received(self) -> Any:
-        """The batch as it was, in the process that is to have it."""
+        """Return the original batch, in the receiving process."""
         return mapped(self.batch, _received)
 
 
@@ -129,7 +129,7 @@ class _SentArray:
 
 
 def sent(batch: Any) -> Any:
-    """The batch, or a `Sent` where arrays of mxnet's are in it."""
+    """Return the batch, wrapped in a `Sent` if it has mxnet arrays."""
     if tensors.loaded("mxnet") is None:
         return batch
     found: list[bool] = []
@@ -151,7 +151,7 @@ def _received(leaf: Any) -> Any:
 
 
 def _gives_numpy(mxnet: Any) -> bool:
-    """Whether its gluon gives and takes ``mxnet.numpy.ndarray``, as that of version 2."""
+    """Whether this gluon uses ``mxnet.numpy.ndarray``, as version 2 does."""
     return not getattr(mxnet, "__version__", "1.").startswith(("0.", "1."))
 
 

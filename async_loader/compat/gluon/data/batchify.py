@@ -1,7 +1,7 @@
-"""How samples become a batch: gluon's batchify functions. Each is an object that can be pickled; none knows a loader.
+"""gluon's batchify functions: they make a batch from samples. Each is a picklable object.
 
-Arrays come out as torch tensors, or as `arrays.set_array_type` or ``array_type`` says. ``use_shared_mem`` puts tensors
-into memory that other processes can map; within a loader's workers it changes nothing, as batches travel in slots anyway.
+Batches are torch tensors by default; `arrays.set_array_type` or ``array_type`` selects another type. ``use_shared_mem``
+puts tensors into memory that other processes can map; in a loader's workers it has no effect, as batches use slots anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RAGGED = "pad them with Pad, or keep them apart with Append or AsList"
 
 
 class _Batchify:
-    """What the functions have in common: which arrays they make."""
+    """Base class: holds the array type of the results."""
 
     def __init__(self, use_shared_mem: bool, array_type: str | None) -> None:
         self._use_shared_mem = use_shared_mem
@@ -34,16 +34,16 @@ class _Batchify:
 
 
 class Stack(_Batchify):
-    """Samples of one shape on top of each other, ``[batch, ...]``; of tuples and of lists field by field, as a list.
+    """Stack samples of one shape, ``[batch, ...]``; tuples and lists field by field, as a list.
 
     Numbers keep the dtypes that numpy gives them (Python floats float64, ints int64).
 
     Raises
     ------
     ValueError
-        When shapes, or numbers of fields, differ within a batch. (The original cuts all samples to the fewest fields.)
+        If shapes, or numbers of fields, differ within a batch. (The original cuts all samples to the fewest fields.)
     TypeError
-        For strings and other things that are no numbers.
+        For strings and other non-numbers.
     """
 
     def __init__(self, use_shared_mem: bool = False, *, array_type: str | None = None) -> None:
@@ -56,16 +56,16 @@ class Stack(_Batchify):
 
 
 class Pad(_Batchify):
-    """Samples of different shapes, each axis padded to the longest, ``[batch, longest, ...]``.
+    """Pad samples of different shapes on each axis to the longest, ``[batch, longest, ...]``.
 
     Parameters
     ----------
     val : number, optional
-        What is padded with; 0 by default.
+        Padding value; 0 by default.
     dtype : dtype, optional
-        Of the batch; by default one that holds all samples.
+        Dtype of the batch; by default one that holds all samples.
     round_to : int, optional
-        Padded axes are a multiple of it.
+        Padded axes are rounded up to a multiple of it.
     use_shared_mem : bool
 
     Raises
@@ -73,7 +73,7 @@ class Pad(_Batchify):
     NotImplementedError
         For samples of several fields: ``Group(Pad(), ...)`` pads those.
     ValueError
-        When samples have different numbers of axes.
+        If samples have different numbers of axes.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Pad(_Batchify):
 
 
 class Append(_Batchify):
-    """A list of one array per sample, whatever their shapes.
+    """Return a list of one array per sample, of any shapes.
 
     Parameters
     ----------
     expand : bool
-        Each gets an axis of length 1, as a batch of one.
+        Add an axis of length 1 to each, like a batch of one.
     batch_axis : int
-        Where.
+        Position of that axis.
     use_shared_mem : bool
     """
 
@@ -131,7 +131,7 @@ class Append(_Batchify):
 
 
 class Group:
-    """One batchify function per field; gives a tuple.
+    """Apply one batchify function per field; returns a tuple.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Group:
     Raises
     ------
     AssertionError
-        When one of them cannot be called, or a sample has another number of fields.
+        If one of them is not callable, or a sample has a different number of fields.
     """
 
     def __init__(self, fn: Any, *args: Callable[[list[Any]], Any]) -> None:
@@ -162,14 +162,14 @@ class Group:
 
 
 class AsList:
-    """The samples as a list: for texts."""
+    """Return the samples as a list, for texts."""
 
     def __call__(self, data: Sequence[Any]) -> list[Any]:
         return list(data)
 
 
 def default_batchify_fn(data: Sequence[Any]) -> Any:
-    """As `Stack`, but a sample that is a list is one array, not several fields: the rule of mxnet 1."""
+    """Like `Stack`, but a list is one array, not several fields: the rule of mxnet 1."""
     return _mapped(stacked_by_tuples(data), Stack())
 
 
@@ -183,14 +183,14 @@ def _mapped(batch: Any, stack: Stack) -> Any:
 
 
 def stacked_by_tuples(data: Sequence[Any]) -> Any:
-    """Numpy arrays; of tuples a list of them, field by field."""
+    """Convert to numpy arrays; tuples to a list of arrays, field by field."""
     if isinstance(data[0], tuple):
         return [stacked_by_tuples(column) for column in columns(data)]
     return stacked(data)
 
 
 def forgets(fn: Any) -> bool:
-    """Whether a batchify function, with those that it calls, is this package's: these keep nothing of the batches they make."""
+    """Whether a batchify function and the functions it calls are this package's, which keep no references to batches."""
     if not str(getattr(fn, "__module__", "")).startswith(_PACKAGE):
         return False
     called: list[Any] = []
@@ -200,7 +200,7 @@ def forgets(fn: Any) -> bool:
 
 
 def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Field by field."""
+    """Transpose samples into fields."""
     counts = {len(sample) for sample in data}
     if len(counts) != 1:
         raise ValueError(f"samples of {' and '.join(map(str, sorted(counts)))} fields in one batch: {_RAGGED}")
@@ -208,7 +208,7 @@ def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def stacked(data: Sequence[Any]) -> Any:
-    """Samples of one shape as one numpy array ``[len(data), ...]``; as a tensor, where numpy has no such dtype."""
+    """Stack samples of one shape to one numpy array ``[len(data), ...]``; a tensor if numpy lacks the dtype."""
     first = data[0]
     if tensors.is_tensor(first):
         if tensors.numpy_dtype(first.dtype) is None:
@@ -227,7 +227,7 @@ def stacked(data: Sequence[Any]) -> Any:
 
 
 def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
-    """Arrays of one kind in one go, where the batch is to lie; None for everything else."""
+    """Stack arrays of one kind directly into the batch's memory; ``None`` for everything else."""
     if set(map(type, data)) != {np.ndarray}:
         return None
     shape, dtype = data[0].shape, data[0].dtype
@@ -258,7 +258,7 @@ def padded(
     round_to: int | None,
     axes: Sequence[int] | None = None,
 ) -> npt.NDArray[Any]:
-    """Arrays in one, ``[len(data), longest, ...]``; ``axes`` are those that may differ, all by default."""
+    """Pad arrays into one, ``[len(data), longest, ...]``; ``axes`` may differ in length, all by default."""
     ranks = {one.ndim for one in data}
     if len(ranks) != 1:
         raise ValueError(f"samples of {' and '.join(map(str, sorted(ranks)))} axes in one batch: Pad takes one number of axes")

@@ -1,6 +1,6 @@
-"""Batches of arrays that are gathered at once, without a look at single items: what gluon calls the nopython loader.
+"""Batches gathered from arrays in bulk, without Python code for each item: gluon calls it the nopython loader.
 
-Finds out by itself whether a dataset is nothing but arrays; says why not, part by part. The gathering is the library's own.
+Detects whether a dataset consists of arrays, and reports why not, part by part. The gathering itself is the package's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from async_loader.dataset.array_dataset import Columns, NoColumns, as_index, col
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one part of a loader can do without Python for each item, and if not, why."""
+    """Whether one part of a loader needs no Python code for each item, and the reason if it does."""
 
     part: str
     reason: str = ""
@@ -30,12 +30,12 @@ class Verdict:
 
 
 class Gather:
-    """What makes a batch of a whole list of indices.
+    """Gathers a batch for a whole list of indices.
 
     Parameters
     ----------
     fields : sequence of Columns
-        Of one array each, which may have chosen rows of their own.
+        Of one array each, possibly with a selection of rows.
     single : bool
         An item is one array rather than a tuple.
     """
@@ -45,12 +45,12 @@ class Gather:
         self.item_bytes = sum(field.item_bytes for field in fields)
 
     def __call__(self, indices: Any, *, checked: bool = False) -> Any:
-        """The collated batch, of tensors; None when the indices are not plain numbers.
+        """Return the collated batch of tensors; ``None`` if the indices are not plain numbers.
 
         Raises
         ------
         IndexError
-            When there is no such item; with ``checked`` nobody looks.
+            If an index is out of range; not checked with ``checked``.
         """
         index = as_index(indices)
         if index is None or not len(index):
@@ -60,7 +60,7 @@ class Gather:
 
 
 def gather_of(dataset: Any) -> tuple[Gather | None, Verdict]:
-    """How to make batches of a dataset in bulk, or why that cannot be done."""
+    """Return how to make batches of a dataset in bulk, or the reason why that is impossible."""
     try:
         fields, single = _resolved(dataset)
     except NoColumns as reason:
@@ -69,19 +69,19 @@ def gather_of(dataset: Any) -> tuple[Gather | None, Verdict]:
 
 
 def of_batchify(fn: Any) -> Verdict:
-    """Whether a batchify function does no more than put arrays on top of each other."""
+    """Check whether a batchify function only stacks arrays."""
     if fn in (None, batchify.default_batchify_fn, batchify.default_mp_batchify_fn) or type(fn) is batchify.Stack:
         return Verdict("batchify_fn")
     return Verdict("batchify_fn", f"{_name(fn)} is Python: only Stack and the default are done in bulk")
 
 
 def of_sampler(sampler: Any) -> Verdict:
-    """Any sampler will do: what it yields is looked at."""
+    """Accept any sampler: only its output matters."""
     return Verdict("batch_sampler")
 
 
 def _resolved(dataset: Any) -> tuple[list[Columns], bool]:
-    """Its fields, and whether an item is one array rather than a tuple of them. Raises NoColumns."""
+    """Return the fields, and whether an item is one array rather than a tuple of them. Raises NoColumns."""
     if type(dataset) is ArrayDataset:
         parts = [_resolved(part) for part in dataset._data]
         if len(parts) == 1:

@@ -1,9 +1,9 @@
-"""What the original asserts, as errors that stay when Python runs with ``-O``. Decides nothing else."""
+"""The assertions of the original, as errors that also work under ``python -O``."""
 
 from __future__ import annotations
 
 
 def require(condition: object, message: str) -> None:
-    """Raise AssertionError, which is what scripts written for the original know, unless ``condition`` is true."""
+    """Raise AssertionError, which scripts written for the original expect, unless ``condition`` is true."""
     if not condition:
         raise AssertionError(message)

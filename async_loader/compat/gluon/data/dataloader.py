@@ -1,8 +1,8 @@
-"""gluon's DataLoader: its signature, its argument checks, its collation and its quirks. The work is the pool's.
+"""gluon's DataLoader: its signature, argument checks, collation and quirks. The pool does the work.
 
-What differs from the original: workers outlive errors, a worker that dies is named at once and replaced, a timeout leaves
-the iterator whole, bad arguments are refused when the loader is made, and iterators without workers have the same methods
-as those with them.
+Differences from the original: workers survive errors, a worker that dies is reported at once and replaced, a timeout
+does not invalidate the iterator, bad arguments are refused by the constructor, and iterators without workers have the
+same methods as those with them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = ["DataLoader", "DataLoaderV1", "LoaderTimeout", "default_batchify_fn",
 Collate = Callable[[list[Any]], Any]
 
 _AHEAD_FROM = 1 << 20
-"""Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
+"""Smallest batch in bytes for which a thread that gathers the next batch ahead is faster."""
 
 
 class LoaderTimeout(Timeout, multiprocessing.TimeoutError):
-    """No batch came within ``timeout``; the next call waits for the same batch. It is multiprocessing's TimeoutError too."""
+    """No batch arrived within ``timeout``; the next call waits for the same batch. Also multiprocessing's TimeoutError."""
 
 
 class DataLoader:
@@ -53,52 +53,52 @@ class DataLoader:
     dataset : object with ``__len__`` and ``__getitem__``
         A `Dataset`, an array, a list.
     batch_size : int
-        Not with ``batch_sampler``; else required.
+        Required unless ``batch_sampler`` is given.
     shuffle : bool
-        By numpy's global generator, anew in each epoch.
+        Shuffle in each epoch with numpy's global generator.
     sampler : iterable of indices with a length
-        Instead of ``shuffle``.
+        In place of ``shuffle``.
     last_batch : {'keep', 'discard', 'rollover'}
-        What becomes of an incomplete one; kept by default. Rolled over, its samples open the next epoch.
+        Handling of an incomplete batch; kept by default. Rolled over, its samples start the next epoch.
     batch_sampler : iterable of lists of indices with a length
-        Instead of the four before it.
+        In place of the four arguments before it.
     batchify_fn : callable, optional
-        From a list of samples to a batch; by default `batchify.Stack`: a list of arrays, one per field.
+        Makes a batch of a list of samples; by default `batchify.Stack`: a list of arrays, one per field.
     num_workers : int
-        0, or less: batches are made when they are asked for. They are started here and live as long as the loader. Batches
-        that are made in bulk need none.
+        0 or less: batches are made on request. Workers are started here and live as long as the loader. Batches
+        made in bulk need none.
     pin_memory : bool
         Copy into page-locked memory. Tuples become lists.
     pin_device_id : int
         Not used: page-locked memory belongs to no device.
     prefetch : int, optional
-        Batches under way, in total; by default two per worker, at least one.
+        Batches in progress, in total; by default two per worker, at least one.
     thread_pool : bool
         Workers are threads, which share the dataset.
     timeout : float
         Seconds that one batch may take, with workers.
     try_nopython : bool, optional
-        Make batches in bulk, without Python for each item: where that can be done (None), nowhere (False), or else raise
+        Make batches in bulk, without Python code for each item: if possible (None), never (False), or raise if impossible
         (True; with workers only).
     array_type : {'torch', 'numpy', 'mxnet'}, optional
-        Of batches that the default function makes; where it is given, also of those that a ``batchify_fn`` makes.
+        Array type of batches made by the default function; if given, also of those made by a ``batchify_fn``.
 
     Raises
     ------
     ConfigError
         A ValueError: for arguments that exclude each other or cannot work.
     AssertionError
-        When ``timeout`` is not positive.
+        If ``timeout`` is not positive.
     RuntimeError
-        When ``try_nopython`` is True and it cannot be done; says why, part by part.
+        If ``try_nopython`` is True but impossible; gives the reason for each part.
 
     Notes
     -----
-    What workers draw from random, numpy and torch follows from the state of numpy's generator when the loader is made, and
-    from the numbers of the epoch and the batch.
+    Random numbers in workers (random, numpy, torch) depend on the state of numpy's generator when the loader is made, and
+    on the numbers of the epoch and the batch.
 
-    An iterator raises what the dataset or ``batchify_fn`` raised, and goes on with the next batch; WorkerDied when a worker
-    did; `LoaderTimeout`. Any number of iterators share the workers; each holds the loader.
+    An iterator raises the exception of the dataset or ``batchify_fn`` and continues with the next batch; WorkerDied for a
+    dead worker; `LoaderTimeout`. Any number of iterators share the workers; each keeps the loader alive.
     """
 
     def __init__(
@@ -140,14 +140,14 @@ class DataLoader:
         return Batches(self._dataset, self._finish.collate, gather, checked)
 
     def _who(self, gather: bulk.Gather | None, batch_size: int | None) -> tuple[int, Kind]:
-        """Workers are for items that take work: a gather is done sooner than it is sent, and a large one by one thread, ahead."""
+        """Use workers only for items that take work: gathering is faster than sending, and a thread gathers large ones ahead."""
         if gather is None:
             return self._num_workers, "thread" if self._thread_pool else "process"
         ahead = self._num_workers and gather.item_bytes * (batch_size or 1) >= _AHEAD_FROM
         return (1, "thread") if ahead else (0, "inline")
 
     def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> bulk.Gather | None:
-        """The bulk path, when it is allowed and can be had; RuntimeError when it is demanded and cannot."""
+        """Return the bulk path if it is allowed and possible; RuntimeError if it is demanded and impossible."""
         if wanted is False:
             return None
         gather, of_dataset = bulk.gather_of(self._dataset)
@@ -172,7 +172,7 @@ class DataLoader:
 
 
 class DataLoaderV1(DataLoader):
-    """The loader's older signature, up to ``pin_device_id``; its iterators never time out."""
+    """The loader with the older signature, up to ``pin_device_id``; its iterators never time out."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class DataLoaderV1(DataLoader):
 
 
 class BatchIterator(Iterator[Any]):
-    """One epoch. Holds its loader, so that ``iter(DataLoader(...))`` is whole."""
+    """One epoch. Keeps its loader alive, so that ``iter(DataLoader(...))`` works."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
@@ -219,7 +219,7 @@ class BatchIterator(Iterator[Any]):
         except Timeout as late:
             raise LoaderTimeout(f"{late}: raise timeout, or give the loader more workers or less prefetch") from None
         try:
-            batch = self._finish(self._batches.held)  # once more, if a signal interrupts it
+            batch = self._finish(self._batches.held)  # repeated if a signal interrupts it
         except Exception:
             self._batches.release()
             raise
@@ -229,7 +229,7 @@ class BatchIterator(Iterator[Any]):
             self._batches.held = NOTHING
 
     def next(self) -> Any:
-        """As ``next(iterator)``."""
+        """Same as ``next(iterator)``."""
         return self.__next__()
 
     def __len__(self) -> int:
@@ -237,12 +237,12 @@ class BatchIterator(Iterator[Any]):
 
 
 def sampled(dataset: Any, batch_size: int | None, shuffle: bool, sampler: Any, last_batch: str | None, batch_sampler: Any) -> Any:
-    """The batch sampler that gluon's arguments mean.
+    """Return the batch sampler that gluon's arguments describe.
 
     Raises
     ------
     ConfigError
-        When they exclude each other.
+        If they exclude each other.
     """
     if batch_sampler is not None:
         if batch_size is not None or shuffle or sampler is not None or last_batch is not None:
@@ -258,10 +258,10 @@ def sampled(dataset: Any, batch_size: int | None, shuffle: bool, sampler: Any, l
 
 
 class Blocks(Iterable[Any]):
-    """A batch sampler's batches on their way to workers: as arrays, where the samplers are gluon's own.
+    """The batches of a batch sampler on their way to workers: as arrays if the samplers are gluon's own.
 
-    ``whole``: whoever gets them takes the array; else Python's ints stay a list, and numpy's come as the array that they are
-    the items of.
+    ``whole``: the receiver takes arrays; otherwise Python ints stay a list, and numpy ints stay the array
+    that contains them.
     """
 
     def __init__(self, batch_sampler: Any, whole: bool) -> None:
@@ -274,7 +274,7 @@ class Blocks(Iterable[Any]):
         return sampler.blocks() or iter(sampler)
 
     def within(self, length: int) -> bool:
-        """Whether all indices are known to be of a dataset of so many items."""
+        """Whether all indices are known to be of a dataset of this length."""
         own = type(self._sampler) is BatchSampler and self._sampler._sampler
         if type(own) is SequentialSampler:
             return own._start >= 0 and own._start + len(own) <= length
@@ -282,7 +282,7 @@ class Blocks(Iterable[Any]):
 
 
 class Batches:
-    """The work of a loader's workers: from indices to a batch."""
+    """The work of a loader's workers: makes a batch from indices."""
 
     def __init__(self, dataset: Any, collate: Collate, gather: bulk.Gather | None, checked: bool) -> None:
         self.dataset, self._collate, self._gather, self._checked = dataset, collate, gather, checked
@@ -301,7 +301,7 @@ class Batches:
             if batch is not None:
                 return batch
         dataset = self.dataset
-        with arena.within(None):  # what users wrote may keep what it makes, to use it again for a later batch
+        with arena.within(None):  # a user's function may keep its result and reuse it for a later batch
             samples = [dataset[i] for i in indices]
             if not self._forgets:
                 return self._collate(samples)
@@ -309,12 +309,12 @@ class Batches:
 
 
 class Finish:
-    """What becomes of a batch in the consumer's thread: arrays of the wanted type, pinned where that was asked for.
+    """Converts batches in the consumer's thread: to arrays of the requested type, pinned if requested.
 
     Parameters
     ----------
     batchify_fn : callable or None
-        The user's. Where it is one that only stacks, workers stack numpy arrays, and tensors are made of them here.
+        The user's function. If it only stacks, workers stack numpy arrays, which are converted to tensors here.
     """
 
     def __init__(self, batchify_fn: Collate | None, array_type: str | None, pin_memory: bool) -> None:
@@ -336,7 +336,7 @@ class Finish:
 
 
 def _seed() -> int:
-    """For what workers draw: follows from the state of numpy's global generator, of which it takes nothing."""
+    """Return the seed for workers: derived from the state of numpy's global generator, without drawing from it."""
     state = pickle.dumps(np.random.get_state(legacy=False), protocol=5)
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest())
 
@@ -351,7 +351,7 @@ def _can_pin() -> bool:
 
 
 def _pinned(batch: Any) -> Any:
-    """Tensors in page-locked memory; lists and tuples become lists, everything else stays."""
+    """Copy tensors to page-locked memory; lists and tuples become lists, everything else is unchanged."""
     if isinstance(batch, list | tuple):
         return [_pinned(one) for one in batch]
     return batch.pin_memory() if tensors.is_tensor(batch) else batch

@@ -1,4 +1,4 @@
-"""What is loaded: gluon's datasets, and the new ones that their methods make. Starts nothing, collates nothing."""
+"""gluon's datasets, and the datasets derived by their methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from async_loader.errors import ConfigError
 
 
 class Dataset:
-    """Base class: ``dataset[i]`` is the i-th item, ``len(dataset)`` how many there are."""
+    """Base class: ``dataset[i]`` is the i-th item, ``len(dataset)`` the number of items."""
 
     def __getitem__(self, idx: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no __getitem__: a dataset gives its items by index")
@@ -20,11 +20,11 @@ class Dataset:
         raise NotImplementedError(f"{type(self).__name__} has no __len__: a dataset knows how many items it has")
 
     def filter(self, fn: Callable[[Any], object]) -> Dataset:
-        """The items that ``fn`` is true for. All are looked at now; a lazy transform makes them again when they are asked for."""
+        """Return the items for which ``fn`` is true. All are read now; a lazy transform computes them again on access."""
         return _SampledDataset(self, FilterSampler(fn, self))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """The part numbered ``index`` of ``num_shards`` consecutive ones; the first of them take what does not divide.
+        """Return part ``index`` of ``num_shards`` consecutive parts; the first parts take the remainder.
 
         Raises
         ------
@@ -38,42 +38,42 @@ class Dataset:
         return _SampledDataset(self, SequentialSampler(size + (index < rest), start))
 
     def take(self, count: int | None) -> Dataset:
-        """The first ``count`` items; all of them for None and for more than there are."""
+        """Return the first ``count`` items; all of them for None or a larger number."""
         if count is not None and count < 0:
             raise ConfigError(f"count is {count}: it is at least 0, or None for all items")
         return _SampledDataset(self, SequentialSampler(len(self) if count is None else min(count, len(self))))
 
     def sample(self, sampler: Sampler) -> Dataset:
-        """The items that ``sampler`` names; it is gone through once, now.
+        """Return the items that ``sampler`` lists; it is iterated once, now.
 
         Raises
         ------
         TypeError
-            When it is no `Sampler`.
+            If it is not a `Sampler`.
         """
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler is of {type(sampler).__name__}: it has to be of a class made of gluon.data.Sampler")
         return _SampledDataset(self, sampler)
 
     def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
-        """The items after ``fn``, which gets the fields of a tuple as separate arguments.
+        """Return the items after ``fn``, which gets the fields of a tuple as separate arguments.
 
         Parameters
         ----------
         fn : callable
         lazy : bool
-            When an item is asked for, each time; else all of them now, once.
+            Apply on each access; otherwise to all items once, now.
         """
         lazily = _LazyTransformDataset(self, fn)
         return lazily if lazy else SimpleDataset([lazily[i] for i in range(len(lazily))])
 
     def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset:
-        """As `transform`, for the first field alone: the image, not its label."""
+        """Like `transform`, for the first field only: the image, not its label."""
         return self.transform(_First(fn), lazy)
 
 
 class SimpleDataset(Dataset):
-    """A list, an array or anything else with a length and ``[]``, with the methods of a `Dataset`."""
+    """A list, an array or any other sequence, with the methods of a `Dataset`."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -86,12 +86,12 @@ class SimpleDataset(Dataset):
 
 
 class ArrayDataset(Dataset):
-    """Arrays, lists or datasets side by side: item i is ``(x1[i], x2[i], ...)``, or ``x1[i]`` when there is only one.
+    """Arrays, lists or datasets side by side: item i is ``(x1[i], x2[i], ...)``, or ``x1[i]`` for a single one.
 
     Raises
     ------
     AssertionError
-        When there is none, or their lengths differ.
+        If there are no arrays, or their lengths differ.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -111,7 +111,7 @@ class ArrayDataset(Dataset):
 
 
 class _SampledDataset(Dataset):
-    """Chosen items of another dataset."""
+    """Selected items of another dataset."""
 
     def __init__(self, dataset: Any, sampler: Sampler) -> None:
         self._dataset, self._sampler = dataset, sampler
@@ -139,7 +139,7 @@ class _LazyTransformDataset(Dataset):
 
 
 class _First:
-    """A function of the first field; a class, so that it can be pickled where its function can."""
+    """A function of the first field; a class, so that it can be pickled if its function can."""
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self._fn = fn
@@ -149,5 +149,5 @@ class _First:
 
 
 def _scalars(data: Any) -> Any:
-    """One-dimensional NDArrays as numpy arrays, as the original has it: their items are labels, not arrays of one number."""
+    """Convert one-dimensional NDArrays to numpy arrays, as the original does: their items are labels, not arrays."""
     return data.asnumpy() if hasattr(data, "asnumpy") and len(data.shape) == 1 else data

@@ -1,7 +1,7 @@
-"""Queues and connections that carry tensors through shared memory: only a descriptor travels. The loader has no use for them.
+"""Queues and connections that send tensors through shared memory: only a descriptor is sent. Not used by the loader.
 
-What arrives is a tensor in shared memory, on the very pages that the sender has. The sender has to live until it was
-received; numpy arrays travel as bytes. The sharing itself is torch's.
+The receiver gets a tensor in shared memory, on the sender's pages. The sender must live until it is
+received; numpy arrays are sent as bytes. torch does the sharing itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.multiprocessing import queue
 
 
 class ConnectionWrapper(queue.ConnectionWrapper):
-    """A connection whose ``send`` shares tensors; everything else is the connection's own.
+    """A connection whose ``send`` shares tensors; other methods are unchanged.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Queue(queue.Queue):
     Parameters
     ----------
     maxsize : int
-        0 for no bound.
+        0 for no limit.
     ctx : multiprocessing context, optional
     """
 

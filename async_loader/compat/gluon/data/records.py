@@ -1,7 +1,7 @@
-"""Items that lie in a RecordIO file, as mxnet's tools write it. Reads only; decodes no images.
+"""Items of a RecordIO file, as written by mxnet's tools. Images are not decoded.
 
 A record is a magic word, a word with a kind (3 bits) and a length (29 bits), and the data, filled up to a multiple of four
-bytes; all little-endian. Data that holds the magic word at a multiple of four is cut there into several records.
+bytes; all little-endian. Data that contains the magic word at a multiple of four is cut there into several records.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _LENGTH_BITS = 29
 class RecordFileDataset(Dataset):
     """The records of ``name.rec`` as bytes, in the order of ``name.idx``.
 
-    Any number of processes and threads may read from it at a time: nobody moves anybody's place in the file.
+    Any number of processes and threads may read at the same time: reads do not move a file position.
 
     Parameters
     ----------
     filename : str
-        Of the ``.rec`` file; the ``.idx`` file lies beside it.
+        The ``.rec`` file; the ``.idx`` file is beside it.
 
     Raises
     ------
     FileNotFoundError
     ConfigError
-        When the index is not one, or a record is not where it says.
+        If the index is invalid, or a record is not at its position.
     """
 
     def __init__(self, filename: str | os.PathLike[str]) -> None:
@@ -56,7 +56,7 @@ class RecordFileDataset(Dataset):
                 return _MAGIC.join(parts)
 
     def _record(self, at: int) -> tuple[int, bytes, int]:
-        """The kind and the data of the record that begins there, and where the next one does."""
+        """Return kind and data of the record at this position, and the position of the next."""
         head = os.pread(self._fd, _HEAD.size, at)
         magic, word = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0)
         if magic != _MAGIC:
@@ -82,7 +82,7 @@ class RecordFileDataset(Dataset):
 
 
 def _starts(path: str) -> list[int]:
-    """Where each record begins: the second word of each line."""
+    """Return the positions of the records: the second word of each line."""
     with open(path) as lines:
         words = [line.split() for line in lines if line.strip()]
     try:

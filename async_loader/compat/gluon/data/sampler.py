@@ -1,7 +1,7 @@
-"""Which indices come in which order: gluon's samplers. Draw from numpy's global generator, as gluon's do; hold no items.
+"""gluon's samplers: the order of indices. Random ones draw from numpy's global generator, as gluon's do.
 
-What differs from the original: `IntervalSampler` without rollover has the length of what it yields, `FilterSampler`
-asks for ``len(dataset)`` items rather than until one is missing, and what cannot work is refused when it is made.
+Differences from the original: `IntervalSampler` without rollover has the length of its output, `FilterSampler`
+reads ``len(dataset)`` items rather than until one is missing, and invalid arguments are refused by the constructor.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LAST_BATCH = ("keep", "discard", "rollover")
 
 
 class _Sampled(Sized, Iterable[Any], Protocol):
-    """Anything with a length that can be gone through again and again."""
+    """Any iterable with a length that can be iterated repeatedly."""
 
 
 class Sampler:
-    """Base class: yields indices (or lists of them) and knows how many."""
+    """Base class: yields indices (or lists of them) and has a length."""
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(f"{type(self).__name__} has no __iter__: a sampler yields indices")
@@ -48,7 +48,7 @@ class SequentialSampler(Sampler):
         return iter(self.indices())
 
     def indices(self) -> range:
-        """One pass."""
+        """Return one pass."""
         return range(self._start, self._start + self._length)
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """All of ``range(length)``, shuffled anew at each pass by numpy's global generator: ``numpy.random.seed`` reproduces it.
+    """All of ``range(length)``, shuffled in each pass by numpy's global generator: ``numpy.random.seed`` reproduces it.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class RandomSampler(Sampler):
         return iter(self.indices())
 
     def indices(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """One pass; int64 ``[length]``."""
+        """Return one pass; int64 ``[length]``."""
         drawn = np.arange(self._length)
         np.random.shuffle(drawn)
         return drawn
@@ -80,12 +80,12 @@ class RandomSampler(Sampler):
 
 
 class FilterSampler(Sampler):
-    """The indices of the items that ``fn`` is true for. Every item is looked at once, when the sampler is made.
+    """The indices of the items for which ``fn`` is true. Every item is read once, when the sampler is made.
 
     Parameters
     ----------
     fn : callable
-        Of one item.
+        Called with one item.
     dataset : object with ``__len__`` and ``__getitem__``
     """
 
@@ -100,7 +100,7 @@ class FilterSampler(Sampler):
 
 
 class IntervalSampler(Sampler):
-    """Every ``interval``-th index; with ``rollover`` then those that were passed over, until all came.
+    """Every ``interval``-th index; with ``rollover`` then the skipped ones, until all are yielded.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class IntervalSampler(Sampler):
     Raises
     ------
     AssertionError
-        When ``interval`` is larger than ``length``.
+        If ``interval`` is larger than ``length``.
     """
 
     def __init__(self, length: int, interval: int, rollover: bool = True) -> None:
@@ -135,13 +135,13 @@ class BatchSampler(Sampler):
     sampler : sampler
     batch_size : int
     last_batch : {'keep', 'discard', 'rollover'}
-        What becomes of an incomplete last batch. Rolled over, its indices open the next pass, so that the length
+        Handling of an incomplete last batch. Rolled over, its indices start the next pass, so that the length
         depends on the pass: 10 indices in batches of 3 give 3, 3, 4, 3 ... batches.
 
     Raises
     ------
     ConfigError
-        It is a ValueError.
+        A ValueError.
     """
 
     def __init__(self, sampler: _Sampled, batch_size: int, last_batch: str = "keep") -> None:
@@ -165,7 +165,7 @@ class BatchSampler(Sampler):
             self._prev = batch
 
     def blocks(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]] | None:
-        """The same batches as arrays of indices, made in bulk; None where the sampler is one that only tells them one by one."""
+        """Yield the same batches as arrays of indices, made in bulk; ``None`` if the sampler yields single indices only."""
         kind = type(self._sampler)
         if kind not in (SequentialSampler, RandomSampler):
             return None

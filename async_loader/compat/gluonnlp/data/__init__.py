@@ -1,4 +1,4 @@
-"""What ``gluonnlp.data`` has for loading: the sharded loader, samplers by length and by part, batchify functions."""
+"""The loading part of ``gluonnlp.data``: the sharded loader, samplers by length and by part, batchify functions."""
 
 from async_loader.compat.gluonnlp.data import batchify, dataloader, sampler
 from async_loader.compat.gluonnlp.data.buckets import BucketScheme, ConstWidthBucket, ExpWidthBucket, LinearWidthBucket

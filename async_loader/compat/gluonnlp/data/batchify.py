@@ -1,7 +1,7 @@
-"""How samples become a batch: gluonnlp's batchify functions. Each is an object that can be pickled; none knows a loader.
+"""gluonnlp's batchify functions: they make a batch from samples. Each is a picklable object.
 
-What differs: `Pad` keeps what numpy makes of lists of numbers where the original turns all into float32 after cutting
-fractions off.
+Difference: `Pad` keeps numpy's dtype for lists of numbers; the original converts all to float32 after truncating
+fractions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from async_loader.compat.gluon.data.checks import require
 
 
 class Stack:
-    """Samples of one shape on top of each other, ``[batch, ...]``.
+    """Stack samples of one shape, ``[batch, ...]``.
 
     Parameters
     ----------
     dtype : dtype, optional
-        Of the batch; by default the samples'.
+        Dtype of the batch; by default the samples'.
     """
 
     def __init__(self, dtype: npt.DTypeLike | None = None) -> None:
@@ -36,18 +36,18 @@ class Stack:
 
 
 class Pad:
-    """Samples padded along one axis to the longest, ``[batch, ...]``; with ``ret_length`` also the lengths that they had.
+    """Pad samples along one axis to the longest, ``[batch, ...]``; with ``ret_length`` also return their lengths.
 
     Parameters
     ----------
     axis : int
     pad_val : number, optional
-        0, with a warning, when it is not given.
+        0, with a warning, if not given.
     ret_length : bool
-        Give ``(batch, lengths)``; lengths are int32 ``[batch]``.
+        Return ``(batch, lengths)``; lengths are int32 ``[batch]``.
     dtype : dtype, optional
     round_to : int, optional
-        The padded axis is a multiple of it.
+        The padded axis is rounded up to a multiple of it.
 
     Raises
     ------
@@ -82,7 +82,7 @@ class Pad:
 
 
 class Tuple:
-    """One batchify function per field of samples that are tuples or lists; gives a tuple.
+    """Apply one batchify function per field of tuples or lists; returns a tuple.
 
     Parameters
     ----------
@@ -105,13 +105,13 @@ class Tuple:
 
 
 class NamedTuple:
-    """One batchify function per field of samples that are named tuples; gives a named tuple.
+    """Apply one batchify function per field of named tuples; returns a named tuple.
 
     Parameters
     ----------
     container : named tuple class
     fn_info : dict, or sequence of pairs (or of callables, in the order of the fields)
-        Of field names and functions.
+        Field names and functions.
     """
 
     def __init__(self, container: Any, fn_info: Any) -> None:
@@ -140,7 +140,7 @@ class NamedTuple:
 
 
 class Dict:
-    """One batchify function per key of samples that are dicts; gives a dict of those keys.
+    """Apply one batchify function per key of dicts; returns a dict of those keys.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class Dict:
 
 
 class List:
-    """The samples as a list: for texts."""
+    """Return the samples as a list, for texts."""
 
     def __call__(self, data: Sequence[Any]) -> list[Any]:
         return list(data)

@@ -1,4 +1,4 @@
-"""How long the samples of a bucket may be, and into which bucket a sample goes. Draws nothing."""
+"""Bucket keys by sample length, and the assignment of samples to buckets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 _CELLS = 1 << 22
-"""Of the table of samples and buckets that is held at a time."""
+"""Limit of the table of samples and buckets held at one time."""
 
 
 class BucketScheme:
-    """Makes bucket keys of the extremes of the lengths."""
+    """Computes bucket keys from the shortest and longest length."""
 
     def __call__(self, max_lengths: Any, min_lengths: Any, num_buckets: int) -> list[Any]:
-        """The keys.
+        """Return the keys.
 
         Parameters
         ----------
@@ -75,7 +75,7 @@ class ExpWidthBucket(BucketScheme):
 
 
 def assigned(keys: Sequence[Any], lengths: npt.NDArray[np.int64]) -> list[list[int]]:
-    """The samples of each bucket, in order: each goes where it needs the least padding.
+    """Return the samples of each bucket, in order: each goes where it needs the least padding.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def assigned(keys: Sequence[Any], lengths: npt.NDArray[np.int64]) -> list[list[i
     Raises
     ------
     ValueError
-        When a sample is longer than all keys.
+        If a sample is longer than all keys.
     """
     table = np.asarray(keys, np.int64)
     bucket = np.searchsorted(table, lengths) if lengths.ndim == 1 else _least_padding(table, lengths)
@@ -102,7 +102,7 @@ def assigned(keys: Sequence[Any], lengths: npt.NDArray[np.int64]) -> list[list[i
 
 
 def _least_padding(table: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For several attributes; ``len(table)`` where no bucket is large enough in all of them."""
+    """Return the bucket of each sample with several attributes; ``len(table)`` if no bucket is large enough."""
     found = np.empty(len(lengths), np.int64)
     step = max(1, _CELLS // table.size)
     worst = np.iinfo(np.int64).max

@@ -1,7 +1,7 @@
-"""gluonnlp's ShardedDataLoader: as gluon's loader, but a batch may be a list of shards, one for each device.
+"""gluonnlp's ShardedDataLoader: like gluon's loader, but a batch may be a list of shards, one for each device.
 
-What differs from the original: iterators hold their loader, a worker that dies is named at once and replaced, and after an
-error the iterator goes on.
+Differences from the original: iterators keep their loader alive, a worker that dies is reported at once and replaced,
+and the iterator continues after an error.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["ShardedDataLoader"]
 class ShardedDataLoader(DataLoader):
     """Batches of a dataset; for a ``batch_sampler`` that yields lists of lists of indices, lists of batches.
 
-    A list or a tuple within a batch is a shard, so that indices cannot be tuples here. All shards of a batch are one task.
+    A list or a tuple within a batch is a shard, so indices cannot be tuples here. All shards of a batch are one task.
 
     Parameters
     ----------
     dataset, batch_size, shuffle, sampler, last_batch, batch_sampler, num_workers, pin_memory, prefetch, thread_pool
-        As in gluon's loader.
+        See gluon's loader.
     batchify_fn : callable, optional
-        By default `default_batchify_fn`: only tuples are taken apart, a list is one array.
+        By default `default_batchify_fn`: only tuples are split, a list is one array.
     array_type : {'torch', 'numpy', 'mxnet'}, optional
-        As in gluon's loader.
+        See gluon's loader.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ShardedDataLoader(DataLoader):
 
 
 class _Shards(Batches):
-    """The work: one batch, or one for each shard."""
+    """The work: makes one batch, or one for each shard."""
 
     def _batch(self, indices: Sequence[Any]) -> Any:
         if len(indices) and isinstance(indices[0], list | tuple):

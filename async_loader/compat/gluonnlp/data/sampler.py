@@ -1,9 +1,9 @@
-"""Which samples go together: gluonnlp's samplers, by length and by part. Loads nothing.
+"""gluonnlp's samplers: batches by sample length, and parts of a dataset.
 
 `FixedBucketSampler` and `SortedBucketSampler` draw from numpy's global generator, `SplitSampler` from Python's: a seed
-gives the order that the original gives. What differs: with fewer batches than shards `FixedBucketSampler` repeats
-batches instead of dropping some, `SplitSampler` refuses a part that there is not, `SortedBucketSampler` knows its length
-also when windows do not divide into batches, and iterations do not disturb each other's order.
+gives the same order as in the original. Differences: with fewer batches than shards `FixedBucketSampler` repeats
+batches instead of dropping some, `SplitSampler` refuses an invalid part, `SortedBucketSampler` has the right length
+also if windows do not divide into batches, and iterations do not disturb each other's order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 Key = Any
-"""Of a bucket: the longest length that fits, or a tuple of them, one per attribute."""
+"""Key of a bucket: the longest length that fits, or a tuple of them, one per attribute."""
 
 
 class SortedSampler(Sampler):
@@ -65,7 +65,7 @@ class SortedSampler(Sampler):
 
 
 class SortedBucketSampler(Sampler):
-    """Batches of samples of nearly the same key: windows of ``mult`` batches are sorted and cut.
+    """Batches of samples with similar keys: windows of ``mult`` batches are sorted and cut.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class SortedBucketSampler(Sampler):
     reverse : bool
         Largest first within a window.
     shuffle : bool
-        The samples before the windows are made, and the batches within each.
+        Shuffle the samples before the windows are made, and the batches within each.
     """
 
     def __init__(
@@ -115,20 +115,20 @@ class SplitSampler(Sampler):
     Parameters
     ----------
     length, num_parts, part_index : int
-        The first parts take what does not divide.
+        The first parts take the remainder.
     even_size : bool
-        Give all parts the size of the largest; what is missing is drawn from all samples.
+        Give all parts the size of the largest; the missing samples are drawn from all samples.
     repeat : int
-        How often a pass goes through the part, shuffled anew each time.
+        Passes through the part per iteration, shuffled each time.
     shuffle : bool
-        By Python's global generator.
+        Shuffle with Python's global generator.
 
     Raises
     ------
     AssertionError
-        When there are fewer samples than parts.
+        If there are fewer samples than parts.
     ConfigError
-        When there is no such part.
+        If there is no such part.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class SplitSampler(Sampler):
 
 
 class FixedBucketSampler(Sampler):
-    """Batches of samples of similar length, each from one bucket; the largest bucket first when nothing is shuffled.
+    """Batches of samples of similar length, each from one bucket; the largest bucket first without shuffling.
 
     Parameters
     ----------
@@ -186,26 +186,26 @@ class FixedBucketSampler(Sampler):
     batch_size : int
         Samples; with ``use_average_length`` elements (tokens).
     num_buckets : int
-        How many ``bucket_scheme`` is to make. Not used with ``bucket_keys``.
+        Number of buckets for ``bucket_scheme``. Not used with ``bucket_keys``.
     bucket_keys : sequence of int, or of tuples of int, optional
         Longest lengths of the buckets.
     ratio : float
         A bucket whose key is a k-th of the largest has batches of ``max(k * ratio * batch_size, batch_size)`` samples.
     shuffle : bool
-        The batches' order and the samples of each bucket, by numpy's global generator; on top of the last pass's order.
+        Shuffle the batches' order and the samples of each bucket with numpy's global generator, from the last order on.
     use_average_length : bool
         A bucket's batches have ``batch_size / (mean + deviation of its lengths)`` samples.
     num_shards : int
-        Above 0 a pass yields lists of so many batches, one for each device. The last list begins earlier, so that it is
-        full: some batches come twice. When there are fewer batches than shards, they are repeated.
+        Above 0 a pass yields lists of ``num_shards`` batches, one for each device. The last list starts earlier, so that it
+        is full: some batches are repeated. If there are fewer batches than shards, they are repeated.
     bucket_scheme : BucketScheme
 
     Raises
     ------
     AssertionError
-        When an argument cannot work.
+        If an argument is invalid.
     ValueError
-        When a sample fits into none of ``bucket_keys``.
+        If a sample fits into none of ``bucket_keys``.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class FixedBucketSampler(Sampler):
         return list(given)
 
     def _fill(self, keys: list[Key]) -> None:
-        """Samples into buckets; those that stay empty are left out."""
+        """Assign samples to buckets; empty buckets are left out."""
         buckets = assigned(keys, self._lengths)
         if unused := [key for key, samples in zip(keys, buckets, strict=True) if not samples]:
             warnings.warn(f"no sample falls into the buckets {unused}: they are left out", stacklevel=3)
@@ -274,7 +274,7 @@ class FixedBucketSampler(Sampler):
         return self._pass(list(self._batch_infos), list(self._bucket_sample_ids))
 
     def _pass(self, infos: list[tuple[int, int]], buckets: list[list[int]]) -> Iterator[Any]:
-        """One pass over what the lists were when it began."""
+        """Iterate over the lists as they are when the pass begins."""
         sizes, shards = self._bucket_batch_sizes, self._num_shards
         batches = ((bucket, slice(begin, begin + sizes[bucket])) for bucket, begin in infos)
         if shards <= 0:
@@ -291,7 +291,7 @@ class FixedBucketSampler(Sampler):
         return len(self._batch_infos) if self._num_shards <= 0 else -(-len(self._batch_infos) // self._num_shards)
 
     def stats(self) -> str:
-        """The buckets as text: their keys, how many samples each has, and the sizes of their batches."""
+        """Return the buckets as text: keys, numbers of samples, and batch sizes."""
         counts = [len(samples) for samples in self._bucket_sample_ids]
         return (
             f"{type(self).__name__}:\n"
@@ -310,12 +310,12 @@ def _lengths(lengths: Sequence[Any]) -> npt.NDArray[np.int64]:
 
 
 def _plain(lengths: Any) -> Any:
-    """Of numpy's kind as Python's: an int, or a list of them."""
+    """Convert numpy lengths to Python's: an int, or a list of them."""
     return lengths.tolist()
 
 
 def _shuffled(samples: list[int]) -> list[int]:
-    """A new list: an iteration that has not ended keeps the old one."""
+    """Shuffle a new list: an iteration in progress keeps the old one."""
     anew = list(samples)
     np.random.shuffle(anew)
     return anew
