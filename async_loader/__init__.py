@@ -42,7 +42,17 @@ if TYPE_CHECKING:
     from async_loader.loader import AsyncDataLoader
     from async_loader.replay.buffer import ReplayBuffer
     from async_loader.replay.rate_limiter import MinSize, RateLimiter
-    from async_loader.replay.samplers import Fifo, Lifo, Linear, MaxHeap, MinHeap, Prioritized, RankPrioritized, Sampler, Uniform
+    from async_loader.replay.samplers import (
+        Fifo,
+        Lifo,
+        Linear,
+        MaxHeap,
+        MinHeap,
+        Prioritized,
+        RankPrioritized,
+        Sampler,
+        Uniform,
+    )
     from async_loader.replay.views import Transitions
     from async_loader.schema import Field, Schema
     from async_loader.source import END, Applied, Source
@@ -59,17 +69,30 @@ else:
         **dict.fromkeys(("Table", "Writer"), "async_loader.table"),
         **dict.fromkeys(("MinSize", "RateLimiter"), "async_loader.replay.rate_limiter"),
         **dict.fromkeys(
-            ("Fifo", "Lifo", "Linear", "MaxHeap", "MinHeap", "Prioritized", "RankPrioritized", "Sampler", "Uniform"),
+            (
+                "Fifo",
+                "Lifo",
+                "Linear",
+                "MaxHeap",
+                "MinHeap",
+                "Prioritized",
+                "RankPrioritized",
+                "Sampler",
+                "Uniform",
+            ),
             "async_loader.replay.samplers",
         ),
     }
 
     def __getattr__(name):
-        """Import a public name when it is first used: a table needs no loader, a loader no table."""
+        """Import a public name when it is first used: a table needs no loader,
+        a loader no table.
+        """
         if name not in _HOMES:
             from async_loader.names import PUBLIC
 
-            if name in PUBLIC:  # of an AttributeError "from async_loader import name" would keep the type alone
+            # of an AttributeError "from async_loader import name" would keep the type alone
+            if name in PUBLIC:
                 raise ImportError(f"async_loader has no {name}: {PUBLIC[name]}")
             raise AttributeError(f"module 'async_loader' has no attribute {name!r}")
         from importlib import import_module

@@ -38,8 +38,8 @@ def checked(batch_format: object, device: object = None) -> BatchFormat:
     Raises
     ------
     ConfigError
-        For an unknown format, for a device that is a number, a bool or unknown to torch, and for "tensordict"
-        if the package tensordict is not installed.
+        For an unknown format, for a device that is a number, a bool or unknown to torch, and for
+        "tensordict" if the package tensordict is not installed.
     """
     if batch_format not in FORMATS:
         raise ConfigError(f"batch_format={batch_format!r}: give 'numpy', 'torch' or 'tensordict'")
@@ -66,7 +66,8 @@ def convert(batch: Any, batch_format: BatchFormat, device: Any = None) -> Any:
     Returns
     -------
     dict | TensorDict
-        Arrays without a torch dtype (text, dates) stay arrays. A TensorDict has ``batch_size=[rows]``.
+        Arrays without a torch dtype (text, dates) stay arrays. A TensorDict has
+        ``batch_size=[rows]``.
     """
     if batch_format == "numpy":
         return batch
@@ -77,9 +78,11 @@ def convert(batch: Any, batch_format: BatchFormat, device: Any = None) -> Any:
 
 
 def finisher(batch_format: BatchFormat) -> Callable[[Any], Any] | None:
-    """Return a converter from a loader's batch of tensors to ``batch_format``; ``None`` if none is needed.
+    """Return a converter from a loader's batch of tensors to ``batch_format``;
+    ``None`` if none is needed.
 
-    Arrays share and keep the memory of the tensors. Tensors of a dtype that numpy lacks (bfloat16) stay tensors.
+    Arrays share and keep the memory of the tensors. Tensors of a dtype that numpy lacks (bfloat16)
+    stay tensors.
     """
     if batch_format == "torch":
         return None
@@ -115,5 +118,6 @@ def _tensordict() -> Any:
         return importlib.import_module("tensordict")
     except ImportError as error:
         raise ConfigError(
-            f"batch_format='tensordict' needs the package tensordict ({error}): pip install tensordict, or 'torch'"
+            f"batch_format='tensordict' needs the package tensordict ({error}): pip install "
+            "tensordict, or 'torch'"
         ) from None

@@ -69,7 +69,13 @@ class BatchLayout:
         """Lay out whole rows one after the other; the arrays are strided views."""
         row = PackedRow.of(schema.fields)
         regions = tuple(
-            Region(f.name, f.dtype, (rows, *f.shape), offset, (row.stride, *_strides(f.shape, f.dtype.itemsize)))
+            Region(
+                f.name,
+                f.dtype,
+                (rows, *f.shape),
+                offset,
+                (row.stride, *_strides(f.shape, f.dtype.itemsize)),
+            )
             for f, offset in zip(schema.fields, row.offsets, strict=True)
         )
         return cls(schema.structure, regions, rows * row.stride, row.stride)
@@ -82,7 +88,9 @@ class BatchLayout:
         """Return rows ``start`` to ``stop`` of every field."""
         packed = None
         if self.stride:
-            packed = root[start * self.stride : stop * self.stride].reshape(stop - start, self.stride)
+            packed = root[start * self.stride : stop * self.stride].reshape(
+                stop - start, self.stride
+            )
         return Window([view[start:stop] for view in self.views(root)], packed)
 
     def rebuild(self, values: Sequence[Any]) -> Any:

@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Asynchronous replay-buffer loader for reinforcement learning.", no_args_is_help=True, add_completion=False
+    help="Asynchronous replay-buffer loader for reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 
@@ -29,31 +31,61 @@ def doctor() -> None:
 
     table = Table("what", "fact", "remedy", header_style="bold")
     for finding in examine():
-        table.add_row(finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else "")
+        table.add_row(
+            finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else ""
+        )
     Console().print(table)
 
 
 @app.command()
 def demo(
-    target: Annotated[float, typer.Option(help="Mean return of the newest 20 episodes at which it stops, solved.")] = 475.0,
+    target: Annotated[
+        float, typer.Option(help="Mean return of the newest 20 episodes at which it stops, solved.")
+    ] = 475.0,
     max_seconds: Annotated[
-        float, typer.Option(help="Give up after learning for this long, with exit code 1. The start is not counted.")
+        float,
+        typer.Option(
+            help="Give up after learning for this long, with exit code 1. The start is not counted."
+        ),
     ] = 180.0,
-    seed: Annotated[int, typer.Option(help="Of network, environments, exploration and batches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of network, environments, exploration and batches.")
+    ] = 0,
     num_actors: Annotated[int, typer.Option(help="Processes that step environments.")] = 2,
-    num_envs: Annotated[int, typer.Option(help="Environments that each of them steps at a time.")] = 4,
-    curve: Annotated[Path, typer.Option(help="Where the learning curve is written.")] = Path("demo-curve.png"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one line of JSON, and nothing else.")] = False,
+    num_envs: Annotated[
+        int, typer.Option(help="Environments that each of them steps at a time.")
+    ] = 4,
+    curve: Annotated[Path, typer.Option(help="Where the learning curve is written.")] = Path(
+        "demo-curve.png"
+    ),
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the summary as one line of JSON, and nothing else."),
+    ] = False,
 ) -> None:
-    """A DQN learns CartPole-v1: actor processes write to a feeder, the learner pulls batches through an AsyncDataLoader."""
+    """A DQN learns CartPole-v1: actor processes write to a feeder,
+    the learner pulls batches through an AsyncDataLoader.
+    """
     from async_loader.demo.actor import require_envs
-    from async_loader.demo.report import LiveReport, QuietReport, require_plots, summary_json, write_curve
+    from async_loader.demo.report import (
+        LiveReport,
+        QuietReport,
+        require_plots,
+        summary_json,
+        write_curve,
+    )
     from async_loader.demo.run import run
     from async_loader.demo.settings import Settings
     from async_loader.errors import AsyncLoaderError, ConfigError, MissingExtra
 
     try:
-        settings = Settings(target=target, max_seconds=max_seconds, seed=seed, num_actors=num_actors, num_envs=num_envs)
+        settings = Settings(
+            target=target,
+            max_seconds=max_seconds,
+            seed=seed,
+            num_actors=num_actors,
+            num_envs=num_envs,
+        )
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
     live = None if as_json else LiveReport()
@@ -79,30 +111,50 @@ def demo(
     raise typer.Exit(0 if summary.solved else 1)
 
 
-ADDRESS = typer.Argument(help="The feeder's, as in tcp://127.0.0.1:5555; by default that of 'serve' without --bind.")
+ADDRESS = typer.Argument(
+    help="The feeder's, as in tcp://127.0.0.1:5555; by default that of 'serve' without --bind."
+)
 KEYS = typer.Option(help="This client's keys: a NAME.secret that 'async-loader keys' made.")
 
 
 @app.command()
 def serve(
     config: Annotated[Path | None, typer.Option(help="YAML: see configs/feeder.yaml.")] = None,
-    table: Annotated[list[str] | None, typer.Option(help="name:steps or name:size, as replay:1000000 or replay:8GiB.")] = None,
-    bind: Annotated[
-        str | None, typer.Option(help="tcp://127.0.0.1:5555 or ipc:///path; by default a socket of your own.")
+    table: Annotated[
+        list[str] | None,
+        typer.Option(help="name:steps or name:size, as replay:1000000 or replay:8GiB."),
     ] = None,
-    allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Bind beyond this machine without keys.")] = False,
+    bind: Annotated[
+        str | None,
+        typer.Option(help="tcp://127.0.0.1:5555 or ipc:///path; by default a socket of your own."),
+    ] = None,
+    allow_insecure: Annotated[
+        bool, typer.Option("--allow-insecure", help="Bind beyond this machine without keys.")
+    ] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder that clients may save tables to; each table has a folder of its own in it.")
+        Path | None,
+        typer.Option(
+            help="Folder that clients may save tables to; each table has a folder of its own in it."
+        ),
     ] = None,
 ) -> None:
-    """Run a feeder: replay tables in a process of their own. SIGTERM, Ctrl-C and 'async-loader drain' end it."""
+    """Run a feeder: replay tables in a process of their own.
+
+    SIGTERM, Ctrl-C and 'async-loader drain' end it.
+    """
     from rich.console import Console
 
     with _errors():
         from async_loader.feeder import commands
         from async_loader.feeder.settings import ServerSettings
 
-        settings = ServerSettings.of(table or (), bind=bind, config=config, allow_insecure=allow_insecure, checkpoint=checkpoint)
+        settings = ServerSettings.of(
+            table or (),
+            bind=bind,
+            config=config,
+            allow_insecure=allow_insecure,
+            checkpoint=checkpoint,
+        )
         commands.log_to(console := Console(stderr=True))
         raise typer.Exit(commands.serve(settings, console))
 
@@ -110,7 +162,9 @@ def serve(
 @app.command()
 def status(
     address: Annotated[str | None, ADDRESS] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")] = False,
     keys: Annotated[str | None, KEYS] = None,
 ) -> None:
@@ -126,7 +180,9 @@ def status(
 @app.command()
 def drain(
     address: Annotated[str | None, ADDRESS] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when it has ended.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON when it has ended.")
+    ] = False,
     keys: Annotated[str | None, KEYS] = None,
 ) -> None:
     """Tell a feeder to accept no new steps, deliver the batches it has, and end."""
@@ -143,17 +199,26 @@ def keys(
     folder: Annotated[Path, typer.Argument(help="Where the server's keys are, or will be.")],
     names: Annotated[list[str] | None, typer.Argument(help="Clients to make keys for.")] = None,
 ) -> None:
-    """Create key files, so that connections are encrypted and only known clients are accepted. Overwrites nothing."""
+    """Create key files, so that connections are encrypted and only known clients are accepted.
+
+    Overwrites nothing.
+    """
     with _errors():
         from async_loader.feeder.curve_keys import make_keys
 
         for path in make_keys(folder, names or ()):
-            typer.echo(f"{path}" if path.name == "server.secret" else f"{path} (take this one to the client)")
+            typer.echo(
+                f"{path}"
+                if path.name == "server.secret"
+                else f"{path} (take this one to the client)"
+            )
 
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Print an error as one line and exit: code 2 for a bad request, 1 for a failure at run time."""
+    """Print an error as one line and exit: code 2 for a bad request,
+    1 for a failure at run time.
+    """
     from async_loader.errors import AsyncLoaderError, ConfigError
 
     try:

@@ -66,7 +66,9 @@ class NotEnoughData(ConfigError):
 
 
 class InsecureBindError(ConfigError):
-    """A bind to a public address without keys: any host that reaches the port could read and write the tables."""
+    """A bind to a public address without keys:
+    any host that reaches the port could read and write the tables.
+    """
 
 
 class AddressInUse(AsyncLoaderError, OSError):
@@ -111,14 +113,17 @@ class MissingExtra(AsyncLoaderError, ImportError):
 
 
 class CorruptCheckpoint(AsyncLoaderError):
-    """A damaged checkpoint. The message names the file, the damage, and which checkpoint can be loaded."""
+    """A damaged checkpoint.
+
+    The message names the file, the damage, and which checkpoint can be loaded.
+    """
 
 
 class JobFailed(AsyncLoaderError):
     """A job raised an exception that cannot be raised here in its original form.
 
-    Either the exception could not be pickled and rebuilt in this process, or it has a special meaning here
-    (StopIteration would end the training loop silently).
+    Either the exception could not be pickled and rebuilt in this process, or it has a special
+    meaning here (StopIteration would end the training loop silently).
 
     Attributes
     ----------

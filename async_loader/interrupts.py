@@ -1,10 +1,12 @@
-"""Deferral of signals whose handlers raise, above all Ctrl-C, around code that an exception would leave half done.
+"""Deferral of signals whose handlers raise, above all Ctrl-C,
+around code that an exception would leave half done.
 
 # NOTE [Ctrl-C]
-Python runs signal handlers in the main thread, between two bytecodes, whichever thread the kernel gave the signal to. A
-signal mask of one thread therefore defers nothing in a process that has two. A critical section replaces the program's
-handler with a handler of ours: it records the signal, and the program's own handler runs when the section ends. Within
-`SignalsAllowed` signals are handled at once: waits and user code can always be interrupted.
+Python runs signal handlers in the main thread, between two bytecodes, whichever thread the kernel
+gave the signal to. A signal mask of one thread therefore defers nothing in a process that has two.
+A critical section replaces the program's handler with a handler of ours: it records the signal, and
+the program's own handler runs when the section ends. Within `SignalsAllowed` signals are handled at
+once: waits and user code can always be interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# signal.signal() and getsignal() of the standard library look for an enum member first, which costs more than the call.
+# signal.signal() and getsignal() of the standard library look for an enum member first, which costs
+# more than the call.
 _signal: Any = sys.modules["_signal"]
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -40,7 +43,9 @@ class _Section:
         if self.over:  # a handler of ours that could not be removed does no harm
             self.handlers[number](number, frame)
         elif self.open:
-            self.open = False  # stays False if the program's handler raises: the frames that the exception unwinds are not critical
+            # stays False if the program's handler raises: the frames that the exception unwinds are
+            # not critical
+            self.open = False
             self.handlers[number](number, frame)
             self.open = True
         else:
@@ -61,7 +66,8 @@ class _Section:
         for number, handler in self.handlers.items():
             if _signal.getsignal(number) is ours:
                 _signal.signal(number, handler)
-        del self.handle  # breaks a reference cycle, which would be left to the garbage collector at each section
+        # breaks a reference cycle, which would be left to the garbage collector at each section
+        del self.handle
         if self.noted:
             self.tell()
 
@@ -88,7 +94,9 @@ def held_back() -> bool:
 
 
 class SignalsDeferred:
-    """``with SignalsDeferred():`` no signal handler runs, and so none raises, within the block. Nests.
+    """``with SignalsDeferred():`` no signal handler runs, and so none raises, within the block.
+
+    Nests.
 
     For blocks that take microseconds. In other threads than the main one it does nothing.
     Cost: two system calls for each signal with a Python handler, which is usually Ctrl-C alone.
@@ -129,7 +137,9 @@ class SignalsDeferred:
 
 
 class SignalsAllowed:
-    """``with SignalsAllowed():`` in a `SignalsDeferred`: handles signals at once, deferred ones first."""
+    """``with SignalsAllowed():`` in a `SignalsDeferred`: handles signals at once,
+    deferred ones first.
+    """
 
     __slots__ = ("_section",)
 

@@ -43,7 +43,9 @@ def seconds(name: str, value: object) -> float:
         except OverflowError:  # an integer of hundreds of digits
             number = math.inf if cast(int, value) > 0 else math.nan
     if not number >= 0.0:
-        raise ConfigError(f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever")
+        raise ConfigError(
+            f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever"
+        )
     return number
 
 
@@ -66,7 +68,9 @@ class Deadline:
 
     __slots__ = ("_at", "_clock")
 
-    def __init__(self, timeout_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, timeout_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         limit = None if timeout_s is None else seconds("timeout_s", timeout_s)
         self._at = None if limit is None or limit > LONGEST_S else clock() + limit
@@ -81,7 +85,9 @@ class Deadline:
 
 
 def _pair() -> tuple[int, int]:
-    """Return a descriptor to poll and one to write to; the same eventfd on Linux, a pipe elsewhere."""
+    """Return a descriptor to poll and one to write to; the same eventfd on Linux,
+    a pipe elsewhere.
+    """
     if hasattr(os, "eventfd"):
         fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         return fd, fd
@@ -112,7 +118,8 @@ class _FdPair:
     def close(self) -> None:
         """Close the descriptors. No thread may wait on them any more."""
         fds = {self._read, self._write}
-        self._read = self._write = -1  # first: an interrupt between here and the end cannot make a number be closed twice
+        # first: an interrupt between here and the end cannot make a number be closed twice
+        self._read = self._write = -1
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
@@ -125,8 +132,8 @@ class _FdPair:
 class EndFlag(_FdPair):
     """Raised once, never lowered, and visible to every thread and process that polls it.
 
-    The descriptor is written and never read, so it stays readable for all waiters. It is no end of a pipe,
-    which a process forked by other code could hold open.
+    The descriptor is written and never read, so it stays readable for all waiters. It is no end of
+    a pipe, which a process forked by other code could hold open.
     """
 
     def __init__(self) -> None:
@@ -136,11 +143,17 @@ class EndFlag(_FdPair):
         self._wake: list[Callable[[], None]] = []
 
     def on_set(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` when the flag is raised, for waits that use no descriptor. It may run in a finalizer."""
+        """Call ``wake`` when the flag is raised, for waits that use no descriptor.
+
+        It may run in a finalizer.
+        """
         self._wake.append(wake)
 
     def set(self) -> None:
-        """Raise the flag. Every call repeats all steps: Ctrl-C may have interrupted an earlier one half-way."""
+        """Raise the flag.
+
+        Every call repeats all steps: Ctrl-C may have interrupted an earlier one half-way.
+        """
         self._raised = True
         for wake in self._wake:
             wake()
@@ -153,7 +166,10 @@ class EndFlag(_FdPair):
 
 
 class EventFd(_FdPair):
-    """Readable once rung. Clear it under the lock that guards the state, check, then wait: no wake-up is lost."""
+    """Readable once rung.
+
+    Clear it under the lock that guards the state, check, then wait: no wake-up is lost.
+    """
 
     def __init__(self) -> None:
         with SignalsDeferred():
@@ -170,10 +186,12 @@ class EventFd(_FdPair):
 
 
 class AutoResetEvent:
-    """An event that is set and awaited without a system call. Any thread may set it, any number of times; one waiter resets it.
+    """An event that is set and awaited without a system call. Any thread may set it, any number of
+    times; one waiter resets it.
 
-    Check, then pass, then check again: it stays open until a thread passes, so no wake-up is lost. Unlike a Condition,
-    which is left with its lock unlocked if Ctrl-C arrives in the middle of ``wait``, it holds no lock while it waits.
+    Check, then pass, then check again: it stays open until a thread passes, so no wake-up is lost.
+    Unlike a Condition, which is left with its lock unlocked if Ctrl-C arrives in the middle of
+    ``wait``, it holds no lock while it waits.
     """
 
     def __init__(self) -> None:
@@ -203,11 +221,15 @@ class Patience:
     Attributes
     ----------
     waiting : bool
-        A wait is in progress: set before ``on_wait`` is called, reset before the source checks again.
+        A wait is in progress: set before ``on_wait`` is called, reset before the source checks
+        again.
     """
 
     def __init__(
-        self, end: EndFlag | None = None, deadline: Deadline | None = None, on_wait: Callable[[], None] | None = None
+        self,
+        end: EndFlag | None = None,
+        deadline: Deadline | None = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> None:
         self.end = end
         self.deadline = deadline or Deadline(None)
@@ -240,7 +262,9 @@ class Patience:
 
 
 def join(thread: threading.Thread, timeout_s: float | None) -> bool:
-    """Wait until the thread has ended and return True if it has. Never waits for an unstarted thread or the caller's own."""
+    """Wait until the thread has ended and return True if it has. Never waits for an unstarted
+    thread or the caller's own.
+    """
     if thread.ident is None or thread is threading.current_thread():
         return True
     thread.join(None if timeout_s is None else min(timeout_s, LONGEST_S))

@@ -59,57 +59,64 @@ _UNDO_TIMEOUT_S = 5.0
 class AsyncDataLoader(Generic[B]):
     """Load batches from a source ahead of time, onto the device, before the learner asks for them.
 
-    The contract is that of the loader it replaces. A callable ``data_source`` is called with ``batch_size``. With
-    ``num_workers`` 0 or 1 only the main worker (a thread) processes the result and puts the batch into the async
-    train queue. With more, the main worker divides a job into chunks of ``chunk_size`` and pushes every chunk into the
-    job queue; worker processes take and run them, and the processed data ends in the async train queue. If ``device``
-    is not the CPU, batches move on to the cuda queue. `close` sets ``end_flag``; all threads and processes clear and
-    close their queues, then are joined.
+    The contract is that of the loader it replaces. A callable ``data_source`` is called with
+    ``batch_size``. With ``num_workers`` 0 or 1 only the main worker (a thread) processes the result
+    and puts the batch into the async train queue. With more, the main worker divides a job into
+    chunks of ``chunk_size`` and pushes every chunk into the job queue; worker processes take and
+    run them, and the processed data ends in the async train queue. If ``device`` is not the CPU,
+    batches move on to the cuda queue. `close` sets ``end_flag``; all threads and processes clear
+    and close their queues, then are joined.
 
-    Threads: one consumer at a time calls ``next``; `update_priorities`, `update`, `stats` and `close` may be called by any.
+    Threads: one consumer at a time calls ``next``; `update_priorities`, `update`, `stats` and
+    `close` may be called by any.
 
     Parameters
     ----------
     data_source : callable | dict of arrays | Table | Source
-        A callable ``f(batch_size)`` that returns batch_size sample dicts, batch_size zero-argument callables (jobs, each
-        returns one sample), a ready batch (a dict of arrays, of any shape), or ``async_loader.END``; or a dict of
-        arrays of equal length (nested at will), sampled uniformly with replacement; or a table, from which the loader
-        makes a source (``table.source(seed=seed)``); or any other `Source`, such as ``table.source(view=...)``.
+        A callable ``f(batch_size)`` that returns batch_size sample dicts, batch_size zero-argument
+        callables (jobs, each returns one sample), a ready batch (a dict of arrays, of any shape),
+        or ``async_loader.END``; or a dict of arrays of equal length (nested at will), sampled
+        uniformly with replacement; or a table, from which the loader makes a source
+        (``table.source(seed=seed)``); or any other `Source`, such as ``table.source(view=...)``.
     batch_size : int
         Samples per batch.
     device : str | torch.device
-        "cpu", or an accelerator ("cuda", "cuda:1"): batches are copied there, except ``index``, which stays on the CPU.
+        "cpu", or an accelerator ("cuda", "cuda:1"): batches are copied there, except ``index``,
+        which stays on the CPU.
     chunk_size : int | None
-        Samples per chunk; must divide batch_size. Default: the whole batch is one chunk, which needs the fewest messages
-        and has the highest throughput; smaller chunks lower the latency of a single batch. A collate_fn always sees the
-        whole batch.
+        Samples per chunk; must divide batch_size. Default: the whole batch is one chunk, which
+        needs the fewest messages and has the highest throughput; smaller chunks lower the latency
+        of a single batch. A collate_fn always sees the whole batch.
     collate_fn : callable | None
-        Called with the list of samples of a batch, in order. Default: DI-engine's rules, see `async_loader.pipeline.batches.collate`.
+        Called with the list of samples of a batch, in order. Default: DI-engine's rules, see
+        `async_loader.pipeline.batches.collate`.
     num_workers : int
         Worker processes or threads if 2 or more; 0 and 1 use none.
     worker_type : {"process", "thread"}
-        Kind of the workers. Threads share the data and start at once; a job in a thread competes for Python's lock with
-        the learner, cannot be ended by `close`, and leaves the global random generators alone. Each makes a whole batch.
+        Kind of the workers. Threads share the data and start at once; a job in a thread competes
+        for Python's lock with the learner, cannot be ended by `close`, and leaves the global random
+        generators alone. Each makes a whole batch.
     prefetch : int | None
         Batches made ahead. Default 2 * max(1, num_workers).
     in_order : bool
         Deliver in the order of the jobs. False gives lower latency.
     timeout_s : float | None
-        Seconds after which ``next`` raises Timeout (and may be called again); 0 tries once. None and inf never raise, but
-        None warns once after 10 s and names the stage that holds up the others.
+        Seconds after which ``next`` raises Timeout (and may be called again); 0 tries once. None
+        and inf never raise, but None warns once after 10 s and names the stage that holds up the
+        others.
     seed : int | None
-        The same seed gives the same batches, also with workers: generators in worker processes are seeded per batch and
-        chunk, and a table's source draws by it.
+        The same seed gives the same batches, also with workers: generators in worker processes are
+        seeded per batch and chunk, and a table's source draws by it.
     worker_init_fn : callable | None
         Called with the worker's number in each worker before it takes jobs.
     multiprocessing_context : str | multiprocessing context | None
         "fork", "spawn", "forkserver"; default as in torch: the default of this Python version.
     on_error : {"raise", "skip", "fatal"}
-        Effect of a failed batch: this ``next`` raises and the following ones continue; it is counted and skipped; or
-        the loader is Broken from then on.
+        Effect of a failed batch: this ``next`` raises and the following ones continue; it is
+        counted and skipped; or the loader is Broken from then on.
     batch_format : {"torch", "numpy", "tensordict"}
-        Tensors in a (nested) dict; arrays on the same memory, on the CPU only; or a ``tensordict.TensorDict`` with
-        ``batch_size=[batch_size]``.
+        Tensors in a (nested) dict; arrays on the same memory, on the CPU only; or a
+        ``tensordict.TensorDict`` with ``batch_size=[batch_size]``.
     slot_bytes : int | None
         Fixed size of a batch slot in shared memory; default fits the batches.
 
@@ -122,9 +129,10 @@ class AsyncDataLoader(Generic[B]):
 
     Notes
     -----
-    A batch's tensors are views on a shared-memory slot, which returns to the ring when the last of them dies.
-    ``tensor.share_memory_()`` and sending it through a torch queue move the data out of the slot; arrays made from the
-    tensor before that dangle. ``torch.save`` of one field writes the whole slot: save a ``clone()``.
+    A batch's tensors are views on a shared-memory slot, which returns to the ring when the last of
+    them dies. ``tensor.share_memory_()`` and sending it through a torch queue move the data out of
+    the slot; arrays made from the tensor before that dangle. ``torch.save`` of one field writes the
+    whole slot: save a ``clone()``.
     """
 
     @explain_wrong_names
@@ -208,7 +216,8 @@ class AsyncDataLoader(Generic[B]):
         WorkerDied
             Within a second of a worker's death, ahead of queued batches.
         BaseException
-            The exception of a job, the collate_fn or the source, with the worker's traceback as its cause.
+            The exception of a job, the collate_fn or the source, with the worker's traceback as its
+            cause.
         """
         iterator = self._iterator
         begun = perf_counter()
@@ -249,7 +258,9 @@ class AsyncDataLoader(Generic[B]):
             If the source has no priorities.
         """
         ids, values = _array(index), _array(priority)
-        return self._source.update_priorities(ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False))
+        return self._source.update_priorities(
+            ids.astype(np.int64, copy=False), values.astype(np.float64, copy=False)
+        )
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
         """Set some fields of rows by id, if the source can be changed: see `Table.update`.
@@ -267,19 +278,26 @@ class AsyncDataLoader(Generic[B]):
         """
         source = self._source
         if not isinstance(source, Updating):
-            raise Unsupported(f"the rows of a {type(source).__name__} cannot be changed: use a table")
-        return source.update(_array(index).astype(np.int64, copy=False), **{name: _arrays(v) for name, v in fields.items()})
+            raise Unsupported(
+                f"the rows of a {type(source).__name__} cannot be changed: use a table"
+            )
+        return source.update(
+            _array(index).astype(np.int64, copy=False),
+            **{name: _arrays(v) for name, v in fields.items()},
+        )
 
     def stats(self) -> LoaderStats:
         """What each stage has done, and which of them everyone waits for."""
         return self._engine.stats()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Close the loader and end its threads and processes within ``timeout_s``. Idempotent; any thread.
+        """Close the loader and end its threads and processes within ``timeout_s``.
 
-        Batches that were not taken are dropped; those of a feeder's queue table return to it at once. Workers get half a
-        second to finish a job, then they are killed. A data source that never returns is left in a daemon thread, with a
-        warning that names it.
+        Idempotent; any thread.
+
+        Batches that were not taken are dropped; those of a feeder's queue table return to it at
+        once. Workers get half a second to finish a job, then they are killed. A data source that
+        never returns is left in a daemon thread, with a warning that names it.
         """
         limit = seconds("timeout_s", timeout_s)
         self._dropped.detach()
@@ -306,7 +324,9 @@ class AsyncDataLoader(Generic[B]):
         return f"<AsyncDataLoader batch_size={self.batch_size} num_workers={self.num_workers} device={self.device} {state}>"
 
     def __reduce__(self) -> Any:
-        raise CannotSend("an AsyncDataLoader stays in its process: make one where its batches are used")
+        raise CannotSend(
+            "an AsyncDataLoader stays in its process: make one where its batches are used"
+        )
 
 
 def as_source(data_source: object, seed: int | None) -> Source:
@@ -329,16 +349,21 @@ def as_source(data_source: object, seed: int | None) -> Source:
         return CallableSource(data_source)
     kind = type(data_source).__name__
     if isinstance(data_source, str):
-        raise ConfigError(f"data_source is the text {data_source!r}: for a feeder's address say connect(address).table(name)")
+        raise ConfigError(
+            f"data_source is the text {data_source!r}: for a feeder's address say "
+            "connect(address).table(name)"
+        )
     if hasattr(data_source, "__getitem__") or hasattr(data_source, "__iter__"):
         raise ConfigError(
-            f"data_source is a {kind}, a dataset: say async_loader.DataLoader(dataset, batch_size), which reads it in epochs; "
+            f"data_source is a {kind}, a dataset: say async_loader.DataLoader(dataset, "
+            "batch_size), which reads it in epochs; "
             "AsyncDataLoader draws from a callable, a dict of arrays or a table, without end"
         )
     if hasattr(data_source, "table"):
         raise ConfigError(f"data_source is a {kind}: give one of its tables, client.table(name)")
     raise ConfigError(
-        f"data_source is a {kind}: give a callable(batch_size), a dict of equally long arrays, a table such as ReplayBuffer, "
+        f"data_source is a {kind}: give a callable(batch_size), a dict of equally long arrays, a "
+        "table such as ReplayBuffer, "
         "or a Source"
     )
 
@@ -354,9 +379,12 @@ def _arrays(value: Any) -> Any:
 
 def _device(device: Any) -> str:
     if isinstance(device, bool | int | float) or device is None:
-        meant = "cpu" if isinstance(device, bool) or not isinstance(device, int) else f"cuda:{device}"
+        meant = (
+            "cpu" if isinstance(device, bool) or not isinstance(device, int) else f"cuda:{device}"
+        )
         raise ConfigError(
-            f"device={device!r}: give a name such as {meant!r}, or a torch.device; by place come data_source, batch_size, "
+            f"device={device!r}: give a name such as {meant!r}, or a torch.device; by place come "
+            "data_source, batch_size, "
             "device, chunk_size, collate_fn, num_workers"
         )
     return str(device)
@@ -365,7 +393,8 @@ def _device(device: Any) -> str:
 def _finish(batch_format: BatchFormat, device: str) -> Callable[[Any], Any] | None:
     if checked(batch_format) == "numpy" and device != "cpu":
         raise ConfigError(
-            f"batch_format='numpy' and device={device!r}: arrays are on the CPU, so leave device out or say batch_format='torch'"
+            f"batch_format='numpy' and device={device!r}: arrays are on the CPU, so leave device "
+            "out or say batch_format='torch'"
         )
     return finisher(batch_format)
 
@@ -385,5 +414,8 @@ def _chunk(chunk_size: int | None, batch_size: int) -> int:
     if batch_size % size:
         fitting = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
         near = min(fitting, key=lambda n: abs(n - size))
-        raise ConfigError(f"chunk_size {size} does not divide batch_size {batch_size}: the nearest that does is {near}")
+        raise ConfigError(
+            f"chunk_size {size} does not divide batch_size {batch_size}: the nearest that does is "
+            f"{near}"
+        )
     return size

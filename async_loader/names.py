@@ -1,6 +1,7 @@
 """Names in messages: short names of callables and objects, and remedies for wrong keywords.
 
-`SAY`, `LEAVE_OUT`, `ATTRIBUTES` and `PUBLIC` are the only tables of old names and of names in other libraries.
+`SAY`, `LEAVE_OUT`, `ATTRIBUTES` and `PUBLIC` are the only tables of old names and of names in other
+libraries.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
 
 _SAY: tuple[tuple[str, str], ...] = (
-    ("timeout timeout_sec timeout_seconds timeout_ms rate_limiter_timeout_ms patience", "timeout_s"),
+    (
+        "timeout timeout_sec timeout_seconds timeout_ms rate_limiter_timeout_ms patience",
+        "timeout_s",
+    ),
     ("buffer_size max_size maxsize maxlen max_len n", "size"),
     ("buffer_size max_size maxsize maxlen max_len max_capacity memory_size size", "capacity"),
     ("rate_limiter", "limiter"),
     ("env_dict signature spec specs data_spec fields", "schema"),
-    ("observation_space action_space", "schema={'obs': observation_space, 'action': action_space, ...}"),
+    (
+        "observation_space action_space",
+        "schema={'obs': observation_space, 'action': action_space, ...}",
+    ),
     ("n_step nstep Nstep n multi_step", "n_steps"),
     ("n_step n_steps nstep Nstep n multi_step", "view=Transitions(n_steps=...)"),
     ("transform transforms", "view"),
@@ -78,7 +85,10 @@ _SAY: tuple[tuple[str, str], ...] = (
     ("weights params state_dict", "tensors"),
     ("max_in_flight max_in_flight_samples_per_worker num_prefetch", "prefetch"),
 )
-"""Names in other libraries and before the first release, with ours. A line applies if our name is a parameter."""
+"""Names in other libraries and before the first release, with ours.
+
+A line applies if our name is a parameter.
+"""
 
 SAY: dict[str, tuple[str, ...]] = {}
 """A wrong keyword and its replacements, in the order of preference."""
@@ -93,30 +103,64 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
         for one in ("AsyncDataLoader", "DataLoader")
     },
     ("AsyncDataLoader", "shuffle"): (
-        "a source decides its order: give a table another sampler, or use async_loader.DataLoader for a dataset"
+        "a source decides its order: give a table another sampler, or use async_loader.DataLoader "
+        "for a dataset"
     ),
-    ("AsyncDataLoader", "sampler"): "give it to the table: ReplayBuffer(sampler=...) or table.source(sampler=...)",
-    ("AsyncDataLoader", "view"): "give it to the table: ReplayBuffer(view=...) or table.source(view=...)",
+    (
+        "AsyncDataLoader",
+        "sampler",
+    ): "give it to the table: ReplayBuffer(sampler=...) or table.source(sampler=...)",
+    (
+        "AsyncDataLoader",
+        "view",
+    ): "give it to the table: ReplayBuffer(view=...) or table.source(view=...)",
     ("AsyncDataLoader", "min_size"): "give it to the source: table.source(min_size=...)",
-    ("AsyncDataLoader", "pin_memory"): "say device='cuda': batches then come from page-locked memory",
-    ("AsyncDataLoader", "bulk"): "rows of columns and tables are always gathered in bulk, leave it out",
+    (
+        "AsyncDataLoader",
+        "pin_memory",
+    ): "say device='cuda': batches then come from page-locked memory",
+    (
+        "AsyncDataLoader",
+        "bulk",
+    ): "rows of columns and tables are always gathered in bulk, leave it out",
     ("AsyncDataLoader", "layout"): "fields of a batch are always contiguous, leave it out",
     ("Uniform", "seed"): "give it to the table: ReplayBuffer(seed=...) or table.source(seed=...)",
-    ("Prioritized", "seed"): "give it to the table: ReplayBuffer(seed=...) or table.source(seed=...)",
+    (
+        "Prioritized",
+        "seed",
+    ): "give it to the table: ReplayBuffer(seed=...) or table.source(seed=...)",
     ("Prioritized", "max_capacity"): "a sampler takes the capacity of its table, leave it out",
-    ("Transitions", "overlapping"): "obs and next_obs of a batch are arrays of their own, leave it out",
+    (
+        "Transitions",
+        "overlapping",
+    ): "obs and next_obs of a batch are arrays of their own, leave it out",
     ("DataLoader", "generator"): "say seed: the order depends on it alone",
     ("DataLoader", "chunk_size"): "batches are not divided, leave it out",
-    ("DataLoader", "on_error"): "an error of the dataset is raised by next, and the next call goes on: leave it out",
-    ("ReplayBuffer", "batch_size"): "give it to sample(batch_size) or to AsyncDataLoader(table, batch_size)",
+    (
+        "DataLoader",
+        "on_error",
+    ): "an error of the dataset is raised by next, and the next call goes on: leave it out",
+    (
+        "ReplayBuffer",
+        "batch_size",
+    ): "give it to sample(batch_size) or to AsyncDataLoader(table, batch_size)",
     ("ReplayBuffer", "device"): "give it to sample(device=...) or to AsyncDataLoader(device=...)",
     ("ReplayBuffer", "collate_fn"): "give it to AsyncDataLoader(collate_fn=...)",
     ("ReplayBuffer", "prefetch"): "give it to AsyncDataLoader(prefetch=...)",
-    ("ReplayBuffer", "pin_memory"): "say AsyncDataLoader(device='cuda'): batches then come from page-locked memory",
+    (
+        "ReplayBuffer",
+        "pin_memory",
+    ): "say AsyncDataLoader(device='cuda'): batches then come from page-locked memory",
     ("ReplayBuffer", "storage"): "rows are always kept in shared memory, leave it out",
     ("ReplayBuffer", "writer"): "call table.writer() for one",
-    ("ReplayBuffer", "n_envs"): "a table takes any number of streams: call table.vector_writer(envs), leave it out",
-    ("ReplayBuffer", "num_envs"): "a table takes any number of streams: call table.vector_writer(envs), leave it out",
+    (
+        "ReplayBuffer",
+        "n_envs",
+    ): "a table takes any number of streams: call table.vector_writer(envs), leave it out",
+    (
+        "ReplayBuffer",
+        "num_envs",
+    ): "a table takes any number of streams: call table.vector_writer(envs), leave it out",
     (
         "ReplayBuffer",
         "optimize_memory_usage",
@@ -124,26 +168,40 @@ LEAVE_OUT: dict[tuple[str, str], str] = {
     ("ReplayBuffer", "next_of"): "say Field(..., next='next_obs') in the schema",
     ("ReplayBuffer", "stack_compress"): "say Field(..., stack=4) in the schema",
     ("ReplayBuffer", "stack"): "say Field(..., stack=4) in the schema",
-    ("ReplayBuffer", "handle_timeout_termination"): "say truncated=True for a step that a time limit ended, leave it out",
+    (
+        "ReplayBuffer",
+        "handle_timeout_termination",
+    ): "say truncated=True for a step that a time limit ended, leave it out",
 }
 """Keywords without a replacement in a callable of ours, and the reason or the remedy."""
 
 ATTRIBUTES: dict[str, str] = {
     **dict.fromkeys(("size", "get_stored_size", "get_buffer_size"), "say len(table)"),
     **dict.fromkeys(("reset", "empty"), "say clear()"),
-    **dict.fromkeys(("push", "store", "insert", "put", "add_transition"), "say add(...), or writer().append(...)"),
+    **dict.fromkeys(
+        ("push", "store", "insert", "put", "add_transition"),
+        "say add(...), or writer().append(...)",
+    ),
     "append": "say add(...), or writer().append(...)",
     "add": "a writer adds: say writer().append(...) of the table",
     **dict.fromkeys(
-        ("update_priority", "update_tensordict_priority", "mutate_priorities"), "say update_priorities(index, priority)"
+        ("update_priority", "update_tensordict_priority", "mutate_priorities"),
+        "say update_priorities(index, priority)",
     ),
     **dict.fromkeys(("sample_batch", "get_batch"), "say sample(batch_size)"),
     **dict.fromkeys(("dumps", "save_transitions", "save_to_disk", "checkpoint"), "say save(path)"),
     **dict.fromkeys(("loads", "load_transitions"), "say load(path)"),
     **dict.fromkeys(("on_episode_end", "episode_end"), "say end_episode()"),
-    **dict.fromkeys(("state_dict", "load_state_dict"), "the table has the state: say table.save(path) and table.load(path)"),
-    **dict.fromkeys(("plan", "reader", "note_ahead", "waiting_for"), "a table is no source: say table.source()"),
-    **dict.fromkeys(("as_dataset", "dataset", "dataloader", "loader"), "say AsyncDataLoader(table, batch_size)"),
+    **dict.fromkeys(
+        ("state_dict", "load_state_dict"),
+        "the table has the state: say table.save(path) and table.load(path)",
+    ),
+    **dict.fromkeys(
+        ("plan", "reader", "note_ahead", "waiting_for"), "a table is no source: say table.source()"
+    ),
+    **dict.fromkeys(
+        ("as_dataset", "dataset", "dataloader", "loader"), "say AsyncDataLoader(table, batch_size)"
+    ),
     "feedback": "say update_priorities(index, priority)",
     "who_waits": "say stats().waiting",
     "buffer_size": "say capacity",
@@ -151,10 +209,13 @@ ATTRIBUTES: dict[str, str] = {
     "trajectory_writer": "say table.writer()",
     "create_item": "every step is an item: say append(...)",
 }
-"""Attributes of tables, writers and loaders in other libraries or earlier versions, and the replacement."""
+"""Attributes of tables, writers and loaders in other libraries or earlier versions,
+and the replacement.
+"""
 
 ON_CLASS: dict[str, str] = {
-    "load": "say table.load(path), or ReplayBuffer.from_checkpoint(path) for a table that is not there yet"
+    "load": "say table.load(path), or ReplayBuffer.from_checkpoint(path) for a table that is not "
+    "there yet"
 }
 """Methods that were renamed or moved, called on a class."""
 
@@ -201,7 +262,9 @@ def hint(word: str, known: Iterable[str], owner: str = "") -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the name in ``known`` closest to ``word`` in spelling, or all of them, as the end of a message."""
+    """Return the name in ``known`` closest to ``word`` in spelling, or all of them,
+    as the end of a message.
+    """
     names = [str(one) for one in known]
     near = difflib.get_close_matches(word, names, 1)
     return f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(names)}"
@@ -231,9 +294,9 @@ def explain_wrong_attributes(kind: T) -> T:
 def explain_wrong_names(function: F) -> F:
     """Decorate a callable without ``**fields``: a TypeError of its call names the right keyword.
 
-    A valid call costs one more frame. Do not use it for methods that append steps, nor where a result must not be
-    lost (``sample`` of a queue): Python may handle a signal in that frame, after the call. Warnings within
-    ``function`` take their level from `stacklevel`.
+    A valid call costs one more frame. Do not use it for methods that append steps, nor where a
+    result must not be lost (``sample`` of a queue): Python may handle a signal in that frame, after
+    the call. Warnings within ``function`` take their level from `stacklevel`.
 
     >>> @explain_wrong_names
     ... def wait(*, timeout_s=None): ...
@@ -248,7 +311,8 @@ def explain_wrong_names(function: F) -> F:
             return function(*args, **kwargs)
         except TypeError as error:
             trace = error.__traceback__
-            if trace is not None and trace.tb_next is None:  # raised by the call itself, not within the function
+            # raised by the call itself, not within the function
+            if trace is not None and trace.tb_next is None:
                 _explain(function, args, kwargs)
             raise
 
@@ -256,10 +320,11 @@ def explain_wrong_names(function: F) -> F:
 
 
 def by_name(function: F) -> F:
-    """Decorate a method ``(self, step=None, /, *misplaced, ...)`` that takes fields by name: hides ``misplaced``.
+    """Decorate a method ``(self, step=None, /, *misplaced, ...)`` that takes fields by name:
+    hides ``misplaced``.
 
-    The method itself raises `misplaced_fields`, so a call needs no extra frame. For methods that append
-    steps, see `explain_wrong_names`.
+    The method itself raises `misplaced_fields`, so a call needs no extra frame. For methods that
+    append steps, see `explain_wrong_names`.
     """
     signature = inspect.signature(function)
     shown = [one for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
@@ -271,34 +336,52 @@ def misplaced_fields(method: str, misplaced: tuple[Any, ...], what: str = "step"
     """Return the TypeError for fields given by position."""
     example = "obs=..., action=..., reward=..."
     return TypeError(
-        f"{method}() takes one {what} by place, a dict of fields, and {len(misplaced) + 1} values were given: name the fields, "
+        f"{method}() takes one {what} by place, a dict of fields, and {len(misplaced) + 1} values "
+        "were given: name the fields, "
         f"as in {method.rpartition('.')[2]}({example})"
     )
 
 
 def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise TypeError with the remedy; return if Python's own message is enough (a missing argument)."""
+    """Raise TypeError with the remedy;
+    return if Python's own message is enough (a missing argument).
+    """
     signature = inspect.signature(function)
     parameters = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
-    owner = _owner(function, args[0] if args and len(parameters) < len(signature.parameters) else None)
-    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    owner = _owner(
+        function, args[0] if args and len(parameters) < len(signature.parameters) else None
+    )
+    named = [
+        one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
     for word in kwargs:
         if word not in named:
             raise TypeError(f"{owner}() has no {word}: {hint(word, named, owner)}") from None
-    placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    placed = [
+        one.name
+        for one in parameters
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
     given = len(args) - (len(signature.parameters) - len(parameters))
     if given > len(placed):
         only = f"takes {', '.join(placed)} by place" if placed else "takes nothing by place"
         names = ", ".join(f"{one}=" for one in named if one not in placed)
-        raise TypeError(f"{owner}() {only}, and {given} values were given: name the others ({names})") from None
+        raise TypeError(
+            f"{owner}() {only}, and {given} values were given: name the others ({names})"
+        ) from None
     name = function.__name__
     if len(parameters) < len(signature.parameters) and args and not hasattr(args[0], name):
-        text = f"{function.__qualname__.rsplit('<locals>.', 1)[-1]}() is called on an object, not on the class"
+        text = (
+            f"{function.__qualname__.rsplit('<locals>.', 1)[-1]}() is called on an object, not "
+            "on the class"
+        )
         raise TypeError(f"{text}: {ON_CLASS[name]}" if name in ON_CLASS else text) from None
 
 
 def _owner(function: Callable[..., Any], bound: object) -> str:
-    """Return the name of a callable as users write it: "DataLoader", "ReplayBuffer.sample", "connect"."""
+    """Return the name of a callable as users write it: "DataLoader", "ReplayBuffer.sample",
+    "connect".
+    """
     *_, name = function.__qualname__.split(".")
     if bound is None:
         return function.__qualname__.rsplit("<locals>.", 1)[-1].removesuffix(".__init__")
@@ -307,9 +390,13 @@ def _owner(function: Callable[..., Any], bound: object) -> str:
 
 
 def stacklevel() -> int:
-    """Return the stack level for a warning of the calling function, so that it points at the user's line."""
+    """Return the stack level for a warning of the calling function,
+    so that it points at the user's line.
+    """
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("async_loader."):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(
+        "async_loader."
+    ):
         level, frame = level + 1, frame.f_back
     return level
 
@@ -324,11 +411,18 @@ def describe(obj: Any) -> str:
     if code is not None:
         owner = f"{type(bound).__qualname__}." if bound is not None else ""
         return f"{owner}{obj.__name__} ({code.co_filename}:{code.co_firstlineno})"
-    if isinstance(obj, type) or (callable(obj) and hasattr(obj, "__qualname__")):  # a class, or a method written in C
-        return f"{obj.__module__ or ''}.{obj.__qualname__}".removeprefix(".").removeprefix("builtins.")
+    # a class, or a method written in C
+    if isinstance(obj, type) or (callable(obj) and hasattr(obj, "__qualname__")):
+        return f"{obj.__module__ or ''}.{obj.__qualname__}".removeprefix(".").removeprefix(
+            "builtins."
+        )
     return _brief(obj)
 
 
 def _brief(obj: Any) -> str:
-    text = repr(obj) if isinstance(obj, str | bytes | int | float | bool | type(None)) else f"<{type(obj).__qualname__}>"
+    text = (
+        repr(obj)
+        if isinstance(obj, str | bytes | int | float | bool | type(None))
+        else f"<{type(obj).__qualname__}>"
+    )
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,5 @@
-"""Hooks for process exit and fork: closes registered loaders at exit and adjusts them around a fork.
+"""Hooks for process exit and fork:
+closes registered loaders at exit and adjusts them around a fork.
 
 # NOTE [forks]
 All hooks of forks are registered here, each at a `ForkStep`, so that they run in one order,
@@ -25,7 +26,9 @@ from multiprocessing import util  # registers its own exit function, before ours
 from typing import Any, Protocol
 
 forking = threading.local()
-"""``forking.worker`` is True in a thread while it forks a worker of this package, which reads no batches."""
+"""``forking.worker`` is True in a thread while it forks a worker of this package,
+which reads no batches.
+"""
 
 _FIRST = 1000
 """Runs before other finalizers of multiprocessing, which close queues that jobs may use."""

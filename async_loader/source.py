@@ -1,18 +1,20 @@
-"""The protocols between the loader and its data. Implementers: a callable, a dict of columns, a replay table,
-a dataset, and a table in a feeder process.
+"""The protocols between the loader and its data. Implementers: a callable, a dict of columns, a
+replay table, a dataset, and a table in a feeder process.
 
-A source *plans* in the producer thread (cheap: which rows, which callables) and its *reader* does the work where
-the loader runs it: in the same thread, or in worker processes. A plan is one of
+A source *plans* in the producer thread (cheap: which rows, which callables) and its *reader* does
+the work where the loader runs it: in the same thread, or in worker processes. A plan is one of
 
-=============  =========================================================  ==================================
-plan           what the loader does with it                               who makes it
-=============  =========================================================  ==================================
-``Rows``       cuts the index into chunks; readers read them into slots   columns, replay table, dataset
-``Jobs``       cuts the list into chunks; workers call them and collate   callable
+=============  =========================================================
+================================== plan           what the loader does with it
+        who makes it =============  =========================================================
+        ==================================
+``Rows``       cuts the index into chunks; readers read them into slots   columns, replay table,
+dataset ``Jobs``       cuts the list into chunks; workers call them and collate   callable
 ``Samples``    collates them in the producer thread                       callable
 ``Ready``      hands the batch on                                         callable, feeder table
 ``END``        delivers what is under way, then StopIteration             any
-=============  =========================================================  ==================================
+=============  =========================================================
+==================================
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Call these functions, each of which returns one sample, and collate the samples in this order."""
+    """Call these functions, each of which returns one sample,
+    and collate the samples in this order.
+    """
 
     calls: Sequence[Callable[[], Any]]
 
@@ -104,7 +108,8 @@ class Ready:
     batch : mapping
         Arrays or tensors, nested at will.
     lent : bool
-        The arrays' memory stays valid and unchanged while they are referenced, so it need not be copied.
+        The arrays' memory stays valid and unchanged while they are referenced, so it need not be
+        copied.
     lease : object, optional
         Identifies this batch in calls to a `Leasing` source.
     samples : callable, optional
@@ -153,17 +158,25 @@ class Window:
 
 
 class Reader(Protocol):
-    """Reads chunks of a ``Rows`` plan. Sent to workers: must be picklable while a process is being spawned.
+    """Reads chunks of a ``Rows`` plan.
+
+    Sent to workers: must be picklable while a process is being spawned.
 
     Threads: one thread at a time per reader. Cost: all the reading.
     """
 
     @property
     def schema(self) -> Schema | None:
-        """Schema of the rows that `read` fills. ``None`` if unknown before the first row; then `fetch` is called instead."""
+        """Schema of the rows that `read` fills.
+
+        ``None`` if unknown before the first row; then `fetch` is called instead.
+        """
 
     def read(self, index: npt.NDArray[np.int64], into: Window, seed: Seed) -> None:
-        """Fill ``into`` with the rows of ``index``. ``seed`` is unique to this chunk of this batch."""
+        """Fill ``into`` with the rows of ``index``.
+
+        ``seed`` is unique to this chunk of this batch.
+        """
 
     def fetch(self, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
         """Return the rows as samples for collation."""
@@ -171,13 +184,17 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """Any supplier of data. These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `Leasing`.
+    """Any supplier of data.
+
+    These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `Leasing`.
 
     Threads: `plan` is called by the producer thread only; `update_priorities` by any.
     """
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
-        """Return the plan of the next batch. Called by the producer thread, one call at a time, ahead of the consumer.
+        """Return the plan of the next batch.
+
+        Called by the producer thread, one call at a time, ahead of the consumer.
 
         May wait, but only through ``patience``, which raises Closed and Timeout.
         """
@@ -185,20 +202,32 @@ class Source(Protocol):
     def reader(self) -> Reader | None:
         """Return the reader of ``Rows`` plans; ``None`` for sources that never plan rows."""
 
-    def update_priorities(self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]) -> Applied:
-        """Set the priorities of rows in earlier batches. Any thread. Raises Unsupported if the source has none."""
+    def update_priorities(
+        self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]
+    ) -> Applied:
+        """Set the priorities of rows in earlier batches.
+
+        Any thread. Raises Unsupported if the source has none.
+        """
 
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A source that reports why it waits. Optional: without it a deadlock is not detected, and messages say less."""
+    """A source that reports why it waits.
+
+    Optional: without it a deadlock is not detected, and messages say less.
+    """
 
     def waiting_for(self) -> str | None:
-        """Return why `plan` waits, with numbers, if only adding data in this process ends the wait; else ``None``."""
+        """Return why `plan` waits, with numbers,
+        if only adding data in this process ends the wait; else ``None``.
+        """
 
 
 def waiting_for(source: Source) -> str | None:
-    """Return why `plan` of this source waits; ``None`` if it does not wait or does not report it."""
+    """Return why `plan` of this source waits;
+    ``None`` if it does not wait or does not report it.
+    """
     return source.waiting_for() if isinstance(source, Explaining) else None
 
 
@@ -215,12 +244,17 @@ class Foresighted(Protocol):
     """A source that uses the number of batches planned ahead of the learner. Optional."""
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
-        """Announce that a loader plans this many batches before the first is used. Called once, before `plan`; may warn."""
+        """Announce that a loader plans this many batches before the first is used.
+
+        Called once, before `plan`; may warn.
+        """
 
 
 @runtime_checkable
 class Leasing(Protocol):
-    """A source that redelivers a batch, possibly to another reader, unless it was used. Its `Ready` plans carry a lease.
+    """A source that redelivers a batch, possibly to another reader, unless it was used.
+
+    Its `Ready` plans carry a lease.
 
     ::
 
@@ -228,21 +262,28 @@ class Leasing(Protocol):
                     │                       │
                     └──────── release ──────┴──▶ returned to the source
 
-    Threads: `hand_out` and `settle` are called by the consumer's thread, within ``next``, and wait for nothing;
-    `release` by the thread that closes the loader, after the last `plan`.
+    Threads: `hand_out` and `settle` are called by the consumer's thread, within ``next``, and wait
+    for nothing; `release` by the thread that closes the loader, after the last `plan`.
     """
 
     def hand_out(self, lease: object) -> bool:
-        """Start the consumer's use of this batch. False if it was redelivered elsewhere and must be dropped.
+        """Start the consumer's use of this batch.
+
+        False if it was redelivered elsewhere and must be dropped.
 
         Idempotent: a ``next`` interrupted by a signal calls it again.
         """
 
     def settle(self, lease: object) -> None:
-        """Mark the batch as used: the consumer asked for another one, or closed the loader. Idempotent."""
+        """Mark the batch as used: the consumer asked for another one, or closed the loader.
+
+        Idempotent.
+        """
 
     def release(self, timeout_s: float) -> None:
-        """Return all unsettled batches at once because the loader is closed. Waits at most ``timeout_s``; never raises.
+        """Return all unsettled batches at once because the loader is closed.
+
+        Waits at most ``timeout_s``; never raises.
 
         Another loader may use the source afterwards.
         """

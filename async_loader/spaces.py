@@ -25,7 +25,9 @@ class Space(Protocol):
 def _classes(*names: str) -> tuple[Any, ...]:
     """Return the classes of these names from those packages that are already imported."""
     modules = [sys.modules[name] for name in _MODULES if name in sys.modules]
-    return tuple(getattr(module, name) for module in modules for name in names if hasattr(module, name))
+    return tuple(
+        getattr(module, name) for module in modules for name in names if hasattr(module, name)
+    )
 
 
 def is_space(value: object) -> bool:
@@ -52,7 +54,8 @@ def kind_of(name: str, space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """
     if not isinstance(space, _classes(*_ARRAYS)):
         raise SchemaError(
-            f"field {name!r} is a {type(space).__name__} space, whose values are no arrays of one shape: "
+            f"field {name!r} is a {type(space).__name__} space, whose values are no arrays of one "
+            "shape: "
             f"use {', '.join(_ARRAYS)}, Dict or Tuple, or give the field's shape and dtype"
         )
     return tuple(space.shape), np.dtype(space.dtype)

@@ -1,4 +1,7 @@
-"""Counters and frozen snapshots. Each counter is a plain number with one writing thread; reading takes no lock."""
+"""Counters and frozen snapshots.
+
+Each counter is a plain number with one writing thread; reading takes no lock.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ __all__ = [
 class Meter:
     """Counters of one stage. Written by that stage's thread only.
 
-    ``with meter.busy():`` and ``with meter.waiting():`` would cost more than the measured code on the hot path, so a
-    stage calls `work` and `wait` at the transitions instead.
+    ``with meter.busy():`` and ``with meter.waiting():`` would cost more than the measured code on
+    the hot path, so a stage calls `work` and `wait` at the transitions instead.
     """
 
     __slots__ = ("_clock", "_since", "_waiting", "batches", "busy_s", "wait_s", "waits")
@@ -105,9 +108,9 @@ class LoaderStats:
     Attributes
     ----------
     source, workers, copy, learner : StageStats
-        `source` is the producer thread in ``plan``; `workers` the work on plans, in any process or thread, with seconds
-        summed over processes; `copy` the streamer (all zero on the CPU); `learner` the caller of ``next``, whose busy
-        time is the time between two calls.
+        `source` is the producer thread in ``plan``; `workers` the work on plans, in any process or
+        thread, with seconds summed over processes; `copy` the streamer (all zero on the CPU);
+        `learner` the caller of ``next``, whose busy time is the time between two calls.
     slots : int
         Slots in the ring, 0 before the first batch.
     slots_lent : int
@@ -117,8 +120,8 @@ class LoaderStats:
     skipped : int
         Failed batches that were skipped (``on_error="skip"``).
     interrupted : int
-        Batches that `next` had taken when a signal (Ctrl-C) interrupted it and has not delivered since: 1 until
-        the following call delivers that batch, else 0.
+        Batches that `next` had taken when a signal (Ctrl-C) interrupted it and has not delivered
+        since: 1 until the following call delivers that batch, else 0.
     workers_replaced : int
         Workers that died and were restarted.
     bottleneck : str
@@ -138,15 +141,27 @@ class LoaderStats:
     bottleneck: str
 
 
-def bottleneck(source: StageStats, workers: StageStats, copy: StageStats, learner: StageStats, *, one_thread: bool) -> str:
+def bottleneck(
+    source: StageStats,
+    workers: StageStats,
+    copy: StageStats,
+    learner: StageStats,
+    *,
+    one_thread: bool,
+) -> str:
     """Return the stage with the largest share of busy time: the other stages wait for it.
 
     Parameters
     ----------
     one_thread : bool
-        `source` and `workers` alternate in one thread (no worker processes), so they hold up others together.
+        `source` and `workers` alternate in one thread (no worker processes), so they hold up others
+        together.
     """
-    shares = {"source": source.busy_fraction, "workers": workers.busy_fraction, "copy": copy.busy_fraction}
+    shares = {
+        "source": source.busy_fraction,
+        "workers": workers.busy_fraction,
+        "copy": copy.busy_fraction,
+    }
     if one_thread:
         larger = max(("source", "workers"), key=shares.__getitem__)
         shares[larger] = shares["source"] + shares["workers"]

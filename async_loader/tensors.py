@@ -1,4 +1,6 @@
-"""Conversion between arrays and tensors. torch is imported inside functions only: array paths run without it."""
+"""Conversion between arrays and tensors. torch is imported inside functions only:
+array paths run without it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ _torch: Any = None  # set once torch is fully imported
 def loaded(name: str) -> Any:
     """Return the module if this process has fully imported it, else ``None``. Imports nothing.
 
-    A module that another thread is importing is already in `sys.modules` but incomplete: it counts as absent. There
-    can be no instances of its classes yet.
+    A module that another thread is importing is already in `sys.modules` but incomplete: it counts
+    as absent. There can be no instances of its classes yet.
     """
     module = sys.modules.get(name)
     if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -41,7 +43,10 @@ def loaded_torch() -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a torch tensor. Does not import torch: without it there are no tensors."""
+    """Whether ``value`` is a torch tensor.
+
+    Does not import torch: without it there are no tensors.
+    """
     torch = _torch or loaded_torch()
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -53,7 +58,9 @@ def tensor_types() -> tuple[type, ...]:
 
 
 def _before_fork() -> None:
-    """Wait for another thread's import of torch to finish: the child would inherit it half done for ever."""
+    """Wait for another thread's import of torch to finish:
+    the child would inherit it half done for ever.
+    """
     if "torch" not in sys.modules or loaded_torch() is not None or _is_importing_torch():
         return
     thread = threading.Thread(target=_import_torch, name="async-loader-torch", daemon=True)
@@ -82,11 +89,16 @@ _NUMPY: dict[Any, np.dtype[Any]] = {}
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
-    """Return numpy's dtype for a torch dtype; ``None`` for those numpy lacks (bfloat16, quantised, float8)."""
+    """Return numpy's dtype for a torch dtype;
+    ``None`` for those numpy lacks (bfloat16, quantised, float8).
+    """
     if not _NUMPY:
         import torch
 
-        same = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128"
+        same = (
+            "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 "
+            "complex64 complex128"
+        )
         _NUMPY.update({getattr(torch, name): np.dtype(name) for name in same.split()})
     return _NUMPY.get(dtype)
 
@@ -107,12 +119,20 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _is_dense(tensor: Any) -> bool:
-    return not tensor.is_nested and tensor.device.type != "meta" and tensor.layout is loaded_torch().strided
+    return (
+        not tensor.is_nested
+        and tensor.device.type != "meta"
+        and tensor.layout is loaded_torch().strided
+    )
 
 
 def said(tensor: Any) -> str:
     """Describe the kind of a tensor for a message."""
-    layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").replace("_", " ")
+    layout = (
+        "nested"
+        if tensor.is_nested
+        else str(tensor.layout).removeprefix("torch.").replace("_", " ")
+    )
     kind = "a tensor" if layout == "strided" else f"a {layout} tensor"
     where = "" if tensor.device.type == "cpu" else f" on device {tensor.device.type!r}"
     return f"{kind} of {tensor.dtype}{where}"
@@ -128,13 +148,17 @@ def made_dense(tensor: Any) -> str:
 
 
 def check_device(device: object) -> None:
-    """Raise ConfigError unless ``device`` is the name of a device that torch knows, or a ``torch.device``."""
+    """Raise ConfigError unless ``device`` is the name of a device that torch knows,
+    or a ``torch.device``.
+    """
     import torch
 
     if isinstance(device, torch.device):
         return
     if not isinstance(device, str):
-        raise ConfigError(f"device={device!r}: give a name as in device='cuda:0' or 'cpu', or a torch.device")
+        raise ConfigError(
+            f"device={device!r}: give a name as in device='cuda:0' or 'cpu', or a torch.device"
+        )
     try:
         torch.device(device)
     except RuntimeError as error:
@@ -149,7 +173,9 @@ def to_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def is_bfloat16(value: Any) -> bool:
-    """Whether ``value`` is a bfloat16 tensor, the dtype that is common for weights and missing in numpy."""
+    """Whether ``value`` is a bfloat16 tensor,
+    the dtype that is common for weights and missing in numpy.
+    """
     return is_tensor(value) and str(value.dtype) == "torch.bfloat16"
 
 
@@ -168,13 +194,19 @@ def from_bits(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def as_tensor(value: Any) -> Any:
-    """Convert arrays and numpy scalars of numeric dtype to tensors; return everything else unchanged.
+    """Convert arrays and numpy scalars of numeric dtype to tensors;
+    return everything else unchanged.
 
-    A read-only array is copied: a tensor cannot be read-only, and writing through it would be undefined.
+    A read-only array is copied: a tensor cannot be read-only, and writing through it would be
+    undefined.
     """
     if isinstance(value, np.generic):
         value = np.asarray(value)
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc" or value.dtype.char in "gG":
+    if (
+        not isinstance(value, np.ndarray)
+        or value.dtype.kind not in "biufc"
+        or value.dtype.char in "gG"
+    ):
         return value
     if not value.flags.writeable or any(stride < 0 for stride in value.strides):
         value = value.copy()
@@ -184,19 +216,25 @@ def as_tensor(value: Any) -> Any:
 
 
 def to_parts(tensor: torch.Tensor) -> tuple[Any, str]:
-    """Return the parts of a tensor for pickling: an array on its memory, and its dtype if numpy lacks it."""
+    """Return the parts of a tensor for pickling: an array on its memory,
+    and its dtype if numpy lacks it.
+    """
     tensor = tensor.detach().cpu()
     if numpy_dtype(tensor.dtype) is not None:
         return to_numpy(tensor), ""
     import torch
 
-    # numpy has no such dtype: send the bytes. The view needs contiguous memory and at least one dimension.
+    # numpy has no such dtype: send the bytes. The view needs contiguous memory and at least one
+    # dimension.
     raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return (raw, tuple(tensor.shape)), str(tensor.dtype).removeprefix("torch.")
 
 
 def from_parts(array: Any, dtype: str) -> torch.Tensor:
-    """The inverse of `to_parts`. Shares the array's memory if that is writable and numpy has the dtype."""
+    """The inverse of `to_parts`.
+
+    Shares the array's memory if that is writable and numpy has the dtype.
+    """
     if not dtype:
         tensor: torch.Tensor = as_tensor(array)
         return tensor
@@ -209,7 +247,9 @@ def from_parts(array: Any, dtype: str) -> torch.Tensor:
 
 
 def reduced(obj: Any) -> Any:
-    """Reduce a tensor of any class, or a storage, with its memory out of band; NotImplemented for other objects."""
+    """Reduce a tensor of any class, or a storage, with its memory out of band;
+    NotImplemented for other objects.
+    """
     torch = loaded_torch()
     if torch is None:
         return NotImplemented
@@ -227,8 +267,13 @@ def reduced(obj: Any) -> Any:
         if obj.layout is torch.strided:
             return NotImplemented if obj.is_quantized else (from_parts, to_parts(obj))
         return _reduced_sparse(obj, torch)
-    if type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__ or obj.layout is not torch.strided or obj.is_quantized:
-        return NotImplemented  # its own reduction is better; the storage goes out of band all the same
+    if (
+        type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__
+        or obj.layout is not torch.strided
+        or obj.is_quantized
+    ):
+        # its own reduction is better; the storage goes out of band all the same
+        return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         return from_subclass, (type(obj), *to_parts(obj.as_subclass(torch.Tensor)), vars(obj))
 
@@ -242,7 +287,10 @@ def _meta(shape: Any, stride: Any, dtype: Any, kind: Any, requires_grad: bool) -
 
 
 def _with_gradient(tensor: Any, kind: Any, requires_grad: bool = True) -> Any:
-    """Rebuild a leaf of this class. The graph that computed it is not sent, as with torch's own workers."""
+    """Rebuild a leaf of this class.
+
+    The graph that computed it is not sent, as with torch's own workers.
+    """
     import torch
 
     if kind is torch.nn.Parameter:
@@ -251,11 +299,17 @@ def _with_gradient(tensor: Any, kind: Any, requires_grad: bool = True) -> Any:
 
 
 def _reduced_nested(obj: Any, torch: Any) -> Any:
-    """Reduce to the values in one buffer, out of band, and the offsets of the parts; as torch's own workers do."""
+    """Reduce to the values in one buffer, out of band, and the offsets of the parts;
+    as torch's own workers do.
+    """
     if obj.layout is torch.jagged:
         return NotImplemented
     plain = obj.detach()
-    where = (plain._nested_tensor_size(), plain._nested_tensor_strides(), plain._nested_tensor_storage_offsets())
+    where = (
+        plain._nested_tensor_size(),
+        plain._nested_tensor_strides(),
+        plain._nested_tensor_storage_offsets(),
+    )
     return _nested, (plain.values(), *where, obj.requires_grad)
 
 
@@ -263,18 +317,37 @@ def _nested(values: Any, sizes: Any, strides: Any, offsets: Any, requires_grad: 
     import torch as untyped
 
     torch: Any = untyped
-    return torch._nested_view_from_buffer(values, sizes, strides, offsets).requires_grad_(requires_grad)
+    return torch._nested_view_from_buffer(values, sizes, strides, offsets).requires_grad_(
+        requires_grad
+    )
 
 
 def _reduced_sparse(obj: Any, torch: Any) -> Any:
-    """Reduce to parts: torch's own rebuild keeps every sparse tensor for a check that only ``torch.load`` makes."""
+    """Reduce to parts: torch's own rebuild keeps every sparse tensor for a check
+    that only ``torch.load`` makes.
+    """
     size = tuple(obj.shape)
     if obj.layout is torch.sparse_coo:
-        return _sparse, (torch.sparse_coo, (obj._indices(), obj._values()), size, obj.is_coalesced())
+        return _sparse, (
+            torch.sparse_coo,
+            (obj._indices(), obj._values()),
+            size,
+            obj.is_coalesced(),
+        )
     if obj.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return _sparse, (obj.layout, (obj.crow_indices(), obj.col_indices(), obj.values()), size, None)
+        return _sparse, (
+            obj.layout,
+            (obj.crow_indices(), obj.col_indices(), obj.values()),
+            size,
+            None,
+        )
     if obj.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return _sparse, (obj.layout, (obj.ccol_indices(), obj.row_indices(), obj.values()), size, None)
+        return _sparse, (
+            obj.layout,
+            (obj.ccol_indices(), obj.row_indices(), obj.values()),
+            size,
+            None,
+        )
     return NotImplemented
 
 
@@ -311,7 +384,11 @@ def _bytes_of(storage: Any, torch: Any) -> np.ndarray[Any, Any]:
 def _untyped_storage(array: Any) -> Any:
     import torch
 
-    return torch.empty(0, dtype=torch.uint8).untyped_storage() if not len(array) else as_tensor(array).untyped_storage()
+    return (
+        torch.empty(0, dtype=torch.uint8).untyped_storage()
+        if not len(array)
+        else as_tensor(array).untyped_storage()
+    )
 
 
 def _typed_storage(array: Any, dtype: Any) -> Any:

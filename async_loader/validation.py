@@ -36,7 +36,8 @@ def context_of(context: str | BaseContext | None) -> BaseContext:
         return multiprocessing.get_context(context.get_start_method())
     if context is not None and context not in multiprocessing.get_all_start_methods():
         raise ConfigError(
-            f"multiprocessing_context is {context!r}: give one of {', '.join(multiprocessing.get_all_start_methods())}"
+            f"multiprocessing_context is {context!r}: give one of "
+            f"{', '.join(multiprocessing.get_all_start_methods())}"
         )
     return multiprocessing.get_context(context or multiprocessing.get_start_method())
 
@@ -57,7 +58,8 @@ def check_descriptors(num_workers: int) -> None:
         return
     if limit != resource.RLIM_INFINITY and used + needed > limit:
         raise ResourceLimit(
-            f"{num_workers} workers need about {needed} file descriptors, {max(0, limit - used)} of {limit} are left: "
+            f"{num_workers} workers need about {needed} file descriptors, {max(0, limit - used)} "
+            f"of {limit} are left: "
             "raise the limit (ulimit -n) or use fewer workers"
         )
 
@@ -65,6 +67,7 @@ def check_descriptors(num_workers: int) -> None:
 def refuse_start_in_child() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "a loader was built while a worker process imports the main script: keep what the script does under "
+            "a loader was built while a worker process imports the main script: keep what the "
+            "script does under "
             'if __name__ == "__main__"'
         )

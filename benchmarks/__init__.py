@@ -1,1 +1,4 @@
-"""Side-by-side comparisons with other loaders, and their recorded results. Nothing here is imported by the package."""
+"""Side-by-side comparisons with other loaders, and their recorded results.
+
+Nothing here is imported by the package.
+"""

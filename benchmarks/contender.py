@@ -1,4 +1,7 @@
-"""`python -m benchmarks.contender MODULE NAME SECONDS`: one contender of one row, as one JSON line. Compares nothing."""
+"""`python -m benchmarks.contender MODULE NAME SECONDS`: one contender of one row, as one JSON line.
+
+Compares nothing.
+"""
 
 import importlib
 import importlib.util
@@ -10,7 +13,8 @@ def main(module: str, name: str, seconds: str) -> None:
     if importlib.util.find_spec("torch"):  # the environment of Reverb has none
         import torch
 
-        torch.set_num_threads(1)  # the learner's; all sides alike, and forking after an OpenMP pool has started can hang
+        # the learner's; all sides alike, and forking after an OpenMP pool has started can hang
+        torch.set_num_threads(1)
     row = importlib.import_module(module).ROW
     figures = row.contender(name).measure(float(seconds))
     print(json.dumps(figures), flush=True)

@@ -19,7 +19,9 @@ INSTALL_LIMIT_S = 1800
 
 @dataclass(frozen=True)
 class Environment:
-    """Installed step by step: what a later step asks for may contradict an earlier one, as old peers and new torch do."""
+    """Installed step by step: what a later step asks for may contradict an earlier one, as old
+    peers and new torch do.
+    """
 
     name: str
     steps: tuple[tuple[str, ...], ...]
@@ -31,14 +33,32 @@ class Environment:
         return HOME / self.name / "bin" / "python"
 
     def recipe(self) -> str:
-        return hashlib.sha256(repr((self.steps, self.probe, sys.version_info[:2])).encode()).hexdigest()
+        return hashlib.sha256(
+            repr((self.steps, self.probe, sys.version_info[:2])).encode()
+        ).hexdigest()
 
 
 DING_NEEDS = (
-    "easydict", "pyyaml", "cloudpickle", "tabulate", "click", "requests", "gymnasium", "h5py", "opencv-python-headless",
-    "tensorboardX", "enum_tools", "trueskill", "readerwriterlock", "pynng", "scipy", "matplotlib",
-)  # fmt: skip
-"""Of what DI-engine imports; its own requirements name versions that no longer install beside this torch."""
+    "easydict",
+    "pyyaml",
+    "cloudpickle",
+    "tabulate",
+    "click",
+    "requests",
+    "gymnasium",
+    "h5py",
+    "opencv-python-headless",
+    "tensorboardX",
+    "enum_tools",
+    "trueskill",
+    "readerwriterlock",
+    "pynng",
+    "scipy",
+    "matplotlib",
+)
+"""Of what DI-engine imports; its own requirements name versions
+that no longer install beside this torch.
+"""
 
 DING = Environment(
     "ding",
@@ -56,7 +76,13 @@ REPLAY = Environment(
     "replay-peers",
     (
         ("torch==2.13.0", "numpy", "psutil"),
-        ("torchrl==0.14.1", "tensordict==0.14.3", "cpprb==11.*", "stable-baselines3", "torch==2.13.0"),
+        (
+            "torchrl==0.14.1",
+            "tensordict==0.14.3",
+            "cpprb==11.*",
+            "stable-baselines3",
+            "torch==2.13.0",
+        ),
     ),
     "import cpprb, stable_baselines3.common.buffers, torchrl.data",
     ("cpprb", "torchrl", "tensordict", "stable-baselines3", "torch", "numpy"),
@@ -81,15 +107,31 @@ GLUON = Environment(
     "from mxnet import gluon; from gluonnlp.data import FixedBucketSampler, ShardedDataLoader",
     ("mxnet", "gluonnlp", "numpy"),
 )
-"""The last gluonnlp that is all Python; its later ones do not compile with this Python, and load in the same way."""
+"""The last gluonnlp that is all Python; its later ones do not compile with this Python,
+and load in the same way.
+"""
 
 FASTAI_NEEDS = (
-    "fastcore", "fastprogress", "matplotlib", "pandas", "scikit-learn", "pillow", "pyyaml", "fastdownload", "fasttransform",
-    "plum-dispatch<2.10", "requests", "psutil",
-)  # fmt: skip
+    "fastcore",
+    "fastprogress",
+    "matplotlib",
+    "pandas",
+    "scikit-learn",
+    "pillow",
+    "pyyaml",
+    "fastdownload",
+    "fasttransform",
+    "plum-dispatch<2.10",
+    "requests",
+    "psutil",
+)
 FASTAI = Environment(
     "fastai",
-    (("torch==2.13.0", "numpy"), ("--no-deps", "fastai==2.8.12", "torchvision==0.28.0"), FASTAI_NEEDS),
+    (
+        ("torch==2.13.0", "numpy"),
+        ("--no-deps", "fastai==2.8.12", "torchvision==0.28.0"),
+        FASTAI_NEEDS,
+    ),
     "from fastai.data.load import DataLoader",
     ("fastai", "torch", "numpy"),
 )
@@ -103,7 +145,9 @@ class CannotMake(Exception):
 
 
 def interpreter(name: str, say: Callable[[str], None]) -> Path | str:
-    """Return the Python of environment `name`, created if necessary, or the reason why there is no such Python."""
+    """Return the Python of environment `name`, created if necessary,
+    or the reason why there is no such Python.
+    """
     if name == "project":
         return Path(sys.executable)
     try:
@@ -117,14 +161,21 @@ def _made(peer: Environment, say: Callable[[str], None]) -> Path:
     made = HOME / peer.name / "recipe"
     if made.exists() and made.read_text() == peer.recipe():
         return peer.python
-    say(f"making {HOME.name}/{peer.name}, once; it takes some minutes and about 1.5 GB (log: {HOME.name}/{peer.name}.log)")
+    say(
+        f"making {HOME.name}/{peer.name}, once; it takes some minutes and about 1.5 GB (log: "
+        f"{HOME.name}/{peer.name}.log)"
+    )
     rmtree(HOME / peer.name, ignore_errors=True)
     HOME.mkdir(exist_ok=True)
     with open(HOME / f"{peer.name}.log", "w") as log:
         _step([sys.executable, "-m", "venv", str(HOME / peer.name)], "venv", log)
         for packages in peer.steps:
             say(f"  pip install {' '.join(packages)}")
-            _step([str(peer.python), "-m", "pip", "install", *packages], f"pip install {packages[-1]}", log)
+            _step(
+                [str(peer.python), "-m", "pip", "install", *packages],
+                f"pip install {packages[-1]}",
+                log,
+            )
         _step([str(peer.python), "-c", peer.probe], peer.probe, log)
     made.write_text(peer.recipe())
     return peer.python
@@ -132,7 +183,14 @@ def _made(peer: Environment, say: Callable[[str], None]) -> Path:
 
 def _step(command: list[str], name: str, log: object) -> None:
     try:
-        subprocess.run(command, check=True, timeout=INSTALL_LIMIT_S, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # type: ignore[call-overload]
+        subprocess.run(
+            command,
+            check=True,
+            timeout=INSTALL_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )  # type: ignore[call-overload]
     except subprocess.CalledProcessError as error:
         raise CannotMake(f"'{name}' failed with exit code {error.returncode}") from error
     except subprocess.TimeoutExpired as error:
@@ -151,5 +209,7 @@ def versions(name: str, python: Path | str) -> dict[str, str | None]:
         "    except m.PackageNotFoundError: return None\n"
         "print(json.dumps({'python': sys.version.split()[0], **{p: v(p) for p in sys.argv[1:]}}))"
     )
-    found = subprocess.run([str(python), "-c", code, *packages], check=True, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        [str(python), "-c", code, *packages], check=True, capture_output=True, text=True, timeout=60
+    )
     return dict(json.loads(found.stdout))

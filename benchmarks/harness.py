@@ -1,6 +1,8 @@
-"""Rows, contenders, targets, and the runner that interleaves contenders, each in a process of its own. Times nothing itself.
+"""Rows, contenders, targets, and the runner that interleaves contenders,
+each in a process of its own. Times nothing itself.
 
-Only the standard library is imported here: every contender's environment loads the row modules, and they load this.
+Only the standard library is imported here: every contender's environment loads the row modules, and
+they load this.
 """
 
 import contextlib
@@ -20,10 +22,14 @@ from typing import Any, Literal, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_S = 120.0
-"""For one process beyond the seconds it is asked to measure: imports on a loaded machine take several."""
+"""For one process beyond the seconds it is asked to measure:
+imports on a loaded machine take several.
+"""
 
 GRACE_S = 1.0
-"""For what a contender started to end after it: helpers that wait for their parent's death, as a rule."""
+"""For what a contender started to end after it: helpers that wait for their parent's death,
+as a rule.
+"""
 
 Figures = Mapping[str, Any]
 
@@ -48,10 +54,12 @@ class Metric:
 
 @dataclass(frozen=True)
 class Contender:
-    """One library in one setting. `measure(seconds)` runs in `environment` and returns its figures by metric key.
+    """One library in one setting.
 
-    `against` names the setting of ours that does the same work; without one it is the row's first contender.
-    `once`: for information; no target rests on it, and one run will do.
+    `measure(seconds)` runs in `environment` and returns its figures by metric key.
+
+    `against` names the setting of ours that does the same work; without one it is the row's first
+    contender. `once`: for information; no target rests on it, and one run will do.
     """
 
     name: str
@@ -63,7 +71,9 @@ class Contender:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound: on our figure itself, or, where `theirs` names peers, on how many times better we are than their best."""
+    """A bound: on our figure itself, or, where `theirs` names peers,
+    on how many times better we are than their best.
+    """
 
     text: str
     metric: str
@@ -74,9 +84,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One workload. The first metric is the one that ratios are drawn from; the first contender is ours as it comes.
+    """One workload.
 
-    `seconds` is what each contender measures for; `repeats` is the most that the row needs, where that is little.
+    The first metric is the one that ratios are drawn from; the first contender is ours as it comes.
+
+    `seconds` is what each contender measures for; `repeats` is the most that the row needs, where
+    that is little.
     """
 
     key: str
@@ -151,17 +164,25 @@ class Outcome:
         figure = self.of(target.ours).median(target.metric)
         if figure is None:
             return Verdict(target, None, None)
-        return Verdict(target, figure, figure <= target.bound if metric.better == "lower" else figure >= target.bound)
+        return Verdict(
+            target,
+            figure,
+            figure <= target.bound if metric.better == "lower" else figure >= target.bound,
+        )
 
 
 class NotMeasured(Exception):
     """A contender gave no figures; the text says why."""
 
 
-def run_row(row: Row, module: str, pythons: Mapping[str, Path | str], repeats: int, hurry: float) -> Iterator[Outcome | str]:
-    """Run the contenders A B C A B C; yields the name of each as it starts, and the outcome at the end.
+def run_row(
+    row: Row, module: str, pythons: Mapping[str, Path | str], repeats: int, hurry: float
+) -> Iterator[Outcome | str]:
+    """Run the contenders A B C A B C; yields the name of each as it starts,
+    and the outcome at the end.
 
-    `pythons` holds, per environment, its interpreter, or the reason why there is no interpreter. `hurry` scales the seconds measured.
+    `pythons` holds, per environment, its interpreter, or the reason why there is no interpreter.
+    `hurry` scales the seconds measured.
     """
     measured = tuple(Measured(contender) for contender in row.contenders)
     turns = min(repeats, row.repeats or repeats)
@@ -175,7 +196,11 @@ def run_row(row: Row, module: str, pythons: Mapping[str, Path | str], repeats: i
                 if isinstance(python, str):
                     raise NotMeasured(python)
                 figures = run_contender(
-                    python, module, one.contender.name, row.seconds * hurry, shown=one.contender.environment == "project"
+                    python,
+                    module,
+                    one.contender.name,
+                    row.seconds * hurry,
+                    shown=one.contender.environment == "project",
                 )
                 one.repeats.append(figures)
             except NotMeasured as reason:
@@ -183,17 +208,27 @@ def run_row(row: Row, module: str, pythons: Mapping[str, Path | str], repeats: i
     yield Outcome(row, measured)
 
 
-def run_contender(python: Path, module: str, name: str, seconds: float, root: Path = ROOT, *, shown: bool = False) -> Figures:
+def run_contender(
+    python: Path, module: str, name: str, seconds: float, root: Path = ROOT, *, shown: bool = False
+) -> Figures:
     """Run one contender of the checkout in `root`, in a process and a session of its own.
 
-    The session lets the processes that the contender leaves behind be counted and ended. Raises NotMeasured.
-    ``shown``: pass on what it writes to stderr; a soak says there what it found, and how to play it again.
+    The session lets the processes that the contender leaves behind be counted and ended. Raises
+    NotMeasured. ``shown``: pass on what it writes to stderr; a soak says there what it found, and
+    how to play it again.
     """
     command = [str(python), "-m", "benchmarks.contender", module, name, str(seconds)]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:  # not pipes: what a contender leaves behind would hold them
+    # not pipes: what a contender leaves behind would hold them
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         process = subprocess.Popen(
-            command, cwd=root, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            command,
+            cwd=root,
+            env=environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
         )
         try:
             process.wait(seconds + TIME_LIMIT_S)
@@ -209,8 +244,13 @@ def run_contender(python: Path, module: str, name: str, seconds: float, root: Pa
     if not reported:
         reason = re.sub(r"/\S*/", ".../", (complained or ["no output"])[-1])
         raise NotMeasured(f"exit code {process.returncode}: {reason}")
-    # Some peers abort at interpreter exit, after they have reported: their figures count, and the exit code is recorded.
-    return {**json.loads(reported[-1]), "left_after_exit": len(left), "exit_code": process.returncode}
+    # Some peers abort at interpreter exit, after they have reported: their figures count, and the
+    # exit code is recorded.
+    return {
+        **json.loads(reported[-1]),
+        "left_after_exit": len(left),
+        "exit_code": process.returncode,
+    }
 
 
 def _lines(stream: TextIO) -> list[str]:
@@ -219,11 +259,17 @@ def _lines(stream: TextIO) -> list[str]:
 
 
 def _end_session(session: int) -> list[int]:
-    """Whatever still runs in a session that was started here, after a moment to end by itself, and kill it."""
+    """Whatever still runs in a session that was started here, after a moment to end by itself,
+    and kill it.
+    """
     deadline = time.monotonic() + GRACE_S
-    while (left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session_of(pid) == session]) and (
-        time.monotonic() < deadline
-    ):
+    while (
+        left := [
+            pid
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if _session_of(pid) == session
+        ]
+    ) and (time.monotonic() < deadline):
         time.sleep(0.02)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):

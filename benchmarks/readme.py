@@ -1,4 +1,6 @@
-"""The README's tables of figures, from what was recorded: `python -m benchmarks.readme` writes it between its marks."""
+"""The README's tables of figures, from what was recorded:
+`python -m benchmarks.readme` writes it between its marks.
+"""
 
 import json
 from pathlib import Path
@@ -15,13 +17,28 @@ SUITES = {
 }
 """What the page shows where it was recorded, and the libraries whose versions it names."""
 
-_UNITS = {"idle_us": "us", "busy_us": "us", "us": "us", "busy_p99_ms": "ms", "slower_percent": "%", "kept_percent": "%"}
+_UNITS = {
+    "idle_us": "us",
+    "busy_us": "us",
+    "us": "us",
+    "busy_p99_ms": "ms",
+    "slower_percent": "%",
+    "kept_percent": "%",
+}
 _UNITS |= {"first_ms": "ms"}
-_UNITS |= {"socket_bytes": "bytes", "close_s": "s", "start_s": "s", "left": "things", "left_after_exit": "things"}
+_UNITS |= {
+    "socket_bytes": "bytes",
+    "close_s": "s",
+    "start_s": "s",
+    "left": "things",
+    "left_after_exit": "things",
+}
 
 
 def section(records: list[dict[str, Any]]) -> str:
-    """The section with its marks: of each suite one line per target, held or missed, as recorded."""
+    """The section with its marks: of each suite one line per target, held or missed,
+    as recorded.
+    """
     lines = [BEGIN, "## Measured", ""]
     for results in records:
         lines += [*_suite(results), ""]
@@ -31,8 +48,10 @@ def section(records: list[dict[str, Any]]) -> str:
 def _suite(results: dict[str, Any]) -> list[str]:
     name = results["suite"]
     lines = [
-        f"`./scripts/bench {name}` on {results['cpus']} shared cores, {results['date_of_run']}, {results['machine']}, "
-        f"{results['repeats']} repeats, medians; {_versions(results)}. Each contender runs in a process of its own, "
+        f"`./scripts/bench {name}` on {results['cpus']} shared cores, {results['date_of_run']}, "
+        f"{results['machine']}, "
+        f"{results['repeats']} repeats, medians; {_versions(results)}. Each contender runs in a "
+        "process of its own, "
         "in turns with the others, and every byte of every batch is read on all sides.",
         "",
         "| work | target | measured | |",
@@ -40,16 +59,24 @@ def _suite(results: dict[str, Any]) -> list[str]:
     ]
     for row in results["rows"]:
         lines += [
-            f"| {row['title']} | {target['target']} | {_measured(target)} | {target['outcome']} |" for target in row["targets"]
+            f"| {row['title']} | {target['target']} | {_measured(target)} | {target['outcome']} |"
+            for target in row["targets"]
         ]
     return [*lines, "", f"![Side by side](benchmarks/results/{name}.png)"]
 
 
 def _versions(results: dict[str, Any]) -> str:
-    """Of the libraries compared with; the project's environment comes first, as it has torch too."""
+    """Of the libraries compared with; the project's environment comes first,
+    as it has torch too.
+    """
     installed = results["versions"]
-    found = {**{name: version for peer in installed.values() for name, version in peer.items()}, **installed["project"]}
-    return ", ".join(f"{name} {found.get(name) or 'not measured'}" for name in SUITES[results["suite"]])
+    found = {
+        **{name: version for peer in installed.values() for name, version in peer.items()},
+        **installed["project"],
+    }
+    return ", ".join(
+        f"{name} {found.get(name) or 'not measured'}" for name in SUITES[results["suite"]]
+    )
 
 
 def _measured(target: dict[str, Any]) -> str:

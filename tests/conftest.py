@@ -1,4 +1,6 @@
-"""What every test shares: after each, nothing may be left. No process, no thread, no segment, no descriptor."""
+"""What every test shares: after each, nothing may be left. No process, no thread, no segment, no
+descriptor.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ import pytest
 hypothesis.settings.register_profile(
     "shared machine",
     deadline=None,  # how long an example takes says nothing there
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # nor does how long it takes to draw one
+    # nor does how long it takes to draw one
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("shared machine")
 
@@ -29,7 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--start-method",
         choices=["fork", "spawn", "forkserver"],
-        help="How processes are started where a test does not say it. Python 3.14 has forkserver in place of fork.",
+        help="How processes are started where a test does not say it. Python 3.14 has forkserver "
+        "in place of fork.",
     )
 
 
@@ -43,12 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def children() -> dict[int, str]:
-    """Processes below this one, but for those that multiprocessing keeps until the interpreter ends."""
+    """Processes below this one, but for those that multiprocessing keeps until the interpreter
+    ends.
+    """
     found = {}
     for process in psutil.Process().children(recursive=True):
         try:
             command = " ".join(process.cmdline())
-            if process.status() != psutil.STATUS_ZOMBIE and not any(own in command for own in _PYTHONS_OWN):
+            if process.status() != psutil.STATUS_ZOMBIE and not any(
+                own in command for own in _PYTHONS_OWN
+            ):
                 found[process.pid] = command or process.name()
         except psutil.NoSuchProcess:
             continue
@@ -108,7 +116,13 @@ def start_method(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _forks_beside_threads_are_meant():
-    """Python 3.12 warns of every fork in a process with threads, which is what the fork tests are about."""
+    """Python 3.12 warns of every fork in a process with threads, which is what the fork tests
+    are about.
+    """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*use of fork\\(\\) may lead to deadlocks.*", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore",
+            message=".*use of fork\\(\\) may lead to deadlocks.*",
+            category=DeprecationWarning,
+        )
         yield

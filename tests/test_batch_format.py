@@ -13,12 +13,21 @@ from async_loader.errors import ConfigError
 
 
 def batch():
-    return {"obs": {"x": np.zeros((3, 2), np.float32)}, "name": np.array(["a", "b", "c"]), "index": np.arange(3)}
+    return {
+        "obs": {"x": np.zeros((3, 2), np.float32)},
+        "name": np.array(["a", "b", "c"]),
+        "index": np.arange(3),
+    }
 
 
 def test_a_device_implies_tensors():
     assert checked("numpy") == "numpy"
-    assert checked("numpy", "cpu") == checked("numpy", torch.device("cpu")) == checked("torch") == "torch"
+    assert (
+        checked("numpy", "cpu")
+        == checked("numpy", torch.device("cpu"))
+        == checked("torch")
+        == "torch"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +64,9 @@ def test_tensors_go_to_the_device():
 
 def test_an_absent_tensordict_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"
+    ):
         checked("tensordict")
 
 

@@ -14,8 +14,14 @@ from async_loader.batch_layout import BatchLayout
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 
 schemas = st.lists(
-    st.tuples(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(DTYPES)), min_size=1, max_size=6
-).map(lambda kinds: Schema.of([Field(shape, dtype, name=f"f{i}") for i, (shape, dtype) in enumerate(kinds)]))
+    st.tuples(st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(DTYPES)),
+    min_size=1,
+    max_size=6,
+).map(
+    lambda kinds: Schema.of(
+        [Field(shape, dtype, name=f"f{i}") for i, (shape, dtype) in enumerate(kinds)]
+    )
+)
 makers = st.sampled_from([BatchLayout.contiguous, BatchLayout.packed])
 rows = st.integers(1, 9)
 

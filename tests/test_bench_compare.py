@@ -1,4 +1,6 @@
-"""The paired comparison of two checkouts: which side a ratio favours, and when a contender misses."""
+"""The paired comparison of two checkouts: which side a ratio favours,
+and when a contender misses.
+"""
 
 import pytest
 

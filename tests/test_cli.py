@@ -43,7 +43,11 @@ def test_an_impossible_value_is_refused_before_anything_runs():
 
 def test_the_module_runs_as_a_program():
     done = subprocess.run(
-        [sys.executable, "-m", "async_loader.cli", "--help"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "async_loader.cli", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0
     assert "doctor" in done.stdout

@@ -31,13 +31,25 @@ class Items:
 
 def columns():
     ids = np.arange(100)
-    return ColumnsSource({"x": ids.astype(np.float32), "o": {"y": np.stack([ids] * 5, 1).astype(np.uint8)}, "d": ids > 9}, 0)
+    return ColumnsSource(
+        {
+            "x": ids.astype(np.float32),
+            "o": {"y": np.stack([ids] * 5, 1).astype(np.uint8)},
+            "d": ids > 9,
+        },
+        0,
+    )
 
 
 def full_buffer():
     buffer = ReplayBuffer(64, seed=0)
     for i in range(100):
-        buffer.add(obs=np.full((3, 2), i, np.float32), action=i, done=i % 7 == 0, pixels=np.full((40, 40, 3), i, np.uint8))
+        buffer.add(
+            obs=np.full((3, 2), i, np.float32),
+            action=i,
+            done=i % 7 == 0,
+            pixels=np.full((40, 40, 3), i, np.uint8),
+        )
     return buffer
 
 
@@ -60,7 +72,11 @@ def test_every_source_here_conforms(name):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: WaitingSource(Items()), lambda: ReplayBuffer(10).source(), lambda: ReplayBuffer(10, {"x": "f4"}).source(min_size=3)],
+    [
+        lambda: WaitingSource(Items()),
+        lambda: ReplayBuffer(10).source(),
+        lambda: ReplayBuffer(10, {"x": "f4"}).source(min_size=3),
+    ],
     ids=["fake", "empty buffer", "buffer with a minimum"],
 )
 def test_every_waiting_source_here_conforms(make):
@@ -80,7 +96,7 @@ def test_the_fakes_work_in_a_loader(workers):
         assert batch["deep"][1][0].dtype == torch.int16
 
 
-# -- broken sources are caught ---------------------------------------------------------------------------------------------
+# -- broken sources are caught ---------------------------------------------------------------------
 
 
 class Base:
@@ -147,19 +163,43 @@ def moody(self, index, into, seed):
 
 BROKEN = {
     "lacks a method": (lambda: object(), "lacks plan, reader or update_priorities"),
-    "too few rows": (broken(plan=lambda s, n, p: Rows(np.arange(n - 1))), r"plan\(8\) has 7 entries"),
-    "too many jobs": (broken(plan=lambda s, n, p: Jobs([int] * (n + 1))), r"plan\(8\) has 9 entries"),
+    "too few rows": (
+        broken(plan=lambda s, n, p: Rows(np.arange(n - 1))),
+        r"plan\(8\) has 7 entries",
+    ),
+    "too many jobs": (
+        broken(plan=lambda s, n, p: Jobs([int] * (n + 1))),
+        r"plan\(8\) has 9 entries",
+    ),
     "fixed size": (broken(plan=lambda s, n, p: Samples([1] * 8)), r"plan\(1\) has 8 entries"),
-    "index of another dtype": (broken(plan=lambda s, n, p: Rows(np.arange(n, dtype=np.int32))), "int64 array"),
+    "index of another dtype": (
+        broken(plan=lambda s, n, p: Rows(np.arange(n, dtype=np.int32))),
+        "int64 array",
+    ),
     "index is a list": (broken(plan=lambda s, n, p: Rows(list(range(n)))), "int64 array"),
-    "index of three dimensions": (broken(plan=lambda s, n, p: Rows(np.zeros((n, 1, 1), np.int64))), "int64 array"),
+    "index of three dimensions": (
+        broken(plan=lambda s, n, p: Rows(np.zeros((n, 1, 1), np.int64))),
+        "int64 array",
+    ),
     "jobs that are not": (broken(plan=lambda s, n, p: Jobs([1] * n)), "cannot be called"),
     "ready that is not": (broken(plan=lambda s, n, p: Ready([1])), "Ready.batch is list"),
-    "an object that is not a plan": (broken(plan=lambda s, n, p: [1] * n), "give Rows, Jobs, Samples, Ready or END"),
+    "an object that is not a plan": (
+        broken(plan=lambda s, n, p: [1] * n),
+        "give Rows, Jobs, Samples, Ready or END",
+    ),
     "waits with data": (broken(waiting_for=lambda s: "rain"), "still says 'rain'"),
-    "update_priorities loses rows": (broken(update_priorities=lambda s, i, p: Applied(1, 0)), "got 8 rows and accounts for 1"),
-    "update_priorities of another kind": (broken(update_priorities=lambda s, i, p: len(i)), "give Applied"),
-    "update_priorities raises": (broken(update_priorities=lambda s, i, p: 1 / 0), "raise Unsupported"),
+    "update_priorities loses rows": (
+        broken(update_priorities=lambda s, i, p: Applied(1, 0)),
+        "got 8 rows and accounts for 1",
+    ),
+    "update_priorities of another kind": (
+        broken(update_priorities=lambda s, i, p: len(i)),
+        "give Applied",
+    ),
+    "update_priorities raises": (
+        broken(update_priorities=lambda s, i, p: 1 / 0),
+        "raise Unsupported",
+    ),
     "no reader": (broken(reader=lambda s: None), r"reader\(\) gives None"),
     "schema is a dict": (broken(schema={"x": "f4"}), "give a Schema, or None"),
     "writes too far": (broken(read=too_far), "writes outside of them"),
@@ -169,10 +209,19 @@ BROKEN = {
     "ignores what packed is": (broken(read=wrong_when_packed), "packed batch differs"),
     "never the same": (broken(read=moody), "something else each time"),
     "returns instead of filling": (broken(read=lambda s, i, w, seed: [1]), "read returned list"),
-    "fetches too few": (broken(schema=None, fetch=lambda s, i, seed: [1]), "fetch got 8 rows and returned 1"),
-    "fetches by position": (broken(schema=None, fetch=lambda s, i, seed: list(range(len(i)))), "part by part differ"),
+    "fetches too few": (
+        broken(schema=None, fetch=lambda s, i, seed: [1]),
+        "fetch got 8 rows and returned 1",
+    ),
+    "fetches by position": (
+        broken(schema=None, fetch=lambda s, i, seed: list(range(len(i)))),
+        "part by part differ",
+    ),
     "cannot travel": (broken(__reduce__=lambda s: 1 / 0), "cannot be sent to a worker"),
-    "jobs cannot travel": (broken(plan=lambda s, n, p: Jobs([threading.Lock().acquire] * n)), "jobs cannot be sent"),
+    "jobs cannot travel": (
+        broken(plan=lambda s, n, p: Jobs([threading.Lock().acquire] * n)),
+        "jobs cannot be sent",
+    ),
 }
 
 
@@ -236,7 +285,10 @@ WAITING = {
     "waits by other means": (broken(plan=blocks), "other means than patience"),
     "does not say for what": (broken(plan=waits), "waiting_for says None"),
     "says nothing": (broken(plan=waits, waiting_for=lambda s: ""), "a text, or None"),
-    "swallows the end": (broken(plan=swallows, waiting_for=lambda s: "steps"), "let Closed through"),
+    "swallows the end": (
+        broken(plan=swallows, waiting_for=lambda s: "steps"),
+        "let Closed through",
+    ),
 }
 
 

@@ -199,9 +199,16 @@ def imports(tree: ast.AST, module: str, *, is_package: bool = False) -> Iterator
             elif isinstance(child, ast.ImportFrom):
                 base = absolute(child)
                 for alias in child.names:
-                    name = base if base not in ("async_loader", *packages()) else f"{base}.{alias.name}"
+                    name = (
+                        base
+                        if base not in ("async_loader", *packages())
+                        else f"{base}.{alias.name}"
+                    )
                     yield Import(module, short(name), late, typing, child.lineno)
-            elif isinstance(child, ast.Call) and getattr(child.func, "attr", getattr(child.func, "id", "")) == "import_module":
+            elif (
+                isinstance(child, ast.Call)
+                and getattr(child.func, "attr", getattr(child.func, "id", "")) == "import_module"
+            ):
                 for argument in child.args:
                     if isinstance(argument, ast.Constant):
                         yield Import(module, short(argument.value), late, typing, child.lineno)
@@ -220,7 +227,10 @@ def imports(tree: ast.AST, module: str, *, is_package: bool = False) -> Iterator
 
 
 def packages() -> set[str]:
-    return {f"async_loader.{path.parent.relative_to(PACKAGE)}".replace("/", ".") for path in PACKAGE.rglob("__init__.py")}
+    return {
+        f"async_loader.{path.parent.relative_to(PACKAGE)}".replace("/", ".")
+        for path in PACKAGE.rglob("__init__.py")
+    }
 
 
 def short(name: str) -> str:
@@ -319,7 +329,11 @@ def modules() -> dict[str, tuple[ast.AST, bool]]:
 def test_imports_go_downward_only():
     found = modules()
     assert len(found) > 30
-    assert [text for name, (tree, package) in found.items() for text in breaches(imports(tree, name, is_package=package))] == []
+    assert [
+        text
+        for name, (tree, package) in found.items()
+        for text in breaches(imports(tree, name, is_package=package))
+    ] == []
 
 
 @functools.cache
@@ -358,9 +372,17 @@ def test_every_module_has_a_floor():
         ("errors", "from async_loader import tree", "downward only"),
         ("replay.buffer", "from async_loader.pipeline import codec", "downward only"),
         ("pipeline.workers.worker_pool", "import async_loader.replay.buffer", "downward only"),
-        ("sources.columns", "from async_loader.pipeline.batches.collate import collate", "downward only"),
+        (
+            "sources.columns",
+            "from async_loader.pipeline.batches.collate import collate",
+            "downward only",
+        ),
         ("pipeline.workers.worker_pool", "from ...replay import buffer", "downward only"),
-        ("pipeline.workers.worker_pool", "import importlib\nimportlib.import_module('async_loader.replay')", "downward only"),
+        (
+            "pipeline.workers.worker_pool",
+            "import importlib\nimportlib.import_module('async_loader.replay')",
+            "downward only",
+        ),
         ("tree", "from async_loader.schema import Schema", "schema builds on tree"),
         ("shm.slot_ring", "import torch", "only compat"),
         ("replay.table.reader", "def f():\n    import torch.nn as nn", "only compat"),
@@ -429,14 +451,19 @@ def test_a_planted_circle_of_folders_is_caught(module, code, circle):
         ("shm.slot_ring", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         (
             "table",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from async_loader.replay.rate_limiter import RateLimiter",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from "
+            "async_loader.replay.rate_limiter import RateLimiter",
         ),
         ("batch_layout", "from async_loader import tree\nfrom async_loader.source import Window"),
         (
             "pipeline.workers.worker_pool",
-            "from async_loader.pipeline.workers.worker_handle import WorkerHandle\nfrom async_loader.errors import Closed",
+            "from async_loader.pipeline.workers.worker_handle import WorkerHandle\nfrom "
+            "async_loader.errors import Closed",
         ),
-        ("pipeline.workers.worker_pool", "from .handle import WorkerHandle\nfrom ...errors import Closed"),
+        (
+            "pipeline.workers.worker_pool",
+            "from .handle import WorkerHandle\nfrom ...errors import Closed",
+        ),
         ("testing.fakes", "from async_loader.pipeline import device"),
     ],
 )
@@ -448,7 +475,9 @@ def test_what_is_allowed_is_not_caught(module, code):
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True
+    ).stdout
 
 
 HEAVY = """import sys
@@ -494,9 +523,10 @@ from async_loader import AsyncDataLoader
 
 def main():
     jobs = lambda n: [lambda: {{"torch": "torch" in sys.modules, "x": np.arange(3), "f": 0.5}}] * n
-    with AsyncDataLoader(jobs, 4, num_workers=2, multiprocessing_context={method!r}, timeout_s=60) as loader:
+    options = dict(num_workers=2, multiprocessing_context={method!r}, timeout_s=60)
+    with AsyncDataLoader(jobs, 4, **options) as loader:
         seen = [next(loader)["torch"].any().item() for _ in range(4)]
-    with AsyncDataLoader({{"x": np.arange(100)}}, 4, num_workers=2, multiprocessing_context={method!r}, timeout_s=60) as loader:
+    with AsyncDataLoader({{"x": np.arange(100)}}, 4, **options) as loader:
         assert "torch" in sys.modules
         next(loader)
         for handle in loader._engine.core.pool.handles:

@@ -1,4 +1,6 @@
-"""AsyncDataLoader's contract: what goes in, what comes out, in which order, and what is refused before anything starts."""
+"""AsyncDataLoader's contract: what goes in, what comes out, in which order,
+and what is refused before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def ended(source, batches):
     return lambda n: source(n) if next(left) > 0 else END
 
 
-# -- what a callable may give ---------------------------------------------------------------------------------------------
+# -- what a callable may give ----------------------------------------------------------------------
 
 
 @WORKERS
@@ -91,7 +93,9 @@ def slow_first(i: int, gate: str) -> int:
 def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
     gate = tmp_path / "gate"
     source = jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate)))
-    with AsyncDataLoader(source, 2, chunk_size=1, num_workers=2, prefetch=4, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        source, 2, chunk_size=1, num_workers=2, prefetch=4, timeout_s=60
+    ) as loader:
         threading.Timer(0.2, gate.touch).start()
         assert [b.tolist() for b in take(loader, 4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
@@ -99,7 +103,9 @@ def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
 def test_without_in_order_what_is_finished_first_comes_first(tmp_path):
     gate = tmp_path / "gate"
     source = ended(jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate))), 5)
-    with AsyncDataLoader(source, 2, num_workers=2, chunk_size=2, prefetch=4, in_order=False, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        source, 2, num_workers=2, chunk_size=2, prefetch=4, in_order=False, timeout_s=60
+    ) as loader:
         first = take(loader, 3)
         assert all(0 not in b.tolist() for b in first)
         gate.touch()
@@ -109,7 +115,12 @@ def test_without_in_order_what_is_finished_first_comes_first(tmp_path):
 
 @WORKERS
 def test_a_ready_batch_of_any_shape_is_handed_on(workers):
-    ready = {"obs": {"a": np.arange(6.0).reshape(2, 3)}, "t": torch.arange(5), "scalar": np.float32(2), "zero": np.zeros((0, 3))}
+    ready = {
+        "obs": {"a": np.arange(6.0).reshape(2, 3)},
+        "t": torch.arange(5),
+        "scalar": np.float32(2),
+        "zero": np.zeros((0, 3)),
+    }
     with AsyncDataLoader(lambda n: ready, 32, num_workers=workers) as loader:
         batch = next(loader)
     assert batch["obs"]["a"].dtype == torch.float64
@@ -181,13 +192,16 @@ def test_what_a_callable_must_not_give_is_an_error_at_next_and_the_next_batch_co
         assert next(loader)["x"].tolist() == [1, 1]
 
 
-# -- columns --------------------------------------------------------------------------------------------------------------
+# -- columns ---------------------------------------------------------------------------------------
 
 
 def columns(rows=100):
     ids = np.arange(rows)
     return {
-        "obs": {"a": np.stack([ids, ids], 1).astype(np.float32), "t": torch.arange(rows, dtype=torch.int32)},
+        "obs": {
+            "a": np.stack([ids, ids], 1).astype(np.float32),
+            "t": torch.arange(rows, dtype=torch.int32),
+        },
         "pair": (ids.astype(np.uint8), ids > 50),
         "f": np.asfortranarray(np.stack([ids] * 3, 1)),
         "one": ids[:, None].astype(np.float64),
@@ -217,7 +231,9 @@ def test_columns_give_rows_that_belong_together_and_their_index(workers, batch_s
 
 
 def test_columns_under_every_start_method_travel_in_one_segment(start_method):
-    with AsyncDataLoader(columns(), 512, num_workers=2, multiprocessing_context=start_method, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        columns(), 512, num_workers=2, multiprocessing_context=start_method, timeout_s=60
+    ) as loader:
         for batch in take(loader, 4):
             check_columns(batch, 512)
         if start_method != "fork":
@@ -229,7 +245,9 @@ def test_columns_under_every_start_method_travel_in_one_segment(start_method):
 
 
 def test_a_thousand_columns_are_too_large_for_one_record_and_come_all_the_same():
-    with AsyncDataLoader({f"column {i}": np.full(10, i) for i in range(1000)}, 4, num_workers=2) as loader:
+    with AsyncDataLoader(
+        {f"column {i}": np.full(10, i) for i in range(1000)}, 4, num_workers=2
+    ) as loader:
         batch = next(loader)
     assert all((batch[f"column {i}"] == i).all() for i in range(1000))
 
@@ -237,7 +255,9 @@ def test_a_thousand_columns_are_too_large_for_one_record_and_come_all_the_same()
 def test_columns_are_drawn_uniformly():
     rows, draws = 50, 20_000
     with AsyncDataLoader({"x": np.arange(rows)}, 1000, seed=1) as loader:
-        seen = np.bincount(torch.cat([b["x"] for b in take(loader, draws // 1000)]).numpy(), minlength=rows)
+        seen = np.bincount(
+            torch.cat([b["x"] for b in take(loader, draws // 1000)]).numpy(), minlength=rows
+        )
     expected = draws / rows
     chi_square = ((seen - expected) ** 2 / expected).sum()
     assert chi_square < 86  # 49 degrees of freedom, p = 0.001
@@ -272,7 +292,7 @@ def test_columns_with_a_collate_fn_are_samples():
     assert seen[0][0]["o"]["y"].tolist() == [1, 1]
 
 
-# -- collate_fn -----------------------------------------------------------------------------------------------------------
+# -- collate_fn ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 6])
@@ -280,9 +300,15 @@ def test_columns_with_a_collate_fn_are_samples():
 def test_a_collate_fn_sees_the_whole_batch_in_order_once(workers, chunk_size):
     def collate_fn(samples):
         assert type(samples) is list
-        return {"ids": torch.tensor([s["i"] for s in samples]), "pid": os.getpid(), "shape": (len(samples), None)}
+        return {
+            "ids": torch.tensor([s["i"] for s in samples]),
+            "pid": os.getpid(),
+            "shape": (len(samples), None),
+        }
 
-    with AsyncDataLoader(jobs_in_order(6), 6, chunk_size=chunk_size, collate_fn=collate_fn, num_workers=workers) as loader:
+    with AsyncDataLoader(
+        jobs_in_order(6), 6, chunk_size=chunk_size, collate_fn=collate_fn, num_workers=workers
+    ) as loader:
         for n, batch in enumerate(take(loader, 4)):
             assert batch["ids"].tolist() == list(range(6 * n, 6 * n + 6))
             assert (batch["pid"] == os.getpid()) == (workers < 2)
@@ -301,7 +327,11 @@ def test_a_collate_fn_for_dicts_runs_in_the_producer(workers):
 def test_a_collate_fn_may_return_arrays_tensors_and_anything(workers, nbytes):
     def collate_fn(samples):
         i = samples[0]["i"]
-        return [np.full(nbytes, i, np.uint8), {"t": torch.full((nbytes,), i).bfloat16(), "s": "text"}, Step(np.arange(3), None)]
+        return [
+            np.full(nbytes, i, np.uint8),
+            {"t": torch.full((nbytes,), i).bfloat16(), "s": "text"},
+            Step(np.arange(3), None),
+        ]
 
     with AsyncDataLoader(jobs_in_order(2), 2, collate_fn=collate_fn, num_workers=workers) as loader:
         for n, (array, rest, step) in enumerate(take(loader, 8)):
@@ -316,11 +346,13 @@ def test_a_collate_fn_may_return_arrays_tensors_and_anything(workers, nbytes):
 
 
 def test_an_identity_collate_fn_gives_the_samples():
-    with AsyncDataLoader(dicts_in_order(lambda i: {"i": i}), 3, collate_fn=lambda samples: samples) as loader:
+    with AsyncDataLoader(
+        dicts_in_order(lambda i: {"i": i}), 3, collate_fn=lambda samples: samples
+    ) as loader:
         assert next(loader) == [{"i": 0}, {"i": 1}, {"i": 2}]
 
 
-# -- functions that pickle does not know ------------------------------------------------------------------------------------
+# -- functions that pickle does not know -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -369,8 +401,13 @@ def test_items_of_a_dataset_are_sent_with_the_dataset_once_per_chunk():
 def test_a_job_that_cannot_be_sent_fails_at_next_by_name_and_the_others_come():
     lock = threading.Lock()
     batches = iter([[lambda: 1, lambda: lock and 2]])
-    with AsyncDataLoader(lambda n: next(batches, [lambda: 3] * n), 2, chunk_size=2, num_workers=2) as loader:
-        with pytest.raises(CannotSend, match=r"job 1 of the batch, .*<lambda> \(.*test_loader.py:\d+\), cannot be sent: .*lock"):
+    with AsyncDataLoader(
+        lambda n: next(batches, [lambda: 3] * n), 2, chunk_size=2, num_workers=2
+    ) as loader:
+        with pytest.raises(
+            CannotSend,
+            match=r"job 1 of the batch, .*<lambda> \(.*test_loader.py:\d+\), cannot be sent: .*lock",
+        ):
             next(loader)
         assert next(loader).tolist() == [3, 3]
 
@@ -401,10 +438,16 @@ def test_a_result_that_fails_to_load_fails_its_batch_only():
 def test_a_collate_fn_that_cannot_be_sent_is_refused_by_name():
     lock = threading.Lock()
     with pytest.raises(CannotSend, match="lock"):
-        AsyncDataLoader(lambda n: [int] * n, 2, collate_fn=lambda s: lock, num_workers=2, multiprocessing_context="spawn")
+        AsyncDataLoader(
+            lambda n: [int] * n,
+            2,
+            collate_fn=lambda s: lock,
+            num_workers=2,
+            multiprocessing_context="spawn",
+        )
 
 
-# -- the general path -------------------------------------------------------------------------------------------------------
+# -- the general path ------------------------------------------------------------------------------
 
 
 @WORKERS
@@ -425,7 +468,10 @@ def test_ignored_keys_stay_lists_of_what_they_were(workers, device):
             assert batch["x"].shape == (4,)
             infos = batch["collate_ignore_info"]
             assert type(infos) is list
-            assert all(type(i["a"]) is np.ndarray and i["a"].tolist() == [0, 1] and i["b"] == (1, None) for i in infos)
+            assert all(
+                type(i["a"]) is np.ndarray and i["a"].tolist() == [0, 1] and i["b"] == (1, None)
+                for i in infos
+            )
 
 
 @pytest.mark.parametrize("chunk_size", [1, 4])
@@ -435,19 +481,28 @@ def test_objects_and_ragged_samples_are_refused_by_name_without_a_collate_fn(wor
     counts = itertools.count(1)
     for text, make in sources.items():
         jobs = [make or functools.partial(np.zeros, next(counts)) for _ in range(4)]
-        with AsyncDataLoader(lambda n, jobs=jobs: jobs, 4, chunk_size=chunk_size, num_workers=workers) as loader:
+        with AsyncDataLoader(
+            lambda n, jobs=jobs: jobs, 4, chunk_size=chunk_size, num_workers=workers
+        ) as loader:
             for _ in range(2):
-                with pytest.raises(SchemaError, match="cannot be collated" if text == "no rule" else "has shapes"):
+                with pytest.raises(
+                    SchemaError, match="cannot be collated" if text == "no rule" else "has shapes"
+                ):
                     next(loader)
 
 
 @WORKERS
 def test_ragged_samples_come_through_a_collate_fn(workers):
     def pad(samples):
-        return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(s) for s in samples], batch_first=True)
+        return torch.nn.utils.rnn.pad_sequence(
+            [torch.from_numpy(s) for s in samples], batch_first=True
+        )
 
     with AsyncDataLoader(
-        lambda n: [functools.partial(np.ones, i + 1) for i in range(n)], 4, collate_fn=pad, num_workers=workers
+        lambda n: [functools.partial(np.ones, i + 1) for i in range(n)],
+        4,
+        collate_fn=pad,
+        num_workers=workers,
     ) as loader:
         assert next(loader).sum(1).tolist() == [1, 2, 3, 4]
 
@@ -456,7 +511,13 @@ def test_ragged_samples_come_through_a_collate_fn(workers):
 @WORKERS
 def test_containers_keep_their_kind(workers, chunk_size):
     def make(i):
-        return {"n": Step(i, float(i)), "l": [i, (i, i)], "t": (np.int8(i),), "b": torch.tensor([i]), "d": {}}
+        return {
+            "n": Step(i, float(i)),
+            "l": [i, (i, i)],
+            "t": (np.int8(i),),
+            "b": torch.tensor([i]),
+            "d": {},
+        }
 
     source = lambda n: [functools.partial(make, i) for i in range(n)]  # noqa: E731
     with AsyncDataLoader(source, 2, chunk_size=chunk_size, num_workers=workers) as loader:
@@ -474,7 +535,9 @@ def test_containers_keep_their_kind(workers, chunk_size):
 
 @WORKERS
 def test_bfloat16_tensors_come_through(workers):
-    with AsyncDataLoader(lambda n: [functools.partial(make_bfloat, i) for i in range(n)], 4, num_workers=workers) as loader:
+    with AsyncDataLoader(
+        lambda n: [functools.partial(make_bfloat, i) for i in range(n)], 4, num_workers=workers
+    ) as loader:
         for batch in take(loader, 3):
             assert batch.dtype == torch.bfloat16
             assert batch.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
@@ -501,8 +564,17 @@ def test_a_new_shape_between_batches_makes_a_new_layout(workers, chunk_size):
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 4])
 @WORKERS
-def test_a_misfit_within_a_batch_is_promoted_the_same_way_however_the_batch_is_cut(workers, chunk_size):
-    values = [[1, 2, 3, 4], [1, 2, 0.5, 4], [1, 0.25, 2, 3], [1, 2, 3, 4], [True, True, 3, 4], [1.5, 2, np.float64(0.1), 3]]
+def test_a_misfit_within_a_batch_is_promoted_the_same_way_however_the_batch_is_cut(
+    workers, chunk_size
+):
+    values = [
+        [1, 2, 3, 4],
+        [1, 2, 0.5, 4],
+        [1, 0.25, 2, 3],
+        [1, 2, 3, 4],
+        [True, True, 3, 4],
+        [1.5, 2, np.float64(0.1), 3],
+    ]
     dtypes = [torch.int64, torch.float32, torch.float32, torch.int64, torch.int64, torch.float64]
     count = itertools.count()
     source = lambda n: [functools.partial(wrap, v) for v in values[next(count) % len(values)]]  # noqa: E731
@@ -522,7 +594,10 @@ def test_a_scalar_for_an_image_fails_its_batch_only(workers):
 
     def source(n):
         odd = next(count) % 2
-        return [functools.partial(np.zeros, (2, 2)), (lambda: 7.0) if odd else functools.partial(np.ones, (2, 2))]
+        return [
+            functools.partial(np.zeros, (2, 2)),
+            (lambda: 7.0) if odd else functools.partial(np.ones, (2, 2)),
+        ]
 
     with AsyncDataLoader(source, 2, chunk_size=1, num_workers=workers) as loader:
         for _ in range(3):
@@ -531,11 +606,15 @@ def test_a_scalar_for_an_image_fails_its_batch_only(workers):
                 next(loader)
 
 
-# -- random numbers ----------------------------------------------------------------------------------------------------------
+# -- random numbers --------------------------------------------------------------------------------
 
 
 def noise(_=None):
-    return {"n": np.random.randint(1 << 30), "p": random.getrandbits(30), "t": torch.randint(1 << 30, ())}
+    return {
+        "n": np.random.randint(1 << 30),
+        "p": random.getrandbits(30),
+        "t": torch.randint(1 << 30, ()),
+    }
 
 
 def seed_all(seed):
@@ -557,7 +636,13 @@ def test_random_numbers_in_jobs_are_reproducible_whatever_worker_draws_them(meth
 
     def run(seed, workers):
         with AsyncDataLoader(
-            lambda n: [draw] * n, 8, chunk_size=2, seed=seed, num_workers=workers, multiprocessing_context=method, timeout_s=60
+            lambda n: [draw] * n,
+            8,
+            chunk_size=2,
+            seed=seed,
+            num_workers=workers,
+            multiprocessing_context=method,
+            timeout_s=60,
         ) as loader:
             return [values(b) for b in take(loader, 5)]
 
@@ -576,12 +661,20 @@ def test_torch_is_seeded_also_when_a_job_is_the_first_to_import_it():
         return torch.rand(()).item()
 
     with AsyncDataLoader(
-        lambda n: [draw] * n, 2, chunk_size=1, seed=7, num_workers=2, multiprocessing_context="spawn", timeout_s=60
+        lambda n: [draw] * n,
+        2,
+        chunk_size=1,
+        seed=7,
+        num_workers=2,
+        multiprocessing_context="spawn",
+        timeout_s=60,
     ) as loader:
         for seq, batch in enumerate(take(loader, 2)):
             for part, value in enumerate(batch.tolist()):
                 state = int(np.random.SeedSequence((7, seq, part)).generate_state(2)[0])
-                assert value == torch.rand((), generator=torch.Generator().manual_seed(state)).item()
+                assert (
+                    value == torch.rand((), generator=torch.Generator().manual_seed(state)).item()
+                )
 
 
 def test_without_workers_the_global_generators_are_the_learners():
@@ -589,7 +682,10 @@ def test_without_workers_the_global_generators_are_the_learners():
         seed_all(state)
         expected = list(noise().values())
         seed_all(state)
-        with AsyncDataLoader({"x": np.arange(10)}, 4, seed=5) as loader, AsyncDataLoader(lambda n: [job] * n, 4, seed=5) as other:
+        with (
+            AsyncDataLoader({"x": np.arange(10)}, 4, seed=5) as loader,
+            AsyncDataLoader(lambda n: [job] * n, 4, seed=5) as other,
+        ):
             next(loader)
             with pytest.raises(TypeError):
                 next(other)
@@ -598,7 +694,7 @@ def test_without_workers_the_global_generators_are_the_learners():
         assert list(noise().values()) == expected
 
 
-# -- workers -----------------------------------------------------------------------------------------------------------------
+# -- workers ---------------------------------------------------------------------------------------
 
 
 def test_jobs_under_every_start_method(start_method):
@@ -606,7 +702,12 @@ def test_jobs_under_every_start_method(start_method):
         return {"i": i}
 
     with AsyncDataLoader(
-        jobs_in_order(8, of=local), 8, chunk_size=2, num_workers=2, multiprocessing_context=start_method, timeout_s=60
+        jobs_in_order(8, of=local),
+        8,
+        chunk_size=2,
+        num_workers=2,
+        multiprocessing_context=start_method,
+        timeout_s=60,
     ) as loader:
         for n, batch in enumerate(take(loader, 5)):
             assert batch["i"].tolist() == list(range(8 * n, 8 * n + 8))
@@ -617,7 +718,11 @@ def test_a_context_object_will_do():
 
     for context in (multiprocessing.get_context("fork"), torch.multiprocessing.get_context("fork")):
         with AsyncDataLoader(
-            lambda n: [os.getpid] * n, 2, chunk_size=1, num_workers=2, multiprocessing_context=context
+            lambda n: [os.getpid] * n,
+            2,
+            chunk_size=1,
+            num_workers=2,
+            multiprocessing_context=context,
         ) as loader:
             assert os.getpid() not in next(loader).tolist()
 
@@ -627,7 +732,9 @@ def test_extra_processes_are_used_from_two_workers_on(workers, processes):
     import psutil
 
     before = {p.pid for p in psutil.Process().children()}
-    with AsyncDataLoader(lambda n: [os.getpid] * n, 6, num_workers=workers, multiprocessing_context="fork") as loader:
+    with AsyncDataLoader(
+        lambda n: [os.getpid] * n, 6, num_workers=workers, multiprocessing_context="fork"
+    ) as loader:
         mine = {p.pid for p in psutil.Process().children()} - before
         assert len(mine) == processes
         pids = set(itertools.chain.from_iterable(b.tolist() for b in take(loader, 3)))
@@ -638,7 +745,9 @@ def test_the_worker_init_fn_is_called_with_the_number_in_each_worker(tmp_path):
     def init(number):
         (tmp_path / f"{number}-{os.getpid()}").touch()
 
-    with AsyncDataLoader(lambda n: [os.getpid] * n, 4, chunk_size=1, num_workers=2, worker_init_fn=init) as loader:
+    with AsyncDataLoader(
+        lambda n: [os.getpid] * n, 4, chunk_size=1, num_workers=2, worker_init_fn=init
+    ) as loader:
         pids = set(itertools.chain.from_iterable(b.tolist() for b in take(loader, 10)))
     made = sorted(path.name.split("-") for path in tmp_path.iterdir())
     assert [number for number, _ in made] == ["0", "1"]
@@ -649,7 +758,9 @@ def test_a_worker_init_fn_that_fails_breaks_the_loader_with_its_reason():
     def init(number):
         raise ZeroDivisionError("no licence")
 
-    with AsyncDataLoader(lambda n: [int] * n, 4, num_workers=2, worker_init_fn=init, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        lambda n: [int] * n, 4, num_workers=2, worker_init_fn=init, timeout_s=60
+    ) as loader:
         with pytest.raises(Broken) as caught:
             next(loader)
     assert "no licence" in f"{caught.value} {caught.value.__cause__}"
@@ -660,7 +771,7 @@ def test_without_workers_the_worker_init_fn_is_not_called():
         next(loader)
 
 
-# -- prefetch ----------------------------------------------------------------------------------------------------------------
+# -- prefetch --------------------------------------------------------------------------------------
 
 
 class Counting:
@@ -699,22 +810,37 @@ def test_a_source_of_the_users_gets_feedback():
     with AsyncDataLoader(source, 2) as loader:
         assert next(loader)["x"].tolist() == [1, 1]
         assert loader.update_priorities(torch.arange(3), [0.1, 0.2, 0.3]) == Applied(3, 0)
-    with AsyncDataLoader({"x": np.arange(3)}, 2) as loader, pytest.raises(Unsupported, match="ReplayBuffer"):
+    with (
+        AsyncDataLoader({"x": np.arange(3)}, 2) as loader,
+        pytest.raises(Unsupported, match="ReplayBuffer"),
+    ):
         loader.update_priorities([1], [0.5])
 
 
-# -- layout, slots, numbers ---------------------------------------------------------------------------------------------------
+# -- layout, slots, numbers ------------------------------------------------------------------------
 
 
 def transition(i):
     rng = np.random.default_rng(i)
-    return {"obs": rng.random(17, np.float32), "action": rng.random(6), "done": bool(i % 2), "r": float(i)}
+    return {
+        "obs": rng.random(17, np.float32),
+        "action": rng.random(6),
+        "done": bool(i % 2),
+        "r": float(i),
+    }
 
 
 @WORKERS
 def test_a_batch_that_outgrows_slot_bytes_says_so_with_both_numbers(workers):
-    with AsyncDataLoader(lambda n: [functools.partial(filled, 40_000, 1)] * n, 4, slot_bytes=5000, num_workers=workers) as loader:
-        with pytest.raises(ConfigError, match=r"a batch needs 156\.\d KiB, a slot holds 8\.0 KiB: raise slot_bytes"):
+    with AsyncDataLoader(
+        lambda n: [functools.partial(filled, 40_000, 1)] * n,
+        4,
+        slot_bytes=5000,
+        num_workers=workers,
+    ) as loader:
+        with pytest.raises(
+            ConfigError, match=r"a batch needs 156\.\d KiB, a slot holds 8\.0 KiB: raise slot_bytes"
+        ):
             take(loader, 3)
 
 
@@ -722,13 +848,17 @@ def test_a_batch_that_outgrows_slot_bytes_says_so_with_both_numbers(workers):
 def test_slot_bytes_need_not_be_whole_pages(workers):
     for collate_fn in (None, lambda samples: {"x": np.stack([s["x"] for s in samples])}):
         source = lambda n: [functools.partial(filled, 50_000, 1)] * n  # noqa: E731
-        with AsyncDataLoader(source, 4, slot_bytes=200_001, num_workers=workers, collate_fn=collate_fn) as loader:
+        with AsyncDataLoader(
+            source, 4, slot_bytes=200_001, num_workers=workers, collate_fn=collate_fn
+        ) as loader:
             assert all(b["x"].all() for b in take(loader, 4))
 
 
 def test_stats_count_batches_and_slots():
     for workers in (0, 2):
-        with AsyncDataLoader(jobs_in_order(2, of=functools.partial(filled, 100_000)), 2, num_workers=workers) as loader:
+        with AsyncDataLoader(
+            jobs_in_order(2, of=functools.partial(filled, 100_000)), 2, num_workers=workers
+        ) as loader:
             assert loader.stats().slots_lent == 0
             held = take(loader, 2)
             stats = loader.stats()
@@ -760,7 +890,9 @@ def busy(seconds):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_bottleneck_is_named(workers):
     def run(bottleneck, source, learner_s=0.0):
-        """A stage that was kept from its work for a moment by others on the machine is outweighed by what comes after it."""
+        """A stage that was kept from its work for a moment by others on the machine is
+        outweighed by what comes after it.
+        """
         with AsyncDataLoader(source, 2, num_workers=workers) as loader:
 
             def named():
@@ -801,7 +933,9 @@ def test_an_error_in_a_job_is_raised_as_itself_and_the_following_batches_come(wo
             assert [next(loader).item() for _ in range(2)] == [1, 0.5]
 
 
-@pytest.mark.parametrize("kind", ["StopIteration", "Closed", "KeyboardInterrupt", "SystemExit", "GeneratorExit"])
+@pytest.mark.parametrize(
+    "kind", ["StopIteration", "Closed", "KeyboardInterrupt", "SystemExit", "GeneratorExit"]
+)
 @WORKERS
 def test_what_would_end_the_loop_silently_does_not(workers, kind):
     import builtins
@@ -812,18 +946,26 @@ def test_what_would_end_the_loop_silently_does_not(workers, kind):
         raise getattr(errors, kind, None) or getattr(builtins, kind)("from the job")
 
     jobs = iter([[fail, fail]])
-    with AsyncDataLoader(lambda n: next(jobs, [int] * n), 2, num_workers=workers, timeout_s=60) as loader:
+    with AsyncDataLoader(
+        lambda n: next(jobs, [int] * n), 2, num_workers=workers, timeout_s=60
+    ) as loader:
         with pytest.raises((JobFailed, async_loader.errors.AsyncLoaderError), match=kind):
             next(loader)
         assert next(loader).tolist() == [0, 0]
 
 
-# -- bad arguments ------------------------------------------------------------------------------------------------------------
+# -- bad arguments ---------------------------------------------------------------------------------
 
 GOOD = {"x": np.arange(4)}
 BAD = {
-    "chunk_size that does not divide": ({"chunk_size": 3}, "chunk_size 3 does not divide batch_size 8: the nearest that does is"),
-    "chunk_size above batch_size": ({"chunk_size": 16}, "chunk_size 16 does not divide batch_size 8: the nearest that does is 8"),
+    "chunk_size that does not divide": (
+        {"chunk_size": 3},
+        "chunk_size 3 does not divide batch_size 8: the nearest that does is",
+    ),
+    "chunk_size above batch_size": (
+        {"chunk_size": 16},
+        "chunk_size 16 does not divide batch_size 8: the nearest that does is 8",
+    ),
     "chunk_size 0": ({"chunk_size": 0}, "chunk_size is 0: give an integer of at least 1"),
     "chunk_size float": ({"chunk_size": 2.0}, "chunk_size is 2.0"),
     "negative workers": ({"num_workers": -1}, "num_workers is -1: give an integer of at least 0"),
@@ -841,11 +983,26 @@ BAD = {
     "timeout nan": ({"timeout_s": float("nan")}, "timeout_s=nan: give seconds, 0 "),
     "timeout bool": ({"timeout_s": True}, "timeout_s=True: give seconds, 0 "),
     "in_order str": ({"in_order": "no"}, "in_order is 'no'"),
-    "on_error": ({"on_error": "ignore"}, "on_error is 'ignore': give one of 'raise', 'skip', 'fatal'"),
-    "batch_format": ({"batch_format": "jax"}, "batch_format='jax': give 'numpy', 'torch' or 'tensordict'"),
-    "arrays on a device": ({"batch_format": "numpy", "device": "cuda"}, "batch_format='numpy' and device='cuda': arrays are on"),
-    "worker_type": ({"worker_type": "threads"}, "worker_type is 'threads': give one of 'process', 'thread'"),
-    "context": ({"multiprocessing_context": "thread"}, "multiprocessing_context is 'thread': give one of"),
+    "on_error": (
+        {"on_error": "ignore"},
+        "on_error is 'ignore': give one of 'raise', 'skip', 'fatal'",
+    ),
+    "batch_format": (
+        {"batch_format": "jax"},
+        "batch_format='jax': give 'numpy', 'torch' or 'tensordict'",
+    ),
+    "arrays on a device": (
+        {"batch_format": "numpy", "device": "cuda"},
+        "batch_format='numpy' and device='cuda': arrays are on",
+    ),
+    "worker_type": (
+        {"worker_type": "threads"},
+        "worker_type is 'threads': give one of 'process', 'thread'",
+    ),
+    "context": (
+        {"multiprocessing_context": "thread"},
+        "multiprocessing_context is 'thread': give one of",
+    ),
     "context type": ({"multiprocessing_context": 3}, "multiprocessing_context is 3: give one of"),
     "slot_bytes": ({"slot_bytes": 0}, "slot_bytes is 0"),
     "collate_fn": ({"collate_fn": "default"}, "collate_fn is str: give a callable or None"),
@@ -857,11 +1014,20 @@ BAD = {
         "device=True: give a name such as 'cpu', .*; by place come data_source, batch_size, device",
     ),
     "device number": ({"device": 1}, "device=1: give a name such as 'cuda:1'"),
-    "data_source list": ({"data_source": [1, 2]}, r"data_source is a list, a dataset: say async_loader.DataLoader\(dataset"),
-    "data_source dataset": ({"data_source": torch.utils.data.TensorDataset()}, "TensorDataset, a dataset: say async_loader.Data"),
+    "data_source list": (
+        {"data_source": [1, 2]},
+        r"data_source is a list, a dataset: say async_loader.DataLoader\(dataset",
+    ),
+    "data_source dataset": (
+        {"data_source": torch.utils.data.TensorDataset()},
+        "TensorDataset, a dataset: say async_loader.Data",
+    ),
     "data_source None": ({"data_source": None}, "data_source is a NoneType: give a callable"),
     "data_source array": ({"data_source": np.zeros(3)}, "data_source is a ndarray, a dataset"),
-    "a source's class": ({"data_source": Counting}, "data_source is the class Counting: give an instance"),
+    "a source's class": (
+        {"data_source": Counting},
+        "data_source is the class Counting: give an instance",
+    ),
     "empty dict": ({"data_source": {}}, "empty dict: give at least one column"),
     "empty nested dict": ({"data_source": {"obs": {}}}, "empty dict: give at least one column"),
     "unequal columns": (
@@ -869,19 +1035,40 @@ BAD = {
         r"columns are of unequal length: 'a' has 3 rows, 'o\.b' has 4",
     ),
     "no rows": ({"data_source": {"a": np.zeros((0, 3))}}, "the columns have 0 rows"),
-    "object column": ({"data_source": {"a": np.array([None])}}, "column 'a' is dtype object: give an array of"),
+    "object column": (
+        {"data_source": {"a": np.array([None])}},
+        "column 'a' is dtype object: give an array of",
+    ),
     "string column": ({"data_source": {"a": np.array(["x"])}}, "column 'a' is dtype <U1"),
-    "datetime column": ({"data_source": {"a": np.array(["2026"], "M8[s]")}}, r"column 'a' is dtype datetime64\[s\]"),
-    "longdouble column": ({"data_source": {"a": np.zeros(2, np.longdouble)}}, "column 'a' is dtype float128"),
+    "datetime column": (
+        {"data_source": {"a": np.array(["2026"], "M8[s]")}},
+        r"column 'a' is dtype datetime64\[s\]",
+    ),
+    "longdouble column": (
+        {"data_source": {"a": np.zeros(2, np.longdouble)}},
+        "column 'a' is dtype float128",
+    ),
     "big-endian column": ({"data_source": {"a": np.zeros(2, ">f4")}}, "column 'a' is dtype >f4"),
     "bfloat16 column": ({"data_source": {"a": torch.zeros(2).bfloat16()}}, "column 'a' is Tensor"),
     "text column": ({"data_source": {"a": "text"}}, "column 'a' is str"),
     "scalar column": ({"data_source": {"a": 3}}, "column 'a' is a single number"),
     "numpy scalar column": ({"data_source": {"a": np.float32(3)}}, "column 'a' is a single number"),
-    "list column": ({"data_source": {"a": [1, 2]}}, r"column 'a.0' is a single number: .* numpy.asarray"),
-    "reserved index": ({"data_source": {"index": np.zeros(3)}}, "column 'index' has a reserved name"),
-    "reserved weight": ({"data_source": {"x": np.zeros(3), "weight": np.zeros(3)}}, "column 'weight' has a reserved name"),
-    "reserved stream": ({"data_source": {"stream": np.zeros(3)}}, "column 'stream' has a reserved name"),
+    "list column": (
+        {"data_source": {"a": [1, 2]}},
+        r"column 'a.0' is a single number: .* numpy.asarray",
+    ),
+    "reserved index": (
+        {"data_source": {"index": np.zeros(3)}},
+        "column 'index' has a reserved name",
+    ),
+    "reserved weight": (
+        {"data_source": {"x": np.zeros(3), "weight": np.zeros(3)}},
+        "column 'weight' has a reserved name",
+    ),
+    "reserved stream": (
+        {"data_source": {"stream": np.zeros(3)}},
+        "column 'stream' has a reserved name",
+    ),
 }
 
 
@@ -889,7 +1076,9 @@ BAD = {
 def test_a_bad_argument_is_refused_before_anything_starts(case, monkeypatch):
     started = []
     monkeypatch.setattr(threading.Thread, "start", lambda self: started.append(self))
-    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda self: started.append(self))
+    monkeypatch.setattr(
+        "multiprocessing.process.BaseProcess.start", lambda self: started.append(self)
+    )
     arguments, text = BAD[case]
     with pytest.raises(ConfigError, match=text):
         AsyncDataLoader(**{"data_source": GOOD, "batch_size": 8, "num_workers": 2, **arguments})
@@ -897,14 +1086,21 @@ def test_a_bad_argument_is_refused_before_anything_starts(case, monkeypatch):
 
 
 def test_numpy_integers_will_do():
-    with AsyncDataLoader(GOOD, np.int64(8), chunk_size=np.int32(4), num_workers=np.int8(0), seed=np.uint32(3)) as loader:
+    with AsyncDataLoader(
+        GOOD, np.int64(8), chunk_size=np.int32(4), num_workers=np.int8(0), seed=np.uint32(3)
+    ) as loader:
         assert next(loader)["x"].shape == (8,)
         assert type(loader.batch_size) is int
 
 
 def test_the_names_that_users_look_at():
     with AsyncDataLoader(GOOD, 8, "cpu", 2, None, 0) as loader:
-        assert (loader.batch_size, loader.chunk_size, loader.num_workers, loader.device) == (8, 2, 0, "cpu")
+        assert (loader.batch_size, loader.chunk_size, loader.num_workers, loader.device) == (
+            8,
+            2,
+            0,
+            "cpu",
+        )
         assert loader.end_flag is False
         assert iter(loader) is loader
         assert not hasattr(loader, "__len__")

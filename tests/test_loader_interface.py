@@ -1,4 +1,6 @@
-"""AsyncDataLoader and DataLoader as a script meets them: tables, formats of a batch, worker threads, stats, the end."""
+"""AsyncDataLoader and DataLoader as a script meets them: tables, formats of a batch,
+worker threads, stats, the end.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def filled(seed: int | None = None) -> ReplayBuffer:
     return buffer
 
 
-# -- what it draws from --------------------------------------------------------------------------------------------------
+# -- what it draws from ----------------------------------------------------------------------------
 
 
 def test_a_loader_over_a_table_draws_by_its_own_seed():
@@ -50,7 +52,10 @@ def test_the_loader_of_a_table_changes_rows_by_id():
 
 
 def test_rows_that_cannot_be_changed_are_named():
-    with AsyncDataLoader({"x": np.arange(9)}, 3) as loader, pytest.raises(Unsupported, match="ColumnsSource cannot be changed"):
+    with (
+        AsyncDataLoader({"x": np.arange(9)}, 3) as loader,
+        pytest.raises(Unsupported, match="ColumnsSource cannot be changed"),
+    ):
         loader.update([0], x=[1])
 
 
@@ -61,11 +66,14 @@ def test_the_thread_that_takes_in_rows_of_other_processes_counts_as_one_that_can
             next(loader)
             names = {thread.name for thread in package_threads}
             assert "async-loader-producer" in names
-            assert "async-loader-writer-service" in {thread.name for thread in threading.enumerate()} - names
+            assert (
+                "async-loader-writer-service"
+                in {thread.name for thread in threading.enumerate()} - names
+            )
         handle.close()
 
 
-# -- formats -------------------------------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [4, 1 << 15], ids=["copied", "lent"])
@@ -73,7 +81,12 @@ def test_the_thread_that_takes_in_rows_of_other_processes_counts_as_one_that_can
 def test_batches_come_as_arrays_where_that_is_asked_for(workers, batch_size):
     columns = {"x": np.arange(1000), "obs": {"a": np.arange(1000, dtype=np.float32)}}
     with AsyncDataLoader(
-        columns, batch_size, num_workers=workers, batch_format="numpy", multiprocessing_context="fork", timeout_s=SLACK_S
+        columns,
+        batch_size,
+        num_workers=workers,
+        batch_format="numpy",
+        multiprocessing_context="fork",
+        timeout_s=SLACK_S,
     ) as loader:
         kept = [next(loader) for _ in range(8)]
     for batch in kept:  # also behind the loader's end
@@ -91,7 +104,9 @@ def test_batches_come_as_a_tensordict_where_that_is_asked_for(monkeypatch):
     module = ModuleType("tensordict")
     module.TensorDict = TensorDict
     monkeypatch.setitem(sys.modules, "tensordict", module)
-    with AsyncDataLoader({"x": np.arange(9)}, 3, batch_format="tensordict", timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        {"x": np.arange(9)}, 3, batch_format="tensordict", timeout_s=SLACK_S
+    ) as loader:
         batch = next(loader)
     assert (type(batch), batch.batch_size) == (TensorDict, [3])
     assert torch.equal(batch["x"], batch["index"])
@@ -99,17 +114,24 @@ def test_batches_come_as_a_tensordict_where_that_is_asked_for(monkeypatch):
 
 def test_a_format_without_its_package_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
-    with pytest.raises(ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the package tensordict .*: pip install tensordict, or 'torch'"
+    ):
         AsyncDataLoader({"x": np.arange(9)}, 3, batch_format="tensordict")
 
 
-# -- worker threads ------------------------------------------------------------------------------------------------------
+# -- worker threads --------------------------------------------------------------------------------
 
 
 def test_worker_threads_make_the_batches_that_no_workers_make():
     def drawn(**how):
         with AsyncDataLoader(
-            {"x": np.arange(1000)}, 16, seed=5, timeout_s=SLACK_S, collate_fn=lambda rows: [row["x"] for row in rows], **how
+            {"x": np.arange(1000)},
+            16,
+            seed=5,
+            timeout_s=SLACK_S,
+            collate_fn=lambda rows: [row["x"] for row in rows],
+            **how,
         ) as loader:
             return [[int(x) for x in next(loader)] for _ in range(6)]
 
@@ -122,7 +144,9 @@ def test_jobs_run_in_several_threads_at_once():
     def job():
         return {"thread": int(threading.current_thread().name[-1]), "place": both.wait(SLACK_S)}
 
-    with AsyncDataLoader(lambda n: [job], 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        lambda n: [job], 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S
+    ) as loader:
         batches = [next(loader) for _ in range(2)]
         both.abort()  # of the batches that are made ahead
     assert {batch["thread"].item() for batch in batches} == {0, 1}
@@ -139,7 +163,9 @@ def test_an_error_in_a_worker_thread_is_its_batch_alone():
     def source(n):
         return [partial(job, next(numbers))]
 
-    with AsyncDataLoader(source, 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        source, 1, num_workers=2, worker_type="thread", timeout_s=SLACK_S
+    ) as loader:
         assert next(loader)["x"].item() == 0
         with pytest.raises(ZeroDivisionError, match="one"):
             next(loader)
@@ -155,7 +181,12 @@ def test_worker_threads_are_told_their_number_and_may_refuse_to_begin():
         both.wait(SLACK_S)  # else one of them might make all batches before the other begins
 
     with AsyncDataLoader(
-        {"x": np.arange(9)}, 3, num_workers=2, worker_type="thread", worker_init_fn=begin, timeout_s=SLACK_S
+        {"x": np.arange(9)},
+        3,
+        num_workers=2,
+        worker_type="thread",
+        worker_init_fn=begin,
+        timeout_s=SLACK_S,
     ) as loader:
         for _ in range(8):
             next(loader)
@@ -165,7 +196,12 @@ def test_worker_threads_are_told_their_number_and_may_refuse_to_begin():
         raise OSError("no")
 
     with AsyncDataLoader(
-        {"x": np.arange(9)}, 3, num_workers=2, worker_type="thread", worker_init_fn=refuse, timeout_s=SLACK_S
+        {"x": np.arange(9)},
+        3,
+        num_workers=2,
+        worker_type="thread",
+        worker_init_fn=refuse,
+        timeout_s=SLACK_S,
     ) as loader:
         with pytest.raises(Broken, match="worker_init_fn failed: OSError"):
             next(loader)
@@ -187,7 +223,9 @@ def test_a_reader_that_threads_share_reads_for_one_at_a_time():
     source = ColumnsSource({"x": np.arange(1000)}, 0)
     source._reader.__class__ = Watched
     assert isinstance(source.plan(3, None), Rows)
-    with AsyncDataLoader(source, 512, num_workers=4, worker_type="thread", timeout_s=SLACK_S) as loader:
+    with AsyncDataLoader(
+        source, 512, num_workers=4, worker_type="thread", timeout_s=SLACK_S
+    ) as loader:
         for _ in range(50):
             next(loader)
     assert not Watched.overlapped
@@ -210,7 +248,7 @@ def test_a_blocked_worker_thread_is_left_behind_at_the_end_of_the_time(caplog):
         thread.join(SLACK_S)
 
 
-# -- numbers and the end -------------------------------------------------------------------------------------------------
+# -- numbers and the end ---------------------------------------------------------------------------
 
 
 def test_a_loader_says_whether_it_was_closed():
@@ -225,7 +263,9 @@ def test_a_loader_says_whether_it_was_closed():
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"num_workers": 2, "worker_type": "thread"}, {"num_workers": 2}], ids=["next", "thread", "process"]
+    "how",
+    [{}, {"num_workers": 2, "worker_type": "thread"}, {"num_workers": 2}],
+    ids=["next", "thread", "process"],
 )
 def test_a_dataset_loader_counts_what_each_stage_has_done(how):
     with DataLoader([{"x": n} for n in range(12)], 3, **how) as loader:
@@ -242,16 +282,31 @@ def test_a_dataset_loader_counts_what_each_stage_has_done(how):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: AsyncDataLoader({"x": np.arange(9)}, 3, timeout=3), "has no timeout: say timeout_s"),
-        (lambda: AsyncDataLoader({"x": np.arange(9)}, 3, context="fork"), "has no context: say multiprocessing_context"),
-        (lambda: AsyncDataLoader({"x": np.arange(9)}, 3, layout="packed"), "has no layout: fields of a batch are always contig"),
-        (lambda: DataLoader([1], workers="threads"), "has no workers: say num_workers=N and worker_type='process' or 'thread'"),
+        (
+            lambda: AsyncDataLoader({"x": np.arange(9)}, 3, timeout=3),
+            "has no timeout: say timeout_s",
+        ),
+        (
+            lambda: AsyncDataLoader({"x": np.arange(9)}, 3, context="fork"),
+            "has no context: say multiprocessing_context",
+        ),
+        (
+            lambda: AsyncDataLoader({"x": np.arange(9)}, 3, layout="packed"),
+            "has no layout: fields of a batch are always contig",
+        ),
+        (
+            lambda: DataLoader([1], workers="threads"),
+            "has no workers: say num_workers=N and worker_type='process' or 'thread'",
+        ),
         (lambda: DataLoader([1], compiled=True), "has no compiled: say bulk"),
         (
             lambda: DataLoader([1], 1, True),
             r"takes dataset, batch_size by place, and 3 values were given: name the others \(shuffle=",
         ),
-        (lambda: DataLoader([1], persistent_workers=True), "has no persistent_workers: workers live as long as"),
+        (
+            lambda: DataLoader([1], persistent_workers=True),
+            "has no persistent_workers: workers live as long as",
+        ),
     ],
 )
 def test_a_word_of_before_or_of_torch_is_answered_with_ours(make, text):
@@ -262,21 +317,44 @@ def test_a_word_of_before_or_of_torch_is_answered_with_ours(make, text):
 @pytest.mark.parametrize(
     ("use", "text"),
     [
-        (lambda table: table.size(), "'ReplayBuffer' object has no attribute 'size': say len(table)"),
-        (lambda table: table.who_waits(), "'ReplayBuffer' object has no attribute 'who_waits': say stats().waiting"),
-        (lambda table: table.writer().create_item(), "no attribute 'create_item': every step is an item"),
+        (
+            lambda table: table.size(),
+            "'ReplayBuffer' object has no attribute 'size': say len(table)",
+        ),
+        (
+            lambda table: table.who_waits(),
+            "'ReplayBuffer' object has no attribute 'who_waits': say stats().waiting",
+        ),
+        (
+            lambda table: table.writer().create_item(),
+            "no attribute 'create_item': every step is an item",
+        ),
         (
             lambda table: table.update_priorities(indices=[1], priorities=[1]),
             "ReplayBuffer.update_priorities() has no indices: say index",
         ),
-        (lambda table: table.vector_writer(num_envs=3), "ReplayBuffer.vector_writer() has no num_envs: say envs"),
-        (lambda table: table.writer().end_episode(np.zeros(3)), "end_episode() takes nothing by place, and 1 values were given"),
+        (
+            lambda table: table.vector_writer(num_envs=3),
+            "ReplayBuffer.vector_writer() has no num_envs: say envs",
+        ),
+        (
+            lambda table: table.writer().end_episode(np.zeros(3)),
+            "end_episode() takes nothing by place, and 1 values were given",
+        ),
         (lambda table: table.add(x=1, done=True), "'done' is no field of it"),
-        (lambda table: ReplayBuffer.load("folder"), "say table.load(path), or ReplayBuffer.from_checkpoint(path)"),
-        (lambda table: DataLoader(table, 3), "a ReplayBuffer, which has no epochs: say AsyncDataLoader(table, batch_size)"),
+        (
+            lambda table: ReplayBuffer.load("folder"),
+            "say table.load(path), or ReplayBuffer.from_checkpoint(path)",
+        ),
+        (
+            lambda table: DataLoader(table, 3),
+            "a ReplayBuffer, which has no epochs: say AsyncDataLoader(table, batch_size)",
+        ),
     ],
 )
 def test_a_first_guess_at_a_table_is_answered_with_ours(use, text):
     with ReplayBuffer(10, {"x": "int64", "terminated": "bool"}) as table:
-        with pytest.raises((AttributeError, TypeError, SchemaError, ConfigError), match=re.escape(text)):
+        with pytest.raises(
+            (AttributeError, TypeError, SchemaError, ConfigError), match=re.escape(text)
+        ):
             use(table)

@@ -9,7 +9,15 @@ import operator
 import numpy as np
 import pytest
 
-from async_loader.names import SAY, by_name, describe, explain_wrong_attributes, explain_wrong_names, hint, misplaced_fields
+from async_loader.names import (
+    SAY,
+    by_name,
+    describe,
+    explain_wrong_attributes,
+    explain_wrong_names,
+    hint,
+    misplaced_fields,
+)
 
 
 class Dataset:
@@ -38,8 +46,14 @@ def function():
         (int, "^int$"),
         (operator.add, "add$"),
         ([1, 2].__getitem__, r"^list\.__getitem__$"),
-        (functools.partial(Dataset().__getitem__, 3), r"^partial\(Dataset\.__getitem__ \(.*\), 3\)$"),
-        (functools.partial(function, np.zeros(1000), "x" * 100), r"^partial\(function \(.*\), <ndarray>, 'x{56}\.\.\.\)$"),
+        (
+            functools.partial(Dataset().__getitem__, 3),
+            r"^partial\(Dataset\.__getitem__ \(.*\), 3\)$",
+        ),
+        (
+            functools.partial(function, np.zeros(1000), "x" * 100),
+            r"^partial\(function \(.*\), <ndarray>, 'x{56}\.\.\.\)$",
+        ),
         (np.zeros(1000), "^<ndarray>$"),
         ("text", "^'text'$"),
     ],
@@ -51,7 +65,7 @@ def test_things_have_short_names(obj, text):
     assert len(describe(obj)) < 300
 
 
-# -- wrong names ---------------------------------------------------------------------------------------------------------
+# -- wrong names -----------------------------------------------------------------------------------
 
 
 class Tank:
@@ -84,12 +98,19 @@ def wait(*, timeout_s=None):
         (lambda: Tank(10, sed=3), "Tank() has no sed: did you mean 'seed'?"),
         (lambda: Tank(10, zzz=3), "Tank() has no zzz: it takes capacity, schema, limiter, seed"),
         (lambda: Tank(10).sample(8, timeout=3), "Tank.sample() has no timeout: say timeout_s"),
-        (lambda: Tank(10).sample(num_samples=8), "Tank.sample() has no num_samples: say batch_size"),
+        (
+            lambda: Tank(10).sample(num_samples=8),
+            "Tank.sample() has no num_samples: say batch_size",
+        ),
         (
             lambda: Tank(10, None, 3, 4),
-            "Tank() takes capacity, schema by place, and 4 values were given: name the others (limiter=, seed=)",
+            "Tank() takes capacity, schema by place, and 4 values were given: name the others "
+            "(limiter=, seed=)",
         ),
-        (lambda: wait(3), "wait() takes nothing by place, and 1 values were given: name the others (timeout_s=)"),
+        (
+            lambda: wait(3),
+            "wait() takes nothing by place, and 1 values were given: name the others (timeout_s=)",
+        ),
     ],
 )
 def test_a_wrong_name_is_answered_with_ours(call, text):
@@ -99,7 +120,10 @@ def test_a_wrong_name_is_answered_with_ours(call, text):
     assert caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize(("call", "text"), [(Tank, "missing 1 required"), (lambda: Tank(3).sample(len), "takes exactly one")])
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [(Tank, "missing 1 required"), (lambda: Tank(3).sample(len), "takes exactly one")],
+)
 def test_other_type_errors_stay_as_they_are(call, text):
     with pytest.raises(TypeError, match=text):
         call()
@@ -120,7 +144,9 @@ def test_each_word_of_the_table_has_an_answer_other_than_itself():
 
 
 def test_a_reason_of_one_callable_is_given_for_that_callable_alone():
-    assert "every batch of a source is whole" in hint("drop_last", ["batch_size"], "AsyncDataLoader")
+    assert "every batch of a source is whole" in hint(
+        "drop_last", ["batch_size"], "AsyncDataLoader"
+    )
     assert hint("drop_last", ["batch_size", "last_batch"], "DataLoader") == "say last_batch='drop'"
     assert hint("drop_last", ["zone"], "other") == "it takes zone"
 
@@ -134,11 +160,17 @@ def test_a_wrong_attribute_is_answered_with_ours():
     cistern = Cistern()
     assert cistern.level == 3
     assert not hasattr(cistern, "who_waits")
-    with pytest.raises(AttributeError, match=r"'Cistern' object has no attribute 'who_waits': say stats\(\).waiting"):
+    with pytest.raises(
+        AttributeError,
+        match=r"'Cistern' object has no attribute 'who_waits': say stats\(\).waiting",
+    ):
         cistern.who_waits  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'Cistern' object has no attribute 'levle'$") as caught:
+    with pytest.raises(
+        AttributeError, match=r"'Cistern' object has no attribute 'levle'$"
+    ) as caught:
         cistern.levle  # noqa: B018
-    assert (caught.value.name, caught.value.obj) == ("levle", cistern)  # Python's own "did you mean" goes by these
+    # Python's own "did you mean" goes by these
+    assert (caught.value.name, caught.value.obj) == ("levle", cistern)
 
 
 def test_a_method_is_named_by_the_class_of_its_object():
@@ -162,9 +194,13 @@ def test_a_method_that_is_called_on_its_class_says_so():
             return amount
 
     assert Lake().load("x") == "x"
-    with pytest.raises(TypeError, match=r"^Lake.load\(\) is called on an object, not on the class: say table.load"):
+    with pytest.raises(
+        TypeError, match=r"^Lake.load\(\) is called on an object, not on the class: say table.load"
+    ):
         Lake.load("x")
-    with pytest.raises(TypeError, match=r"^Lake.fill\(\) is called on an object, not on the class$"):
+    with pytest.raises(
+        TypeError, match=r"^Lake.fill\(\) is called on an object, not on the class$"
+    ):
         Lake.fill(3)
 
 
@@ -192,5 +228,8 @@ def test_a_method_that_takes_fields_shows_no_place_for_them_and_says_how_they_ar
     assert list(inspect.signature(Basin.append).parameters) == ["self", "step", "stream", "fields"]
     assert list(inspect.signature(Basin().append).parameters) == ["step", "stream", "fields"]
     assert Basin().append({"x": 1}, y=2) == ({"x": 1}, {"y": 2})
-    with pytest.raises(TypeError, match=r"^Basin\.append\(\) takes one step by place, .* 2 values .* as in append\(obs="):
+    with pytest.raises(
+        TypeError,
+        match=r"^Basin\.append\(\) takes one step by place, .* 2 values .* as in append\(obs=",
+    ):
         Basin().append(1, 2)

@@ -1,4 +1,6 @@
-"""The rig that raises Ctrl-C at chosen points does so at each of them, once, and leaves no trace function behind."""
+"""The rig that raises Ctrl-C at chosen points does so at each of them, once,
+and leaves no trace function behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every public timeout goes through one check: NaN, negative numbers and what is no number are refused."""
+"""Every public timeout goes through one check: NaN,
+negative numbers and what is no number are refused.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ BAD = (math.nan, -1, -(10**400), -math.inf, "a", True, [1.0], np.float64("nan"))
 @pytest.mark.parametrize("value", BAD, ids=repr)
 def test_what_is_no_time_is_refused_with_one_message(value: Any) -> None:
     for check in (seconds, seconds_or_none):
-        with pytest.raises(ConfigError, match=r"wait_s=.*: give seconds, 0 \(try once\) or more; math.inf waits for ever"):
+        with pytest.raises(
+            ConfigError,
+            match=r"wait_s=.*: give seconds, 0 \(try once\) or more; math.inf waits for ever",
+        ):
             check("wait_s", value)
 
 
@@ -67,7 +72,11 @@ CALLS: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
     "sample": lambda buffer, t: buffer.sample(1, timeout_s=t),
     "append": lambda buffer, t: buffer.writer().append(x=1, timeout_s=t),
     "a vector's append": lambda buffer, t: buffer.vector_writer(1, autoreset="disabled").append(
-        x=np.arange(1), next_obs=np.arange(1), terminated=np.zeros(1, bool), truncated=np.zeros(1, bool), timeout_s=t
+        x=np.arange(1),
+        next_obs=np.arange(1),
+        terminated=np.zeros(1, bool),
+        truncated=np.zeros(1, bool),
+        timeout_s=t,
     ),
     "extend of a writer": lambda buffer, t: buffer.writer().extend(x=np.arange(3), timeout_s=t),
     "end_episode": lambda buffer, t: buffer.writer().end_episode(timeout_s=t),
@@ -145,7 +154,10 @@ def test_calls_of_a_feeders_client_refuse_it(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, -0.5, "a"], ids=repr)
 def test_loaders_refuse_it_when_they_are_made_and_closed(value: Any) -> None:
-    for make in (lambda t: AsyncDataLoader({"x": np.arange(4)}, 2, timeout_s=t), lambda t: DataLoader([1, 2], timeout_s=t)):
+    for make in (
+        lambda t: AsyncDataLoader({"x": np.arange(4)}, 2, timeout_s=t),
+        lambda t: DataLoader([1, 2], timeout_s=t),
+    ):
         with pytest.raises(ConfigError, match="timeout_s="):
             make(value)
         loader = make(math.inf)
@@ -177,14 +189,46 @@ def test_every_public_parameter_that_is_a_timeout_is_in_this_file() -> None:
         if not name.startswith("_") and {"timeout_s"} & set(inspect.signature(method).parameters)
     }
     assert found == {
-        "Client.close", "Client.drain", "Client.latest", "Client.publish", "Client.status",
-        "RemoteWriter.append", "RemoteWriter.close", "RemoteWriter.end_episode", "RemoteWriter.extend", "RemoteWriter.flush",
-        "ReplayBuffer.add", "ReplayBuffer.clear", "ReplayBuffer.close", "ReplayBuffer.delete", "ReplayBuffer.end_episode",
-        "ReplayBuffer.extend", "ReplayBuffer.load", "ReplayBuffer.sample", "ReplayBuffer.save", "ReplayBuffer.update",
+        "Client.close",
+        "Client.drain",
+        "Client.latest",
+        "Client.publish",
+        "Client.status",
+        "RemoteWriter.append",
+        "RemoteWriter.close",
+        "RemoteWriter.end_episode",
+        "RemoteWriter.extend",
+        "RemoteWriter.flush",
+        "ReplayBuffer.add",
+        "ReplayBuffer.clear",
+        "ReplayBuffer.close",
+        "ReplayBuffer.delete",
+        "ReplayBuffer.end_episode",
+        "ReplayBuffer.extend",
+        "ReplayBuffer.load",
+        "ReplayBuffer.sample",
+        "ReplayBuffer.save",
+        "ReplayBuffer.update",
         "ReplayBuffer.update_priorities",
-        "LocalWriter.append", "LocalWriter.close", "LocalWriter.end_episode", "LocalWriter.extend", "LocalWriter.flush",
-        "TableClient.clear", "TableClient.delete", "TableClient.load", "TableClient.sample", "TableClient.save",
-        "TableClient.source", "TableClient.update", "TableClient.update_priorities",
-        "VectorWriter.append", "VectorWriter.close", "VectorWriter.flush",
-        "ProcessWriter.append", "ProcessWriter.close", "ProcessWriter.end_episode", "ProcessWriter.extend", "ProcessWriter.flush",
-    }  # fmt: skip
+        "LocalWriter.append",
+        "LocalWriter.close",
+        "LocalWriter.end_episode",
+        "LocalWriter.extend",
+        "LocalWriter.flush",
+        "TableClient.clear",
+        "TableClient.delete",
+        "TableClient.load",
+        "TableClient.sample",
+        "TableClient.save",
+        "TableClient.source",
+        "TableClient.update",
+        "TableClient.update_priorities",
+        "VectorWriter.append",
+        "VectorWriter.close",
+        "VectorWriter.flush",
+        "ProcessWriter.append",
+        "ProcessWriter.close",
+        "ProcessWriter.end_episode",
+        "ProcessWriter.extend",
+        "ProcessWriter.flush",
+    }

@@ -18,7 +18,12 @@ def lowest() -> dict[str, str]:
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
     lines = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
-    names = [line for text in lines for line in text.split("\n") if line and not line.startswith(("%", "#"))]
+    names = [
+        line
+        for text in lines
+        for line in text.split("\n")
+        if line and not line.startswith(("%", "#"))
+    ]
     found = [_REQUIREMENT.fullmatch(name) for name in names]
     assert all(found), f"a requirement without a lower bound: {names}"
     return {one[1]: one[2] for one in found if one}
@@ -40,7 +45,13 @@ def test_the_usual_constraints_are_within_the_bounds():
 
 
 def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ROOT / "scripts" / "test", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [ROOT / "scripts" / "test", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("wanted", ["2.7", "no-such-python", "/nowhere/python"])
@@ -71,6 +82,9 @@ def test_an_interpreter_and_the_lowest_versions_have_environments_of_their_own(t
         ["bash", "-c", code], capture_output=True, text=True, timeout=60, check=True,
         env={"PATH": "/usr/bin:/bin", "PYENV_ROOT": str(tmp_path)},
     )  # fmt: skip
-    own = [f".venv-3.12.1 constraints.txt {fake}", f".venv-3.12.1-lowest constraints-lowest.txt {fake}"]
+    own = [
+        f".venv-3.12.1 constraints.txt {fake}",
+        f".venv-3.12.1-lowest constraints-lowest.txt {fake}",
+    ]
     usual = [".venv constraints.txt", ".venv-lowest constraints-lowest.txt"]
     assert [line.strip() for line in done.stdout.splitlines()] == usual + own + own

@@ -1,4 +1,5 @@
-"""Support for accelerate, and for libraries that prepare their loaders with it, such as the Trainer of transformers.
+"""Support for accelerate, and for libraries that prepare their loaders with it,
+such as the Trainer of transformers.
 
     from async_loader.compat import accelerate
     accelerate.install()  # before Accelerator.prepare, or before the Trainer is made
@@ -27,7 +28,8 @@ _INSTALLED = "_async_loader_installed"
 
 
 def install() -> None:
-    """Make every loader that accelerate prepares from now on in this process iterate with ours; idempotent.
+    """Make every loader that accelerate prepares from now on in this process iterate with ours;
+    idempotent.
 
     Raises
     ------
@@ -48,8 +50,8 @@ def install() -> None:
 
 
 def _stateful_too(init: Callable[..., None]) -> Callable[..., None]:
-    """Replace the constructor of the object that accelerate iterates over, which would use
-    torchdata's stateful loader.
+    """Replace the constructor of the object that accelerate iterates over,
+    which would use torchdata's stateful loader.
     """
 
     @functools.wraps(init)
@@ -63,7 +65,9 @@ def _stateful_too(init: Callable[..., None]) -> Callable[..., None]:
         init(self, dataset, batch_sampler=batch_sampler, **kwargs)
         if use_stateful_dataloader:
             self.use_stateful_dataloader = True
-            self.base_dataloader = StatefulDataLoader(dataset, batch_sampler=batch_sampler, **kwargs)
+            self.base_dataloader = StatefulDataLoader(
+                dataset, batch_sampler=batch_sampler, **kwargs
+            )
             self.dl_state_dict = self.base_dataloader.state_dict()
 
     return adapted

@@ -1,4 +1,7 @@
-"""One actor process: steps CartPoles and appends the steps to the feeder's table. Imports no torch."""
+"""One actor process: steps CartPoles and appends the steps to the feeder's table.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,16 @@ NUM_ACTIONS = 2
 _NO_GYMNASIUM = 'the demo needs gymnasium: pip install "async_loader[demo]"'
 _TELL_EVERY = 100  # environment steps
 _LOOK_EVERY = 4  # steps of all environments between two requests for newer weights
-_BATCH_ROWS = 8  # per message; the limiter blocks an actor when its buffer of a few messages is full
+# per message; the limiter blocks an actor when its buffer of a few messages is full
+_BATCH_ROWS = 8
 _BUFFER_BYTES = 2048
 _POLICY_S = 60.0  # limit for the first policy to arrive
 
 
 class ActorReport(NamedTuple):
-    """A report of an actor to its parent: its total steps, and the returns of episodes since the last report."""
+    """A report of an actor to its parent: its total steps,
+    and the returns of episodes since the last report.
+    """
 
     env_steps: int
     returns: tuple[float, ...]
@@ -69,7 +75,8 @@ def make_envs(num_envs: int) -> Any:
         from gymnasium.vector import AutoresetMode
     except ImportError as error:
         raise MissingExtra(_NO_GYMNASIUM) from error
-    # SAME_STEP: by default, the step after an end is not a transition, and would have to be left out.
+    # SAME_STEP: by default, the step after an end is not a transition, and would have to be left
+    # out.
     return gymnasium.make_vec(
         "CartPole-v1",
         num_envs=num_envs,
@@ -79,12 +86,17 @@ def make_envs(num_envs: int) -> Any:
 
 
 class Policy:
-    """The greedy policy of the Q network, from published weights. The same arithmetic as `QNetwork`, without torch."""
+    """The greedy policy of the Q network, from published weights.
+
+    The same arithmetic as `QNetwork`, without torch.
+    """
 
     def __init__(self, tensors: Mapping[str, Array], version: int) -> None:
         self.version = version
         self._scale = tensors["scale"]
-        self._layers = [(tensors[f"layers.{i}.weight"].T.copy(), tensors[f"layers.{i}.bias"]) for i in (0, 2, 4)]
+        self._layers = [
+            (tensors[f"layers.{i}.weight"].T.copy(), tensors[f"layers.{i}.bias"]) for i in (0, 2, 4)
+        ]
 
     def values(self, obs: Array) -> Array:
         """Return the Q values, float32 [envs, actions], for float32 [envs, obs_size]."""
@@ -105,7 +117,14 @@ class Actor:
         Called with an `ActorReport`.
     """
 
-    def __init__(self, number: int, settings: Settings, envs: Any, client: Any, tell: Callable[[ActorReport], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        settings: Settings,
+        envs: Any,
+        client: Any,
+        tell: Callable[[ActorReport], None],
+    ) -> None:
         self._settings, self._envs, self._client, self._tell = settings, envs, client, tell
         self._seed = settings.seed * settings.num_actors + number
         self._rng = np.random.default_rng([settings.seed, number])
@@ -120,7 +139,9 @@ class Actor:
         obs, _ = self._envs.reset(seed=self._seed * self._settings.num_envs)
         table = self._client.table(TABLE)
         with contextlib.ExitStack() as stack:
-            writer = stack.enter_context(table.writer(batch_rows=_BATCH_ROWS, buffer_bytes=_BUFFER_BYTES, linger_ms=2.0))
+            writer = stack.enter_context(
+                table.writer(batch_rows=_BATCH_ROWS, buffer_bytes=_BUFFER_BYTES, linger_ms=2.0)
+            )
             while True:
                 for _ in range(_LOOK_EVERY):
                     obs = self._step(policy, obs, writer)
@@ -151,10 +172,15 @@ class Actor:
     def _choose(self, policy: Policy, obs: Array) -> Array:
         """Return epsilon-greedy actions, int64 [envs]."""
         dqn = self._settings.dqn
-        all_steps = self._env_steps * self._settings.num_actors  # assumes that the other actors step as fast
+        # assumes that the other actors step as fast
+        all_steps = self._env_steps * self._settings.num_actors
         epsilon = max(dqn.final_epsilon, 1.0 - all_steps / dqn.explore_steps)
         explore = self._rng.random(len(obs)) < epsilon
-        return np.where(explore, self._rng.integers(NUM_ACTIONS, size=len(obs)), policy.values(obs).argmax(axis=1))
+        return np.where(
+            explore,
+            self._rng.integers(NUM_ACTIONS, size=len(obs)),
+            policy.values(obs).argmax(axis=1),
+        )
 
     def _count(self, rewards: Array, ended: Array) -> None:
         self._env_steps += len(rewards)
@@ -167,11 +193,19 @@ class Actor:
             self._told, self._returns = self._env_steps, []
 
 
-def act(number: int, settings: Settings, parent: Connection, make: Callable[[int], Any] = make_envs) -> None:
-    """Run an actor process: wait for the feeder's address, then act until killed, or until parent or feeder end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; the parent ends this one
+def act(
+    number: int, settings: Settings, parent: Connection, make: Callable[[int], Any] = make_envs
+) -> None:
+    """Run an actor process: wait for the feeder's address, then act until killed,
+    or until parent or feeder end.
+    """
+    # a terminal sends Ctrl-C to all processes; the parent ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with contextlib.closing(make(settings.num_envs)) as envs, connect(parent.recv(), on_disconnect="raise") as client:
+        with (
+            contextlib.closing(make(settings.num_envs)) as envs,
+            connect(parent.recv(), on_disconnect="raise") as client,
+        ):
             Actor(number, settings, envs, client, parent.send).run()
     except (EOFError, BrokenPipeError):
         return  # the parent has ended

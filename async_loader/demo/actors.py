@@ -1,4 +1,6 @@
-"""The actor processes as seen by their parent: starts them, receives reports, reports deaths, and ends them."""
+"""The actor processes as seen by their parent: starts them, receives reports, reports deaths,
+and ends them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,11 @@ _PATIENCE_S = 5.0  # an actor that has not ended this long after SIGTERM is kill
 
 @contextlib.contextmanager
 def _no_ctrl_c() -> Iterator[None]:
-    """Start processes in this block with Ctrl-C blocked: their parent handles it, and it would break their start."""
-    resource_tracker.ensure_running()  # otherwise it is started with the first process, and resets the mask
+    """Start processes in this block with Ctrl-C blocked: their parent handles it,
+    and it would break their start.
+    """
+    # otherwise it is started with the first process, and resets the mask
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -35,7 +40,10 @@ def _no_ctrl_c() -> Iterator[None]:
 
 
 class Returns:
-    """The finished episodes and the mean return of the newest `window`. One thread writes, any thread reads."""
+    """The finished episodes and the mean return of the newest `window`.
+
+    One thread writes, any thread reads.
+    """
 
     def __init__(self, window: int, target: float) -> None:
         self._newest: deque[float] = deque(maxlen=window)
@@ -81,18 +89,30 @@ class Actors:
         The reason why an actor is missing.
     """
 
-    def __init__(self, settings: Settings, seconds: Callable[[], float], make: Callable[[int], Any] = make_envs) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        seconds: Callable[[], float],
+        make: Callable[[int], Any] = make_envs,
+    ) -> None:
         self.returns = Returns(settings.window, settings.target)
         self.error: AsyncLoaderError | None = None
         self._seconds, self._end = seconds, EndFlag()
         self._over: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._follow, name="async-loader-demo-actors", daemon=True)
+        self._thread = threading.Thread(
+            target=self._follow, name="async-loader-demo-actors", daemon=True
+        )
         self._actors: list[_Actor] = []
         self._closed = False
         context = multiprocessing.get_context("spawn")
         for number in range(settings.num_actors):
             ours, theirs = context.Pipe()
-            process = context.Process(target=act, args=(number, settings, theirs, make), name=f"actor-{number}", daemon=True)
+            process = context.Process(
+                target=act,
+                args=(number, settings, theirs, make),
+                name=f"actor-{number}",
+                daemon=True,
+            )
             with _no_ctrl_c():
                 process.start()
             theirs.close()
@@ -107,7 +127,9 @@ class Actors:
         return [actor.process.pid for actor in self._actors]
 
     def go(self, address: str, over: Callable[[], None]) -> None:
-        """Send the feeder's address; another thread calls `over` when the target is reached or an actor has died."""
+        """Send the feeder's address; another thread calls `over` when the target is reached
+        or an actor has died.
+        """
         self._over = over
         for actor in self._actors:
             try:
@@ -139,10 +161,15 @@ class Actors:
     def __enter__(self) -> Actors:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
         self.close()
 
-    # -- the thread --------------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         heard = {actor.pipe.fileno(): actor for actor in self._actors}
@@ -184,5 +211,9 @@ def _death(actor: _Actor) -> AsyncLoaderError:
         if actor.failed.where:
             error.add_note(actor.failed.where)
         return error
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
+    how = (
+        f"was killed by {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended by itself with exit code {code}"
+    )
     return Broken(f"{who} {how}")

@@ -16,8 +16,8 @@ from async_loader.demo.settings import DqnSettings
 class QNetwork(nn.Module):
     """Two hidden layers: float32 [batch, len(obs_scale)] -> float32 [batch, num_actions].
 
-    A value of 1 stands for a pole that never falls. The network starts there: unknown states look good, and the values
-    need not climb from 0 first, which takes most of the time of bootstrapping.
+    A value of 1 stands for a pole that never falls. The network starts there: unknown states look
+    good, and the values need not climb from 0 first, which takes most of the time of bootstrapping.
     """
 
     scale: Tensor
@@ -26,7 +26,9 @@ class QNetwork(nn.Module):
         super().__init__()
         last = nn.Linear(hidden, num_actions)
         nn.init.ones_(last.bias)
-        self.layers = nn.Sequential(nn.Linear(len(obs_scale), hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), last)
+        self.layers = nn.Sequential(
+            nn.Linear(len(obs_scale), hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), last
+        )
         self.register_buffer("scale", torch.tensor(obs_scale, dtype=torch.float32))
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -34,11 +36,15 @@ class QNetwork(nn.Module):
         return values
 
 
-def double_dqn_target(reward: Tensor, terminated: Tensor, next_online: Tensor, next_target: Tensor, discount: float) -> Tensor:
-    """Return the target of Q(s, a): r + gamma (1 - terminated) Q_target(s', argmax_a Q_online(s', a)).
+def double_dqn_target(
+    reward: Tensor, terminated: Tensor, next_online: Tensor, next_target: Tensor, discount: float
+) -> Tensor:
+    """Return the target of Q(s, a): r + gamma (1 - terminated) Q_target(s', argmax_a Q_online(s',
+    a)).
 
-    van Hasselt, Guez, Silver 2016, "Deep reinforcement learning with double Q-learning", equation 4.
-    Only `terminated` cuts the future off. A truncated episode (CartPole's step 500) is merely no longer observed; the pole
+    van Hasselt, Guez, Silver 2016, "Deep reinforcement learning with double Q-learning", equation
+    4. Only `terminated` cuts the future off. A truncated episode (CartPole's step 500) is merely no
+       longer observed; the pole
     still stands, so its value is bootstrapped like any other.
 
     Parameters
@@ -62,10 +68,13 @@ def double_dqn_target(reward: Tensor, terminated: Tensor, next_online: Tensor, n
 
 @contextlib.contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Keep torch from splitting such small products over the cores. Every thread that computes must enter it.
+    """Keep torch from splitting such small products over the cores.
 
-    OpenMP counts per thread: the setting of the main thread leaves a new one with a team as large as the machine, whose
-    members then spin on the core that the others need (measured: 0.75 ms of CPU time instead of 0.17 for one forward).
+    Every thread that computes must enter it.
+
+    OpenMP counts per thread: the setting of the main thread leaves a new one with a team as large
+    as the machine, whose members then spin on the core that the others need (measured: 0.75 ms of
+    CPU time instead of 0.17 for one forward).
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -76,13 +85,15 @@ def one_torch_thread() -> Iterator[None]:
 
 
 class Learner:
-    """An online network, two slowly following averages of it, and the optimizer. Used by one thread.
+    """An online network, two slowly following averages of it, and the optimizer.
+
+    Used by one thread.
 
     Attributes
     ----------
     policy : QNetwork
-        The network of the actors. A single update may unlearn balancing at the edge; the average of the latest
-        hundred does not.
+        The network of the actors. A single update may unlearn balancing at the edge; the average of
+        the latest hundred does not.
     """
 
     def __init__(self, num_actions: int, settings: DqnSettings) -> None:
@@ -94,10 +105,14 @@ class Learner:
         self._online_weights: list[Tensor] = list(self.online.parameters())
         self._target_weights: list[Tensor] = list(self.target.parameters())
         self._policy_weights: list[Tensor] = list(self.policy.parameters())
-        self._optimizer = torch.optim.Adam(self._online_weights, lr=settings.learning_rate, fused=True)
+        self._optimizer = torch.optim.Adam(
+            self._online_weights, lr=settings.learning_rate, fused=True
+        )
 
     def update(self, batch: Mapping[str, Tensor]) -> None:
-        """Make one gradient step on obs, action, reward, next_obs, terminated, each [batch, ...]; update both averages."""
+        """Make one gradient step on obs, action, reward, next_obs, terminated, each [batch, ...];
+        update both averages.
+        """
         # (1 - gamma) scales an endless reward of 1 to a value of 1.
         unit = 1.0 - self._settings.discount
         with torch.no_grad():
@@ -116,12 +131,18 @@ class Learner:
         self._set_learning_rate()
         self._optimizer.step()
         with torch.no_grad():
-            torch._foreach_lerp_(self._target_weights, self._online_weights, self._settings.target_rate)
-            torch._foreach_lerp_(self._policy_weights, self._online_weights, self._settings.policy_rate)
+            torch._foreach_lerp_(
+                self._target_weights, self._online_weights, self._settings.target_rate
+            )
+            torch._foreach_lerp_(
+                self._policy_weights, self._online_weights, self._settings.policy_rate
+            )
         self.updates += 1
 
     def _set_learning_rate(self) -> None:
         settings = self._settings
         left = 0.5 + 0.5 * math.cos(math.pi * min(1.0, self.updates / settings.decay_updates))
-        rate = settings.final_learning_rate + left * (settings.learning_rate - settings.final_learning_rate)
+        rate = settings.final_learning_rate + left * (
+            settings.learning_rate - settings.final_learning_rate
+        )
         self._optimizer.param_groups[0]["lr"] = rate

@@ -1,4 +1,6 @@
-"""Output of the demo for people: live progress, a summary, a curve; and for programs: one line of JSON."""
+"""Output of the demo for people: live progress, a summary, a curve; and for programs:
+one line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,19 @@ from async_loader.demo.settings import Episode, Settings, Summary
 from async_loader.errors import MissingExtra
 
 JSON_KEYS = (
-    "solved", "mean_return", "env_steps", "batches", "learner_wait_fraction", "seconds", "start_seconds",
-    "inserts_per_s", "samples_per_insert", "policy_lag", "policy_lag_s", "drawn_policy_lag",
-)  # fmt: skip
+    "solved",
+    "mean_return",
+    "env_steps",
+    "batches",
+    "learner_wait_fraction",
+    "seconds",
+    "start_seconds",
+    "inserts_per_s",
+    "samples_per_insert",
+    "policy_lag",
+    "policy_lag_s",
+    "drawn_policy_lag",
+)
 
 
 class QuietReport:
@@ -33,7 +45,8 @@ class QuietReport:
 
 
 class LiveReport:
-    """Prints live progress: a table that is redrawn four times a second, or lines if the console cannot redraw.
+    """Prints live progress: a table that is redrawn four times a second,
+    or lines if the console cannot redraw.
 
     Parameters
     ----------
@@ -59,11 +72,17 @@ class LiveReport:
 
         settings = look().settings
         self._console.print(
-            f"A DQN learns CartPole-v1 until the newest {settings.window} episodes return {settings.target:g} on average"
+            f"A DQN learns CartPole-v1 until the newest {settings.window} episodes return "
+            f"{settings.target:g} on average"
             f" (at most {settings.max_seconds:g} s from the first batch on)."
         )
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            with Live(get_renderable=lambda: _table(look()), console=self._console, refresh_per_second=4, transient=True):
+            with Live(
+                get_renderable=lambda: _table(look()),
+                console=self._console,
+                refresh_per_second=4,
+                transient=True,
+            ):
                 yield
         else:
             with _every(self._every_s, lambda: self._console.print(_line(look()), soft_wrap=True)):
@@ -74,7 +93,9 @@ class LiveReport:
         self._console.print(_table(summary))
         verdict = "[green]solved[/green]" if summary.solved else "[red]not solved[/red]"
         took = f"{summary.seconds:.0f} s, and {summary.start_seconds:.0f} s of starting"
-        self._console.print(f"{verdict} after {took}" + (f"; curve in {escape(str(curve))}" if curve else ""))
+        self._console.print(
+            f"{verdict} after {took}" + (f"; curve in {escape(str(curve))}" if curve else "")
+        )
 
     def stop(self) -> None:
         """Print the state at which the run was stopped."""
@@ -117,7 +138,8 @@ def require_plots() -> None:
 
 
 def write_curve(summary: Summary, path: str | Path) -> None:
-    """Draw every episode's return and the mean of the newest ones over the environment steps, as a PNG.
+    """Draw every episode's return and the mean of the newest ones over the environment steps,
+    as a PNG.
 
     Raises
     ------
@@ -128,14 +150,21 @@ def write_curve(summary: Summary, path: str | Path) -> None:
     steps = [episode.env_steps for episode in episodes]
     figure = _figure()
     axes = figure.add_subplot()
-    axes.plot(steps, [episode.total_reward for episode in episodes], ".", alpha=0.35, label="one episode")
-    axes.plot(steps, _moving_means(episodes, settings.window), label=f"mean of the newest {settings.window}")
+    axes.plot(
+        steps, [episode.total_reward for episode in episodes], ".", alpha=0.35, label="one episode"
+    )
+    axes.plot(
+        steps,
+        _moving_means(episodes, settings.window),
+        label=f"mean of the newest {settings.window}",
+    )
     axes.axhline(settings.target, linestyle="--", color="gray", label=f"target {settings.target:g}")
     axes.set(
         xlabel="environment steps",
         ylabel="return",
         ylim=(0, 520),
-        title=f"CartPole-v1, DQN, seed {settings.seed}: {summary.mean_return:.0f} after {summary.seconds:.0f} s",
+        title=f"CartPole-v1, DQN, seed {settings.seed}: {summary.mean_return:.0f} after "
+        f"{summary.seconds:.0f} s",
     )
     figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(path, format="png", dpi=120)
@@ -146,7 +175,9 @@ def _figure() -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra('the curve needs matplotlib: pip install "async_loader[demo]"') from error
+        raise MissingExtra(
+            'the curve needs matplotlib: pip install "async_loader[demo]"'
+        ) from error
     # Figure and Agg without pyplot: needs no display and leaves no global state.
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -163,7 +194,8 @@ def _line(summary: Summary) -> str:
     if summary.waits_for:
         return f"{summary.start_seconds:5.0f} s  waits for {summary.waits_for}"
     return (
-        f"{summary.seconds:5.0f} s  return {summary.mean_return:.1f}, {summary.env_steps:,} environment steps, "
+        f"{summary.seconds:5.0f} s  return {summary.mean_return:.1f}, {summary.env_steps:,} "
+        "environment steps, "
         f"{summary.batches:,} batches, learner waited {summary.learner_wait_fraction:.1%}"
     )
 
@@ -176,14 +208,28 @@ def _table(summary: Summary) -> Table:
     table.add_column()
     if summary.waits_for:
         table.add_row("waits for", f"{summary.start_seconds:.0f} s", summary.waits_for)
-    bar = ProgressBar(total=settings.target, completed=min(summary.mean_return, settings.target), width=30)
+    bar = ProgressBar(
+        total=settings.target, completed=min(summary.mean_return, settings.target), width=30
+    )
     table.add_row("return", f"{summary.mean_return:.1f}", bar)
     table.add_row("env steps", f"{summary.env_steps:,}")
     table.add_row("batches", f"{summary.batches:,}", f"{summary.batches / seconds:,.0f} a second")
-    table.add_row("inserts", f"{summary.inserts_per_s:,.0f}/s", f"each sampled {summary.samples_per_insert:.1f} times")
+    table.add_row(
+        "inserts",
+        f"{summary.inserts_per_s:,.0f}/s",
+        f"each sampled {summary.samples_per_insert:.1f} times",
+    )
     lag_ms = summary.policy_lag_s * 1000
-    table.add_row("newest steps", f"{summary.policy_lag:,.0f}", f"updates older than the policy is now ({lag_ms:,.0f} ms)")
-    table.add_row("steps in batches", f"{summary.drawn_policy_lag:,.0f}", "updates older than the policy, on average")
+    table.add_row(
+        "newest steps",
+        f"{summary.policy_lag:,.0f}",
+        f"updates older than the policy is now ({lag_ms:,.0f} ms)",
+    )
+    table.add_row(
+        "steps in batches",
+        f"{summary.drawn_policy_lag:,.0f}",
+        "updates older than the policy, on average",
+    )
     table.add_row("learner waited", f"{summary.learner_wait_fraction:.1%}", "of the time, for data")
     table.add_row("time", f"{summary.seconds:.1f} s", f"of at most {settings.max_seconds:g} s")
     return table

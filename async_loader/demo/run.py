@@ -1,4 +1,7 @@
-"""Connects the demo's parts: actor processes, a feeder, a loader, the learner. Output is the report's."""
+"""Connects the demo's parts: actor processes, a feeder, a loader, the learner.
+
+Output is the report's.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,32 @@ from async_loader.feeder import connect
 Clock = Callable[[], float]
 _LOST_S = 10.0  # the demo cannot continue without its feeder
 _LOOK_S = 1.0  # how long the learner waits for a batch before it checks the clock again
-_START_LOOKS = 300  # number of such checks before the first batch: compiling kernels takes minutes on a slow machine
-_STATUS_S, _LAST_STATUS_S = 1.0, 30.0  # timeouts of status requests to the feeder, while it runs and at the end
+# number of such checks before the first batch: compiling kernels takes minutes on a slow machine
+_START_LOOKS = 300
+# timeouts of status requests to the feeder, while it runs and at the end
+_STATUS_S, _LAST_STATUS_S = 1.0, 30.0
 
 
 class Report(Protocol):
-    """Observes the demo while it runs. Inside `watch`, `snapshot` may be called at any time and from any thread."""
+    """Observes the demo while it runs.
 
-    def watch(self, snapshot: Callable[[], Summary]) -> contextlib.AbstractContextManager[object]: ...
+    Inside `watch`, `snapshot` may be called at any time and from any thread.
+    """
+
+    def watch(
+        self, snapshot: Callable[[], Summary]
+    ) -> contextlib.AbstractContextManager[object]: ...
 
 
 def run(
-    settings: Settings, report: Report, *, clock: Clock = time.perf_counter, make: Callable[[int], Any] = make_envs
+    settings: Settings,
+    report: Report,
+    *,
+    clock: Clock = time.perf_counter,
+    make: Callable[[int], Any] = make_envs,
 ) -> Summary:
-    """Learn CartPole-v1 until the target is reached or the time is up, counted from the first batch.
+    """Learn CartPole-v1 until the target is reached or the time is up,
+    counted from the first batch.
 
     Parameters
     ----------
@@ -67,7 +82,8 @@ def table_of(settings: Settings) -> dict[str, Any]:
             "error_buffer": max(4.0 * settings.dqn.batch_size, 2.0 * samples),
         },
         "schema": {
-            "obs": {"dtype": "float32", "shape": [len(settings.dqn.obs_scale)], "next": "next_obs"},  # stored once
+            # stored once
+            "obs": {"dtype": "float32", "shape": [len(settings.dqn.obs_scale)], "next": "next_obs"},
             "action": "int64",
             "reward": "float32",
             "policy_version": "int64",  # status shows how far it is behind the newest "policy"
@@ -94,7 +110,10 @@ class Run:
 
     def until_done(self, report: Report, make: Callable[[int], Any]) -> Summary:
         # Actors first: they import their modules while the feeder starts.
-        with Actors(self._settings, self._seconds, make) as self._actors, self._feeder() as self._client:
+        with (
+            Actors(self._settings, self._seconds, make) as self._actors,
+            self._feeder() as self._client,
+        ):
             self._publish()
             with self._loader() as loader, report.watch(self.snapshot):
                 self._actors.go(self._client.address, over=loader.close)
@@ -161,7 +180,10 @@ class Run:
                 self._publish()
 
     def _next_batch(self, loader: AsyncDataLoader) -> dict[str, Tensor] | None:
-        """Return a batch, or None if the run has ended. Measures the time that the learner waits."""
+        """Return a batch, or None if the run has ended.
+
+        Measures the time that the learner waits.
+        """
         since = self._clock()
         try:
             return next(loader, None)
@@ -169,7 +191,9 @@ class Run:
             self._waited_s += self._clock() - since
 
     def _publish(self) -> None:
-        self._client.publish(POLICY, self._learner.policy.state_dict(), version=self._learner.updates)
+        self._client.publish(
+            POLICY, self._learner.policy.state_dict(), version=self._learner.updates
+        )
 
     def _feeder(self) -> Any:
         return connect("embedded", tables={TABLE: table_of(self._settings)}, on_disconnect=_LOST_S)
@@ -177,7 +201,9 @@ class Run:
     def _loader(self) -> AsyncDataLoader:
         settings = self._settings
         source = self._client.table(TABLE).source(seed=settings.seed, prefetch=2)
-        return AsyncDataLoader(source, batch_size=settings.dqn.batch_size, device="cpu", timeout_s=_LOOK_S)
+        return AsyncDataLoader(
+            source, batch_size=settings.dqn.batch_size, device="cpu", timeout_s=_LOOK_S
+        )
 
     def _seconds(self) -> float:
         """Return the seconds of learning."""

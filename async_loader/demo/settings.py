@@ -11,13 +11,16 @@ from async_loader.lifecycle import seconds
 
 @dataclass(frozen=True, kw_only=True)
 class DqnSettings:
-    """Settings of the network and its training. The defaults solved CartPole-v1 with seeds 0 to 4, within 14,100 updates.
+    """Settings of the network and its training.
+
+    The defaults solved CartPole-v1 with seeds 0 to 4, within 14,100 updates.
 
     Attributes
     ----------
     obs_scale : tuple of float
-        Divisors of the observations (cart's place and speed, pole's angle and angular speed): an episode ends at
-        2.4 m and 0.21 rad, with speeds around 2. Without scaling the network hardly sees the angle.
+        Divisors of the observations (cart's place and speed, pole's angle and angular speed): an
+        episode ends at 2.4 m and 0.21 rad, with speeds around 2. Without scaling the network hardly
+        sees the angle.
     hidden : int
         Width of the two hidden layers. 128 is enough for four observations, and fast on one core.
     batch_size : int
@@ -25,18 +28,22 @@ class DqnSettings:
     discount : float
         Gamma, below 1: values are in units of a pole that never falls, 1 / (1 - gamma) rewards.
     learning_rate, final_learning_rate : float
-        Adam's step size, at first and after `decay_updates` updates (cosine in between). Large steps learn to
-        balance within seconds, small ones keep the learned policy: late collapse is a known problem of DQN on CartPole.
+        Adam's step size, at first and after `decay_updates` updates (cosine in between). Large
+        steps learn to balance within seconds, small ones keep the learned policy: late collapse is
+        a known problem of DQN on CartPole.
     decay_updates : int
         Updates over which the learning rate falls.
     target_rate : float
-        Share of the online network that the target network takes over in each update (Polyak averaging).
+        Share of the online network that the target network takes over in each update (Polyak
+        averaging).
     policy_rate : float
         The same for the network of the actors.
     final_epsilon : float
-        Share of random actions after exploration. Not zero: near-perfect episodes alone make a narrow buffer.
+        Share of random actions after exploration. Not zero: near-perfect episodes alone make a
+        narrow buffer.
     explore_steps : int
-        Environment steps over which the share of random actions falls linearly from 1 to `final_epsilon`.
+        Environment steps over which the share of random actions falls linearly from 1 to
+        `final_epsilon`.
     """
 
     obs_scale: tuple[float, ...] = (2.4, 2.0, 0.21, 2.0)
@@ -63,7 +70,8 @@ class DqnSettings:
         _above(0.0, self, "final_learning_rate")
         if not self.final_learning_rate <= self.learning_rate < math.inf:
             raise ConfigError(
-                f"learning_rate is {self.learning_rate}, less than final_learning_rate or not finite: "
+                f"learning_rate is {self.learning_rate}, less than final_learning_rate or not "
+                "finite: "
                 f"give at least {self.final_learning_rate}"
             )
 
@@ -75,13 +83,13 @@ class Settings:
     Attributes
     ----------
     target : float
-        Stop as solved when the mean return of the newest `window` finished episodes reaches this. Gymnasium calls
-        CartPole-v1 solved at 475; 500 is the maximum.
+        Stop as solved when the mean return of the newest `window` finished episodes reaches this.
+        Gymnasium calls CartPole-v1 solved at 475; 500 is the maximum.
     max_seconds : float
         Stop as not solved this long after the first batch.
     seed : int
-        Seeds network, environments, exploration and batches. Two runs with one seed are similar but not equal: several
-        processes share the work, and their relative speed varies.
+        Seeds network, environments, exploration and batches. Two runs with one seed are similar but
+        not equal: several processes share the work, and their relative speed varies.
     num_actors : int
         Processes that step environments.
     num_envs : int
@@ -93,8 +101,8 @@ class Settings:
     warmup_steps : int
         Environment steps before the first update.
     steps_per_update : float
-        Environment steps inserted per update after the warm-up: the table's limiter ties actors and learner together, so
-        that a busy machine makes the demo slower but not different.
+        Environment steps inserted per update after the warm-up: the table's limiter ties actors and
+        learner together, so that a busy machine makes the demo slower but not different.
     publish_every : int
         Updates between two publications of the weights.
     """
@@ -125,7 +133,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished episode: its return, and the environment steps and seconds of learning of the run at its end."""
+    """One finished episode: its return,
+    and the environment steps and seconds of learning of the run at its end.
+    """
 
     total_reward: float
     env_steps: int
@@ -147,9 +157,11 @@ class Summary:
     inserts_per_s, samples_per_insert : float
         As counted by the feeder.
     policy_lag, policy_lag_s : float
-        Between the policy of the actors' newest steps and the newest published one: updates, and seconds.
+        Between the policy of the actors' newest steps and the newest published one: updates, and
+        seconds.
     drawn_policy_lag : float
-        Updates between the policy that made a step and the update that learns from it, averaged over all batches.
+        Updates between the policy that made a step and the update that learns from it, averaged
+        over all batches.
     """
 
     settings: Settings

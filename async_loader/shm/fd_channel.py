@@ -1,4 +1,4 @@
-"""A channel of whole records and descriptors between a loader and one worker process. Contents are opaque.
+"""A channel of whole records and descriptors between a loader and one worker process.
 
 One AF_UNIX SOCK_SEQPACKET pair per worker: a process killed in the middle of a send leaves no half
 record, and no other process has a share in it. Records up to 64 KiB travel in the socket, larger
@@ -19,10 +19,12 @@ from typing import Any
 from async_loader.errors import CannotSend
 from async_loader.shm.segment import Segment, close_all
 
-_INLINE = 48 << 10  # bytes of message and payload that fit a record; the socket's buffer then holds at least two
+# bytes of message and payload that fit a record; the socket's buffer then holds at least two
+_INLINE = 48 << 10
 _RECORD = 64 << 10
 _MAX_FDS = 250  # the kernel takes 253
-_HEADER = struct.Struct("<QQBB")  # bytes of message, bytes of payload, and whether each of them is in a memfd
+# bytes of message, bytes of payload, and whether each of them is in a memfd
+_HEADER = struct.Struct("<QQBB")
 
 Message = tuple[Any, ...]
 
@@ -64,13 +66,16 @@ class FdChannel:
     def set_blocking(self, blocking: bool) -> None:
         self._sock.setblocking(blocking)
 
-    def send(self, message: Message, payload: bytes | Segment = b"", fds: Sequence[int] = ()) -> None:
+    def send(
+        self, message: Message, payload: bytes | Segment = b"", fds: Sequence[int] = ()
+    ) -> None:
         """Send one record.
 
         Raises
         ------
         OSError
-            BrokenPipeError, ConnectionResetError if the other end is closed; BlockingIOError if its buffer is full.
+            BrokenPipeError, ConnectionResetError if the other end is closed; BlockingIOError if its
+            buffer is full.
         """
         pickled = pickle.dumps(message, protocol=5)
         head = pickled if len(pickled) <= _INLINE else _spill(pickled)
@@ -78,10 +83,15 @@ class FdChannel:
             payload = _spill(payload)
         beside = [part for part in (head, payload) if isinstance(part, Segment)]
         if len(fds) + len(beside) > _MAX_FDS:
-            raise CannotSend(f"it holds {len(fds)} shared segments, {_MAX_FDS} can be sent at once: put them into one")
+            raise CannotSend(
+                f"it holds {len(fds)} shared segments, {_MAX_FDS} can be sent at once: put them "
+                "into one"
+            )
         descriptors = array.array("i", [*(segment.fileno() for segment in beside), *fds])
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)] if descriptors else []
-        header = _HEADER.pack(_size(head), _size(payload), isinstance(head, Segment), isinstance(payload, Segment))
+        header = _HEADER.pack(
+            _size(head), _size(payload), isinstance(head, Segment), isinstance(payload, Segment)
+        )
         inline = [part for part in (head, payload) if isinstance(part, bytes)]
         self._sock.sendmsg([header, *inline], ancillary, socket.MSG_NOSIGNAL)
 
@@ -93,7 +103,9 @@ class FdChannel:
         BlockingIOError
             On a non-blocking channel without a record.
         """
-        data, ancillary, _, _ = self._sock.recvmsg(_RECORD, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = self._sock.recvmsg(
+            _RECORD, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+        )
         if not data:
             return None
         fds = array.array("i")

@@ -18,10 +18,13 @@ from typing import Any
 HUGE = 2 << 20
 """Bytes of a huge page, and the alignment made by `aligned`."""
 
-_COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1: acts at once, whatever the machine's setting for shared memory
+# MADV_COLLAPSE, Linux 6.1: acts at once, whatever the machine's setting for shared memory
+_COLLAPSE = 25
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 _FAILED = ctypes.c_void_p(-1).value
-_SLOW_S, _SLOW = 0.02, 3  # zeroing a page takes about a millisecond; if the kernel has to move memory first, huge pages do not pay
+# zeroing a page takes about a millisecond; if the kernel has to move memory first, huge pages do
+# not pay
+_SLOW_S, _SLOW = 0.02, 3
 
 
 def aligned(fd: int, nbytes: int) -> Any:
@@ -33,12 +36,21 @@ def aligned(fd: int, nbytes: int) -> Any:
     if nbytes < HUGE or not sys.platform.startswith("linux"):
         return None
     libc = _libc()
-    start = libc.mmap(None, nbytes + HUGE, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+    start = libc.mmap(
+        None,
+        nbytes + HUGE,
+        _PROT_NONE,
+        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE,
+        -1,
+        0,
+    )
     if start == _FAILED:
         return None
     begin = -(-start // HUGE) * HUGE
     whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    mapped = libc.mmap(begin, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+    mapped = libc.mmap(
+        begin, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, fd, 0
+    )
     if mapped == _FAILED:
         libc.munmap(start, nbytes + HUGE)
         return None
@@ -91,7 +103,9 @@ class HugePages:
 
 
 def collapse(address: int) -> bool:
-    """Put one huge page under these 2 MiB and keep their contents; return True if the kernel did."""
+    """Put one huge page under these 2 MiB and keep their contents;
+    return True if the kernel did.
+    """
     ctypes.string_at(address, 1)  # the kernel refuses a range without any page
     return not _libc().madvise(address, HUGE, _COLLAPSE)
 
@@ -100,7 +114,14 @@ def collapse(address: int) -> bool:
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    )
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return libc

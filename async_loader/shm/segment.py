@@ -29,7 +29,8 @@ from async_loader.shm.limits import available_bytes, human
 
 
 class Segment:
-    """Create with `create`, attach by unpickling in a process that is being spawned, or with `attach`.
+    """Create with `create`, attach by unpickling in a process that is being spawned,
+    or with `attach`.
 
     Parameters
     ----------
@@ -39,7 +40,8 @@ class Segment:
 
     Notes
     -----
-    The segment alone owns the descriptor. No other code closes its number, which may belong to another file afterwards.
+    The segment alone owns the descriptor. No other code closes its number, which may belong to
+    another file afterwards.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -73,8 +75,8 @@ class Segment:
         purpose : str
             Its use, for the error message: "4 batch slots".
         commit : bool
-            Allocate the pages now, so that a later write cannot fail. Otherwise they are allocated on first write,
-            which suits a large table that fills slowly.
+            Allocate the pages now, so that a later write cannot fail. Otherwise they are allocated
+            on first write, which suits a large table that fills slowly.
 
         Raises
         ------
@@ -94,7 +96,9 @@ class Segment:
             segment.close()
             if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            raise OutOfMemory(f"{purpose}: {human(nbytes)} of shared memory could not be taken: {error}") from error
+            raise OutOfMemory(
+                f"{purpose}: {human(nbytes)} of shared memory could not be taken: {error}"
+            ) from error
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:
@@ -125,7 +129,9 @@ class Segment:
         """
         if not hasattr(fcntl, "F_ADD_SEALS"):
             raise Unsupported("this platform cannot seal shared memory: use another transport")
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
 
     def close(self) -> None:
         """Close the descriptor. The mapping goes with the last array on it."""

@@ -54,7 +54,8 @@ class SlotRing:
     slot_bytes : int
         Rounded up to whole pages.
     spare : int
-        Number of slots that may be lent to the consumer at once; the others are kept for batches in progress.
+        Number of slots that may be lent to the consumer at once; the others are kept for batches in
+        progress.
 
     Raises
     ------
@@ -66,7 +67,9 @@ class SlotRing:
         self.count = count
         self.spare = spare
         self.slot_bytes = whole_pages(slot_bytes)
-        self.segment = Segment.create(count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes")
+        self.segment = Segment.create(
+            count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes"
+        )
         self._free: deque[int] = deque(range(count))
         self._dead: deque[weakref.ref[Lease]] = deque()
         self._leases: dict[int, _LeaseReturn] = {}
@@ -102,7 +105,10 @@ class SlotRing:
                     self._free.append(back.slot)
 
     def lend(self, slot: int) -> bool:
-        """Return True if the consumer may keep this slot. Otherwise copy the batch out and drop the lease."""
+        """Return True if the consumer may keep this slot.
+
+        Otherwise copy the batch out and drop the lease.
+        """
         if len(self._lent) >= self.spare:
             self._take_back()
         if len(self._lent) >= self.spare:

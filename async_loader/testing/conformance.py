@@ -4,8 +4,8 @@
         check_source(lambda: MySource(...), batch_size=32)
         check_waiting(lambda: MySource(...nothing in it yet), batch_size=32)
 
-Each check makes new sources and raises `NotConforming`, an AssertionError that names the broken rule. The rules
-are those in the docstrings of `async_loader.source`.
+Each check makes new sources and raises `NotConforming`, an AssertionError that names the broken
+rule. The rules are those in the docstrings of `async_loader.source`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,19 @@ from async_loader.errors import CannotSend, Closed, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, EndFlag, Patience
 from async_loader.pipeline import codec
 from async_loader.schema import Schema
-from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Source, waiting_for
+from async_loader.source import (
+    END,
+    Applied,
+    Jobs,
+    Plan,
+    Reader,
+    Ready,
+    Rows,
+    Samples,
+    Seed,
+    Source,
+    waiting_for,
+)
 
 __all__ = [
     "MakeSource",
@@ -53,7 +65,9 @@ class NotConforming(AssertionError):
     """A rule of the protocol is broken."""
 
 
-def check_source(make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False, workers: bool = True) -> None:
+def check_source(
+    make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False, workers: bool = True
+) -> None:
     """Run all checks for a source that has data.
 
     Parameters
@@ -63,7 +77,8 @@ def check_source(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
     batch_size : int
         At least 2.
     seeded : bool
-        Whether the data read depends on the seed (augmentation): then batches cut differently may differ.
+        Whether the data read depends on the seed (augmentation): then batches cut differently may
+        differ.
     workers : bool
         Whether the source supports worker processes; then readers and jobs must be picklable.
     """
@@ -82,20 +97,33 @@ def check_plan(make_source: MakeSource, batch_size: int = 8) -> None:
         plan = source.plan(size, _patience())
         _check_plan(plan, size)
         waiting = waiting_for(source)
-        _demand(plan is END or waiting is None, f"plan has returned, and waiting_for still says {waiting!r}")
+        _demand(
+            plan is END or waiting is None,
+            f"plan has returned, and waiting_for still says {waiting!r}",
+        )
 
 
 def _check_plan(plan: Plan, batch_size: int) -> None:
     if plan is END:
         return
-    _demand(isinstance(plan, Rows | Jobs | Samples | Ready), f"plan returned {plan!r}: give Rows, Jobs, Samples, Ready or END")
+    _demand(
+        isinstance(plan, Rows | Jobs | Samples | Ready),
+        f"plan returned {plan!r}: give Rows, Jobs, Samples, Ready or END",
+    )
     if isinstance(plan, Ready):
-        _demand(isinstance(plan.batch, Mapping), f"Ready.batch is {type(plan.batch).__name__}: give a mapping")
+        _demand(
+            isinstance(plan.batch, Mapping),
+            f"Ready.batch is {type(plan.batch).__name__}: give a mapping",
+        )
         return
     assert isinstance(plan, Rows | Jobs | Samples)
     _demand(len(plan) == batch_size, f"plan({batch_size}) has {len(plan)} entries")
     if isinstance(plan, Rows):
-        good = isinstance(plan.index, np.ndarray) and plan.index.dtype == np.int64 and plan.index.ndim in (1, 2)
+        good = (
+            isinstance(plan.index, np.ndarray)
+            and plan.index.dtype == np.int64
+            and plan.index.ndim in (1, 2)
+        )
         _demand(good, f"Rows.index is {plan.index!r}: give an int64 array [rows] or [rows, words]")
     elif isinstance(plan, Jobs):
         _demand(all(map(callable, plan.calls)), "Jobs.calls holds something that cannot be called")
@@ -112,14 +140,24 @@ def check_update_priorities(make_source: MakeSource, batch_size: int = 8) -> Non
         if isinstance(outcome, Unsupported):
             return
         if isinstance(outcome, BaseException):
-            raise NotConforming(f"update_priorities raised {outcome!r}: apply, count as stale, or raise Unsupported") from outcome
-        _demand(isinstance(outcome, Applied), f"update_priorities returned {outcome!r}: give Applied(applied, stale)")
+            raise NotConforming(
+                f"update_priorities raised {outcome!r}: apply, count as stale, or raise Unsupported"
+            ) from outcome
+        _demand(
+            isinstance(outcome, Applied),
+            f"update_priorities returned {outcome!r}: give Applied(applied, stale)",
+        )
         total = outcome.applied + outcome.stale
-        _demand(total == len(ids), f"update_priorities got {len(ids)} rows and accounts for {total} as applied or stale")
+        _demand(
+            total == len(ids),
+            f"update_priorities got {len(ids)} rows and accounts for {total} as applied or stale",
+        )
 
 
 def check_reader(make_source: MakeSource, batch_size: int = 8, *, seeded: bool = False) -> None:
-    """`reader` reads the requested rows and no others, into the given window, with the same result every time."""
+    """`reader` reads the requested rows and no others, into the given window,
+    with the same result every time.
+    """
     source = make_source()
     plan = source.plan(batch_size, _patience())
     if not isinstance(plan, Rows):
@@ -129,7 +167,9 @@ def check_reader(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
     if schema is None:
         _check_fetch(reader, plan.index, seeded)
         return
-    _demand(isinstance(schema, Schema), f"the reader's schema is {schema!r}: give a Schema, or None")
+    _demand(
+        isinstance(schema, Schema), f"the reader's schema is {schema!r}: give a Schema, or None"
+    )
     _demand(reader.schema == schema, "the reader's schema changes from one look to the next")
     index = plan.index
     for make in (BatchLayout.contiguous, BatchLayout.packed):
@@ -137,14 +177,29 @@ def check_reader(make_source: MakeSource, batch_size: int = 8, *, seeded: bool =
         whole = [_read(reader, layout, index, [(0, len(index))], poison) for poison in _POISONS]
         form = make.__name__
         for other in whole[1:]:
-            _demand_equal(schema, whole[0], other, f"read leaves bytes unwritten, or reads something else each time ({form})")
+            _demand_equal(
+                schema,
+                whole[0],
+                other,
+                f"read leaves bytes unwritten, or reads something else each time ({form})",
+            )
         if not seeded:
             for cuts in _cuts(len(index)):
                 parts = _read(reader, layout, index, cuts, _POISONS[0])
-                _demand_equal(schema, whole[0], parts, f"rows {cuts} read part by part differ from the whole ({form})")
+                _demand_equal(
+                    schema,
+                    whole[0],
+                    parts,
+                    f"rows {cuts} read part by part differ from the whole ({form})",
+                )
         for start, stop in _cuts(len(index))[-1]:
             _check_bounds(reader, layout, index, start, stop)
-        _demand_equal(schema, _values(reader, index), whole[0], f"a {form} batch differs from a contiguous one")
+        _demand_equal(
+            schema,
+            _values(reader, index),
+            whole[0],
+            f"a {form} batch differs from a contiguous one",
+        )
 
 
 def check_travel(make_source: MakeSource, batch_size: int = 8) -> None:
@@ -160,8 +215,12 @@ def check_travel(make_source: MakeSource, batch_size: int = 8) -> None:
         return
     reader = _reader_of(source)
     here = _values(reader, plan.index)
-    _demand_same(here, _in_spawned_process(reader, plan.index), "a spawned process reads something else")
-    _demand_same(here, _values(reader, plan.index), "the reader reads something else after it was pickled")
+    _demand_same(
+        here, _in_spawned_process(reader, plan.index), "a spawned process reads something else"
+    )
+    _demand_same(
+        here, _values(reader, plan.index), "the reader reads something else after it was pickled"
+    )
 
 
 def check_waiting(make_source: MakeSource, batch_size: int = 8, *, local: bool = True) -> None:
@@ -177,7 +236,9 @@ def check_waiting(make_source: MakeSource, batch_size: int = 8, *, local: bool =
     _check_ends_with_the_flag(make_source(), batch_size, local)
     source = make_source()
     outcome = _in_thread(lambda: source.plan(batch_size, Patience(deadline=Deadline(0.05))))
-    _demand(isinstance(outcome, Timeout), f"at its deadline plan gave {outcome!r}: let Timeout through")
+    _demand(
+        isinstance(outcome, Timeout), f"at its deadline plan gave {outcome!r}: let Timeout through"
+    )
 
 
 def _check_ends_with_the_flag(source: Source, batch_size: int, local: bool) -> None:
@@ -187,18 +248,30 @@ def _check_ends_with_the_flag(source: Source, batch_size: int, local: bool) -> N
     thread = _start(lambda: source.plan(batch_size, patience), outcome, turned.set)
     try:
         _demand(turned.wait(_BLOCKED_S), "plan blocks by other means than patience.wait")
-        _demand(not outcome, f"plan should have waited, it gave {outcome}: the source must have nothing to give")
+        _demand(
+            not outcome,
+            f"plan should have waited, it gave {outcome}: the source must have nothing to give",
+        )
         reason = waiting_for(source)
-        _demand(reason is None or (isinstance(reason, str) and reason != ""), f"waiting_for gave {reason!r}: a text, or None")
-        _demand(not local or reason is not None, "plan waits for data from this process, and waiting_for says None")
+        _demand(
+            reason is None or (isinstance(reason, str) and reason != ""),
+            f"waiting_for gave {reason!r}: a text, or None",
+        )
+        _demand(
+            not local or reason is not None,
+            "plan waits for data from this process, and waiting_for says None",
+        )
     finally:
         end.set()
         thread.join(_BLOCKED_S)
     _demand(not thread.is_alive(), "the end flag is up, and plan still waits")
-    _demand(isinstance(outcome[0], Closed), f"when the end flag went up plan gave {outcome[0]!r}: let Closed through")
+    _demand(
+        isinstance(outcome[0], Closed),
+        f"when the end flag went up plan gave {outcome[0]!r}: let Closed through",
+    )
 
 
-# -- reading -------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def _reader_of(source: Source) -> Reader:
@@ -206,24 +279,37 @@ def _reader_of(source: Source) -> Reader:
     if reader is None:
         raise NotConforming("plan gives Rows, and reader() gives None to read them")
     again = source.reader()
-    _demand(again is not None and again.schema == reader.schema, "reader() gives readers of different schemas")
+    _demand(
+        again is not None and again.schema == reader.schema,
+        "reader() gives readers of different schemas",
+    )
     return reader
 
 
 def _read(
-    reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int64], cuts: Sequence[tuple[int, int]], poison: int
+    reader: Reader,
+    layout: BatchLayout,
+    index: npt.NDArray[np.int64],
+    cuts: Sequence[tuple[int, int]],
+    poison: int,
 ) -> list[npt.NDArray[Any]]:
     """Return the batch's arrays, read into memory filled with a known byte."""
     root = np.full(layout.nbytes, poison, np.uint8)
     for start, stop in cuts:
         part = index[start:stop].copy()
-        result: Any = reader.read(part, layout.window(root, start, stop), SEED)  # type: ignore[func-returns-value]
-        _demand(result is None, f"read returned {type(result).__name__}: it fills the window and returns nothing")
+        window = layout.window(root, start, stop)
+        result: Any = reader.read(part, window, SEED)  # type: ignore[func-returns-value]
+        _demand(
+            result is None,
+            f"read returned {type(result).__name__}: it fills the window and returns nothing",
+        )
         _demand(np.array_equal(part, index[start:stop]), "read changes the index that it is given")
     return layout.views(root)
 
 
-def _check_bounds(reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int64], start: int, stop: int) -> None:
+def _check_bounds(
+    reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int64], start: int, stop: int
+) -> None:
     """Check that no byte outside the window changes."""
     root = np.full(layout.nbytes, _POISONS[-1], np.uint8)
     reader.read(index[start:stop], layout.window(root, start, stop), SEED)
@@ -232,11 +318,16 @@ def _check_bounds(reader: Reader, layout: BatchLayout, index: npt.NDArray[np.int
         row = layout.stride or math.prod(region.shape[1:]) * region.dtype.itemsize
         offset = 0 if layout.stride else region.offset
         root[offset + start * row : offset + stop * row] = _POISONS[-1]
-    _demand(bool((root == _POISONS[-1]).all()), f"reading rows {start} to {stop} of {len(index)} writes outside of them")
+    _demand(
+        bool((root == _POISONS[-1]).all()),
+        f"reading rows {start} to {stop} of {len(index)} writes outside of them",
+    )
 
 
 def _cuts(rows: int) -> list[list[tuple[int, int]]]:
-    """Return cuts of the batch: one part, single rows, two halves in reverse order, and three uneven parts."""
+    """Return cuts of the batch: one part, single rows, two halves in reverse order,
+    and three uneven parts.
+    """
     half, third = rows // 2, max(1, rows // 3)
     return [
         [(0, rows)],
@@ -248,13 +339,23 @@ def _cuts(rows: int) -> list[list[tuple[int, int]]]:
 
 def _check_fetch(reader: Reader, index: npt.NDArray[np.int64], seeded: bool) -> None:
     whole = reader.fetch(index, SEED)
-    _demand(len(whole) == len(index), f"fetch got {len(index)} rows and returned {len(whole)} samples")
-    _demand_same(whole, reader.fetch(index, SEED), "fetch gives something else for the same rows and seed")
+    _demand(
+        len(whole) == len(index), f"fetch got {len(index)} rows and returned {len(whole)} samples"
+    )
+    _demand_same(
+        whole, reader.fetch(index, SEED), "fetch gives something else for the same rows and seed"
+    )
     if not seeded:
         for cuts in _cuts(len(index)):
-            parts = {start: list(reader.fetch(index[start:stop], SEED)) for start, stop in cuts if stop > start}
+            parts = {
+                start: list(reader.fetch(index[start:stop], SEED))
+                for start, stop in cuts
+                if stop > start
+            }
             joined = [sample for start in sorted(parts) for sample in parts[start]]
-            _demand_same(list(whole), joined, f"rows {cuts} fetched part by part differ from the whole")
+            _demand_same(
+                list(whole), joined, f"rows {cuts} fetched part by part differ from the whole"
+            )
 
 
 def _values(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
@@ -272,7 +373,9 @@ def _in_spawned_process(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
         raise NotConforming(f"the reader cannot be sent to a worker: {error}") from error
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, encoded.head, _Fds(encoded.fds)), daemon=True)
+    process = context.Process(
+        target=_child, args=(sender, encoded.head, _Fds(encoded.fds)), daemon=True
+    )
     with receiver, sender:
         process.start()
         sender.close()
@@ -286,7 +389,9 @@ def _in_spawned_process(reader: Reader, index: npt.NDArray[np.int64]) -> Any:
     exitcode = process.exitcode
     process.close()
     if answer is None:
-        raise NotConforming(f"the reader could not be loaded and read in a spawned process (exit code {exitcode})")
+        raise NotConforming(
+            f"the reader could not be loaded and read in a spawned process (exit code {exitcode})"
+        )
     return codec.decode(answer)
 
 
@@ -307,7 +412,7 @@ def _child(sender: Any, head: bytes, fds: Sequence[Any]) -> None:
     os._exit(0)
 
 
-# -- comparing -----------------------------------------------------------------------------------------------------------
+# -- comparing -------------------------------------------------------------------------------------
 
 
 def _demand(condition: bool, text: str) -> None:
@@ -327,7 +432,9 @@ def _demand_same(one: Any, other: Any, text: str) -> None:
     for a, b in zip(tree.leaves(one, structure), tree.leaves(other, structure), strict=True):
         x, y = tensors.as_array(a), tensors.as_array(b)
         if x is None or y is None:
-            opaque = tensors.is_tensor(a) or "__eq__" not in {name for kind in type(a).__mro__[:-1] for name in vars(kind)}
+            opaque = tensors.is_tensor(a) or "__eq__" not in {
+                name for kind in type(a).__mro__[:-1] for name in vars(kind)
+            }
             _demand(type(a) is type(b) and (opaque or bool(a == b)), text)
         else:
             _demand(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes(), text)
@@ -346,7 +453,9 @@ def _in_thread(call: Callable[[], Any]) -> Any:
     return outcome[0]
 
 
-def _start(call: Callable[[], Any], outcome: list[Any], done: Callable[[], None] = lambda: None) -> threading.Thread:
+def _start(
+    call: Callable[[], Any], outcome: list[Any], done: Callable[[], None] = lambda: None
+) -> threading.Thread:
     def run() -> None:
         try:
             outcome.append(call())

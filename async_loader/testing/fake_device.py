@@ -1,16 +1,19 @@
-"""A model of a device with streams in this process. Operations run as late as the device's rules allow.
+"""A model of a device with streams in this process.
 
-Use it in place of a loader's device: ``AsyncDataLoader(source, 64, device=FakeBackend())``, or ``device="fake"``. Its
-arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go through the consumer's current stream as kernels on a
-real device do. The model is strict about these rules:
+Operations run as late as the device's rules allow.
 
-* A copy runs when its stream is advanced, by a test or by a waiting thread, and reads page-locked memory then.
+Use it in place of a loader's device: ``AsyncDataLoader(source, 64, device=FakeBackend())``, or
+``device="fake"``. Its arrays are read with ``.cpu()`` or `FakeBackend.launch`, which go through the
+consumer's current stream as kernels on a real device do. The model is strict about these rules:
+
+* A copy runs when its stream is advanced, by a test or by a waiting thread, and reads page-locked
+  memory then.
 * Page-locked slots are filled with 0xDB when their lease ends; new device memory holds 0xDB too.
 * The allocator reuses a dropped block at once. Only `protect` delays that, until the work that the
   protected stream had at that moment is done.
 * Each thread has its own current stream. All threads begin with the same default stream.
-* Errors that the bytes do not show (a copy from memory that is no longer page-locked, a stream that waits for
-  itself) are listed in `FakeBackend.violations`.
+* Errors that the bytes do not show (a copy from memory that is no longer page-locked, a stream that
+  waits for itself) are listed in `FakeBackend.violations`.
 """
 
 from __future__ import annotations
@@ -104,7 +107,9 @@ class FakeArray:
 
     device = "fake"
 
-    def __init__(self, backend: FakeBackend, block: FakeBlock, region: Region, odd_dtype: str = "") -> None:
+    def __init__(
+        self, backend: FakeBackend, block: FakeBlock, region: Region, odd_dtype: str = ""
+    ) -> None:
         self.block = block
         self.region = region
         self.shape = region.shape
@@ -119,7 +124,10 @@ class FakeArray:
         return f"<FakeArray {list(self.shape)} {self.dtype}>"
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Return the values after all pending work of this thread's current stream. Waits, like a device."""
+        """Return the values after all pending work of this thread's current stream.
+
+        Waits, like a device.
+        """
         result = self._backend.launch(self)
         self._backend.synchronize(result.event)
         return result.values[0]
@@ -130,7 +138,11 @@ class FakeArray:
     def cpu(self) -> torch.Tensor:
         """Like `numpy`, as a tensor."""
         values = self.numpy()
-        return tensors.from_parts((values, self.shape), self._odd) if self._odd else tensors.to_tensor(values)
+        return (
+            tensors.from_parts((values, self.shape), self._odd)
+            if self._odd
+            else tensors.to_tensor(values)
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +156,11 @@ class _Mapping:
     def slice(self, address: int, nbytes: int) -> Bytes | None:
         """Return the same bytes on the mapping, so that a lease on them is not kept alive."""
         start = address - self.memory.ctypes.data
-        return self.memory[start : start + nbytes] if 0 <= start <= self.memory.nbytes - nbytes else None
+        return (
+            self.memory[start : start + nbytes]
+            if 0 <= start <= self.memory.nbytes - nbytes
+            else None
+        )
 
 
 class FakeBackend:
@@ -179,7 +195,7 @@ class FakeBackend:
     def __str__(self) -> str:
         return "fake"
 
-    # -- streams, for the consumer and for tests ---------------------------------------------------------------------
+    # -- streams, for the consumer and for tests ---------------------------------------------------
 
     def current_stream(self) -> FakeStream:
         """Return the current stream of the calling thread."""
@@ -197,20 +213,29 @@ class FakeBackend:
             self._local.stream = before
 
     def launch(self, *arrays: FakeArray) -> FakeResult:
-        """Queue a kernel on the current stream that reads the arrays when it runs. It keeps no array alive."""
+        """Queue a kernel on the current stream that reads the arrays when it runs.
+
+        It keeps no array alive.
+        """
         reads = [(array.block.memory, array.region) for array in arrays]
         with self._lock:
             stream = self.current_stream()
             result = FakeResult(FakeEvent(stream))
-            stream.ops.append(_Op(lambda: result.values.extend(_read(memory, region) for memory, region in reads)))
+            stream.ops.append(
+                _Op(lambda: result.values.extend(_read(memory, region) for memory, region in reads))
+            )
             self._push_event(result.event)
         return result
 
     def advance(self, stream: FakeStream, count: int = 1) -> int:
-        """Run the next ``count`` operations, or those before the first that has to wait; return how many ran."""
+        """Run the next ``count`` operations, or those before the first that has to wait;
+        return how many ran.
+        """
         with self._lock:
             for ran in range(count):
-                if not stream.ops or (stream.ops[0].after is not None and not stream.ops[0].after.happened):
+                if not stream.ops or (
+                    stream.ops[0].after is not None and not stream.ops[0].after.happened
+                ):
                     return ran
                 stream.ops.popleft().run()
         return count
@@ -224,7 +249,7 @@ class FakeBackend:
                     self._reach(after)
                 self.advance(stream)
 
-    # -- DeviceBackend, in the streamer's thread ---------------------------------------------------------------------
+    # -- DeviceBackend, in the streamer's thread ---------------------------------------------------
 
     def open(self) -> None:
         self._local.stream = self.side
@@ -247,7 +272,9 @@ class FakeBackend:
                 self.violations.append("memory was released that is not page-locked")
                 return
             if mapping.pending:
-                self.violations.append(f"page-locked memory was released under {mapping.pending} pending copies")
+                self.violations.append(
+                    f"page-locked memory was released under {mapping.pending} pending copies"
+                )
             mapping.registered = False
             self._mappings.remove(mapping)
 
@@ -286,25 +313,29 @@ class FakeBackend:
             self.host_syncs[threading.current_thread().name] += 1
             self._reach(event)
 
-    # -- DeviceBackend, in the consumer's thread ---------------------------------------------------------------------
+    # -- DeviceBackend, in the consumer's thread ---------------------------------------------------
 
     def wait(self, event: FakeEvent) -> None:
         with self._lock:
             stream = self.current_stream()
             if stream is event.stream:
-                self.violations.append(f"stream {stream.name!r} waits for itself: it is not the consumer's")
+                self.violations.append(
+                    f"stream {stream.name!r} waits for itself: it is not the consumer's"
+                )
             stream.ops.append(_Op(_nothing, event))
 
     def protect(self, block: FakeBlock | FakeArray) -> None:
         with self._lock:
             stream = self.current_stream()
             if stream is self.side:
-                self.violations.append("a block was protected for the side stream, to which it belongs anyway")
+                self.violations.append(
+                    "a block was protected for the side stream, to which it belongs anyway"
+                )
             users = block.block.users if isinstance(block, FakeArray) else block.users
             if stream not in users:
                 users.append(stream)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _push_event(self, event: FakeEvent) -> FakeEvent:
         def happen() -> None:
@@ -324,7 +355,10 @@ class FakeBackend:
         return next((m for m in self._mappings if m.slice(address, nbytes) is not None), None)
 
     def _copy(self, source: Bytes) -> FakeBlock:
-        """Copy to the device. Page-locked memory is read when the copy runs; other memory at once, as CUDA does."""
+        """Copy to the device.
+
+        Page-locked memory is read when the copy runs; other memory at once, as CUDA does.
+        """
         block = self._allocate(source.nbytes)
         target = block.memory[: source.nbytes]
         mapping = self._mapping_of(source.ctypes.data, source.nbytes)
@@ -346,10 +380,14 @@ class FakeBackend:
             np.copyto(target, source)
         else:
             target[:] = POISON
-            self.violations.append(f"a copy of {source.nbytes} bytes read memory that is no longer page-locked")
+            self.violations.append(
+                f"a copy of {source.nbytes} bytes read memory that is no longer page-locked"
+            )
 
     def _allocate(self, nbytes: int) -> FakeBlock:
-        """Return the block that was dropped last, if it is large enough and no known work uses it."""
+        """Return the block that was dropped last,
+        if it is large enough and no known work uses it.
+        """
         while self._dropped:
             memory, users = self._dropped.popleft()
             self._free.append((memory, [self._push_event(FakeEvent(stream)) for stream in users]))

@@ -1,4 +1,6 @@
-"""Each front door beside its original. A row is a file ``row_DOOR_WORKLOAD.py`` with a ROW; all that lie here are run."""
+"""Each front door beside its original. A row is a file ``row_DOOR_WORKLOAD.py`` with a ROW; all
+that lie here are run.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""DI-engine's loader and the door's, over jobs that each make one item, and over lists of dicts; the same but for the import.
+"""DI-engine's loader and the door's, over jobs that each make one item, and over lists of dicts;
+the same but for the import.
 
 An endless stream, so there are no epochs; and a row of its own making, for batches are dicts.
 """
@@ -35,7 +36,8 @@ class Item:
 
 def jobs(workload: Workload, batch_size: int) -> Callable[[int], list[Any]]:
     """A data_source of callables, over all items in a shuffled order."""
-    item, order = Item(workload.dataset()), np.random.default_rng(0).permutation(workload.items).tolist()
+    item = Item(workload.dataset())
+    order = np.random.default_rng(0).permutation(workload.items).tolist()
     at = iter(range(0, 1 << 40, batch_size))
 
     def source(n: int) -> list[Any]:
@@ -53,11 +55,21 @@ def dicts(workload: Workload, batch_size: int) -> Callable[[int], list[Any]]:
     return lambda n: [there[i] for i in rng.integers(0, len(there), n)]
 
 
-def measure(seconds: float, door: str, make: Callable[[Workload, int], Any], workload: Workload, workers: int) -> Figures:
+def measure(
+    seconds: float,
+    door: str,
+    make: Callable[[Workload, int], Any],
+    workload: Workload,
+    workers: int,
+) -> Figures:
     from importlib import import_module
 
     loader = import_module(door).AsyncDataLoader(
-        make(workload, workload.batch), workload.batch, "cpu", chunk_size=CHUNK if workers else None, num_workers=workers
+        make(workload, workload.batch),
+        workload.batch,
+        "cpu",
+        chunk_size=CHUNK if workers else None,
+        num_workers=workers,
     )
     try:
         batch = next(loader)
@@ -78,6 +90,8 @@ def row(key: str, title: str, make: Any, workload: Workload, bounds: dict[int, f
         ):
             figure = partial(measure, door=door, make=make, workload=workload, workers=workers)
             contenders.append(Contender(name, environment, figure, names[0]))
-        text = f"ding, {workers} workers: " + (f">= {bound:g}x DI-engine" if bound > 1 else "not slower than DI-engine")
+        text = f"ding, {workers} workers: " + (
+            f">= {bound:g}x DI-engine" if bound > 1 else "not slower than DI-engine"
+        )
         targets.append(Target(text, "samples_per_s", bound, names[0], names[1:]))
     return Row(f"ding-{key}", f"ding: {title}", METRICS, tuple(contenders), tuple(targets), 1.2)

@@ -8,9 +8,17 @@ from benchmarks.doors.workloads import Workload
 
 
 def make(loader: Any, workload: Workload, setting: Setting) -> Iterable[Any]:
-    """A loader of class ``loader``, of either side. Workers that persist are asked for; fastai starts new ones all the same."""
+    """A loader of class ``loader``, of either side. Workers that persist are asked for; fastai
+    starts new ones all the same.
+    """
     persist = setting.workers > 0
-    return loader(workload.dataset(), bs=workload.batch, shuffle=True, num_workers=setting.workers, persistent_workers=persist)
+    return loader(
+        workload.dataset(),
+        bs=workload.batch,
+        shuffle=True,
+        num_workers=setting.workers,
+        persistent_workers=persist,
+    )
 
 
 def ours(workload: Workload, setting: Setting) -> Iterable[Any]:

@@ -1,4 +1,6 @@
-"""The gluon door: arrays that lie in a dataset of the user's own, so that each item is asked for."""
+"""The gluon door: arrays that lie in a dataset of the user's own,
+so that each item is asked for.
+"""
 
 from benchmarks.doors.gluon import OURS, THEIRS
 from benchmarks.doors.sides import row

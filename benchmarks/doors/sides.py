@@ -1,4 +1,6 @@
-"""A door and its original as contenders of a row: how both are made, measured and compared. Knows no door.
+"""A door and its original as contenders of a row: how both are made, measured and compared.
+
+Knows no door.
 
 A door's file names how its loaders are made (`Side`), and asks `row` for each workload.
 """
@@ -20,7 +22,9 @@ LEAST_EPOCHS = 4
 
 @dataclass(frozen=True)
 class Setting:
-    """Who does the work: ``kind`` is what a side's `make` understands; "processes" and "threads" go without saying."""
+    """Who does the work: ``kind`` is what a side's `make` understands;
+    "processes" and "threads" go without saying.
+    """
 
     name: str
     workers: int
@@ -32,12 +36,17 @@ PROCESSES = Setting("2 workers", 2)
 THREADS = Setting("2 threads", 2, "threads")
 
 Make = Callable[[Workload, Setting], Iterable[Any]]
-"""Gives a loader: each time it is gone through is an epoch, shuffled anew. Called in the side's own environment."""
+"""Gives a loader: each time it is gone through is an epoch, shuffled anew.
+
+Called in the side's own environment.
+"""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One library: its environment, how its loaders are made, and what the two fields of a batch are."""
+    """One library: its environment, how its loaders are made,
+    and what the two fields of a batch are.
+    """
 
     environment: str
     make: Make
@@ -91,24 +100,50 @@ def row(
 ) -> Row:
     """Every setting of ours beside the same setting of theirs; none may be slower.
 
-    ``best``: our setting, and how many times faster than their best setting it has to be. ``more``: the same against their
-    same setting. ``epoch_start``: our setting that has to begin an epoch within 5 ms.
+    ``best``: our setting, and how many times faster than their best setting it has to be. ``more``:
+    the same against their same setting. ``epoch_start``: our setting that has to begin an epoch
+    within 5 ms.
     """
-    names = {setting: (f"async_loader {door}, {setting.name}", f"{original}, {setting.name}") for setting in settings}
+    names = {
+        setting: (f"async_loader {door}, {setting.name}", f"{original}, {setting.name}")
+        for setting in settings
+    }
     contenders = [
-        Contender(name, side.environment, partial(measure, side=side, workload=workload, setting=setting), names[setting][0])
+        Contender(
+            name,
+            side.environment,
+            partial(measure, side=side, workload=workload, setting=setting),
+            names[setting][0],
+        )
         for setting in settings
         for name, side in zip(names[setting], (ours, theirs), strict=True)
     ]
     targets = []
     if best:
         text = f"{door}: >= {best[1]:g}x {original}'s best"
-        targets.append(Target(text, "samples_per_s", best[1], names[best[0]][0], tuple(pair[1] for pair in names.values())))
+        targets.append(
+            Target(
+                text,
+                "samples_per_s",
+                best[1],
+                names[best[0]][0],
+                tuple(pair[1] for pair in names.values()),
+            )
+        )
     bounds = {**dict.fromkeys(settings, 1.0), **dict(more)}
     for setting, bound in bounds.items():
-        text = f"{door}, {setting.name}: " + (f">= {bound:g}x {original}" if bound > 1 else f"not slower than {original}")
+        text = f"{door}, {setting.name}: " + (
+            f">= {bound:g}x {original}" if bound > 1 else f"not slower than {original}"
+        )
         targets.append(Target(text, "samples_per_s", bound, names[setting][0], names[setting][1:]))
     if epoch_start:
         text = f"{door}, {epoch_start.name}: later epochs begin in <= 5 ms"
         targets.append(Target(text, "first_ms", 5, names[epoch_start][0]))
-    return Row(f"{door}-{workload.key}", f"{door}: {workload.title}", METRICS, tuple(contenders), tuple(targets), seconds)
+    return Row(
+        f"{door}-{workload.key}",
+        f"{door}: {workload.title}",
+        METRICS,
+        tuple(contenders),
+        tuple(targets),
+        seconds,
+    )

@@ -10,7 +10,13 @@ from benchmarks.doors.workloads import Workload, arrays
 def make(kind: Any, workload: Workload, setting: Setting) -> Iterable[Any]:
     """A loader of either class, over a dataset that is asked item by item."""
     persistent = setting.workers > 0
-    return kind(workload.dataset(), workload.batch, shuffle=True, num_workers=setting.workers, persistent_workers=persistent)
+    return kind(
+        workload.dataset(),
+        workload.batch,
+        shuffle=True,
+        num_workers=setting.workers,
+        persistent_workers=persistent,
+    )
 
 
 def ours(workload: Workload, setting: Setting) -> Iterable[Any]:
@@ -55,7 +61,13 @@ def arrays_theirs(workload: Workload, setting: Setting) -> Iterable[Any]:
     dataset = _InBulk()
     sampler = BatchSampler(RandomSampler(dataset), workload.batch, False)
     persistent = setting.workers > 0
-    return DataLoader(dataset, batch_size=None, sampler=sampler, num_workers=setting.workers, persistent_workers=persistent)
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=sampler,
+        num_workers=setting.workers,
+        persistent_workers=persistent,
+    )
 
 
 OURS, THEIRS = Side("project", ours), Side("project", theirs)

@@ -1,4 +1,7 @@
-"""What every door and its original load: the same items, and a check of what comes out. Needs numpy only."""
+"""What every door and its original load: the same items, and a check of what comes out.
+
+Needs numpy only.
+"""
 
 import time
 import zlib
@@ -55,7 +58,10 @@ class Images:
 
 
 class Decoding:
-    """Frames that are decompressed when they are asked for: item i is ``(frame, i)``. Some 40 us of work each."""
+    """Frames that are decompressed when they are asked for: item i is ``(frame, i)``.
+
+    Some 40 us of work each.
+    """
 
     def __init__(self) -> None:
         _compressed()  # before any fork
@@ -68,7 +74,9 @@ class Decoding:
 
 
 class Stalling(Decoding):
-    """The same, but one item in 50 takes 100 times as long, as a file does that is not in the cache."""
+    """The same, but one item in 50 takes 100 times as long,
+    as a file does that is not in the cache.
+    """
 
     def __getitem__(self, i: int) -> tuple[np.ndarray, int]:
         if i % STALL_EVERY == 0:
@@ -92,7 +100,10 @@ class Workload:
 
     def check(self, images: Any, numbers: Any) -> None:
         """Check that every image is the one of its number, so that no timing is of wrong data."""
-        images, numbers = (np.asarray(field.asnumpy() if hasattr(field, "asnumpy") else field) for field in (images, numbers))
+        images, numbers = (
+            np.asarray(field.asnumpy() if hasattr(field, "asnumpy") else field)
+            for field in (images, numbers)
+        )
         if len(images) != self.batch:
             raise AssertionError(f"{len(images)} images in a batch of {self.batch}")
         for image, number in zip(images, numbers, strict=True):
@@ -100,8 +111,17 @@ class Workload:
                 raise AssertionError(f"the image numbered {number} is another one")
 
 
-ARRAYS = Workload("arrays", "28x28 uint8 arrays, 20,000, batch 256", 256, IMAGES, Images, lambda i: arrays()[0][i])
-ITEMS = Workload("items", "28x28 uint8 arrays item by item, 20,000, batch 256", 256, IMAGES, Images, lambda i: arrays()[0][i])
+ARRAYS = Workload(
+    "arrays", "28x28 uint8 arrays, 20,000, batch 256", 256, IMAGES, Images, lambda i: arrays()[0][i]
+)
+ITEMS = Workload(
+    "items",
+    "28x28 uint8 arrays item by item, 20,000, batch 256",
+    256,
+    IMAGES,
+    Images,
+    lambda i: arrays()[0][i],
+)
 """The same images from a user-defined dataset, which is not known to be arrays."""
 DECODE = Workload("decode", "zlib frame 4x84x84, batch 64", 64, DECODES, Decoding, decoded)
 STALLED = Workload("stalled", "the same, 1 item in 50 takes 100x", 64, DECODES, Stalling, decoded)

@@ -18,7 +18,10 @@ SETTLE_S = 0.6
 def served(seconds: float, transport: str) -> Figures:
     with ours.serving(WORK, transport) as (server, address):
         ours.fill(address, WORK)
-        with crew(ours.PRELOAD, ACTORS, ours.writing, address, WORK, False) as actors, ours.taking(address) as take:
+        with (
+            crew(ours.PRELOAD, ACTORS, ours.writing, address, WORK, False) as actors,
+            ours.taking(address) as take,
+        ):
             return _both(actors, take, server, seconds)
 
 

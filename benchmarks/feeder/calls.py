@@ -1,4 +1,6 @@
-"""A learner asks a server's table for a batch when it wants one: one message there, one back, nothing drawn ahead."""
+"""A learner asks a server's table for a batch when it wants one: one message there, one back,
+nothing drawn ahead.
+"""
 
 import time
 from collections.abc import Callable
@@ -19,7 +21,9 @@ BEYOND_US = 250
 
 
 def sampled(seconds: float, work: Work, transport: str) -> Figures:
-    """The same table here and in a server's process, drawn from in turn: medians of both, and what is between them."""
+    """The same table here and in a server's process, drawn from in turn: medians of both,
+    and what is between them.
+    """
     from async_loader.feeder import connect
 
     buffer = ours.table(work)
@@ -56,8 +60,11 @@ def _in_turn(there: Callable[[], Any], here: Callable[[], Any], seconds: float) 
         took[1].append(time.perf_counter() - between)
     us, here_us = (median(one) * 1e6 for one in took)
     return {
-        "beyond_us": us - here_us, "us": us, "here_us": here_us, "cpu_us": (cpu_s() - cpu) / len(took[0]) * 1e6
-    }  # fmt: skip
+        "beyond_us": us - here_us,
+        "us": us,
+        "here_us": here_us,
+        "cpu_us": (cpu_s() - cpu) / len(took[0]) * 1e6,
+    }
 
 
 ROW = Row(
@@ -74,5 +81,12 @@ ROW = Row(
         project(OURS, sampled, work=WORK, transport="ipc"),
         project("async_loader, tcp", sampled, once=True, work=WORK, transport="tcp"),
     ),
-    (Target(f"at most {BEYOND_US} us beyond the draw in the learner's process", "beyond_us", BEYOND_US, OURS),),
+    (
+        Target(
+            f"at most {BEYOND_US} us beyond the draw in the learner's process",
+            "beyond_us",
+            BEYOND_US,
+            OURS,
+        ),
+    ),
 )

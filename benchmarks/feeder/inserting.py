@@ -1,7 +1,7 @@
 """Actors write to a server's table: what the rows of it have in common. Sets no target.
 
-Rows count when the server has acknowledged them: the clock runs until the last actor's flush has returned. The tables are
-full beforehand, so that each row makes room for itself and no page is new.
+Rows count when the server has acknowledged them: the clock runs until the last actor's flush has
+returned. The tables are full beforehand, so that each row makes room for itself and no page is new.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,12 @@ from benchmarks.harness import Contender, Figures, Metric
 
 ACTORS = (1, 4, 16)
 METRICS = (
-    *(Metric(f"rows_per_s_{count}", f"rows/s, {count} actor{'s' * (count > 1)}", "higher", digits=0) for count in ACTORS),
+    *(
+        Metric(
+            f"rows_per_s_{count}", f"rows/s, {count} actor{'s' * (count > 1)}", "higher", digits=0
+        )
+        for count in ACTORS
+    ),
     Metric("server_us", "server's CPU us a row, 1 actor"),
 )
 """All of a contender's actors are there from the start; those that have nothing to do wait."""
@@ -53,6 +58,11 @@ def _rates(actors: Crew, server: Child, seconds: float) -> Figures:
 
 
 def contender(
-    name: str, environment: str, measure: Callable[..., Figures], against: str | None = None, once: bool = False, **options: Any
+    name: str,
+    environment: str,
+    measure: Callable[..., Figures],
+    against: str | None = None,
+    once: bool = False,
+    **options: Any,
 ) -> Contender:
     return Contender(name, environment, partial(measure, **options), against, once)

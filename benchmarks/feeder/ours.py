@@ -1,4 +1,7 @@
-"""Our feeder as users have it: a server in a process of its own, writers, and learners. Measures nothing."""
+"""Our feeder as users have it: a server in a process of its own, writers, and learners.
+
+Measures nothing.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -32,7 +35,11 @@ def table(work: Work) -> Any:
     if work.linked:
         del fields["next_obs"]
         atari = work.kind == "atari"
-        fields["obs"] = Field(FRAME, "uint8", stack=STACK, next="next_obs") if atari else Field(*fields["obs"], next="next_obs")
+        fields["obs"] = (
+            Field(FRAME, "uint8", stack=STACK, next="next_obs")
+            if atari
+            else Field(*fields["obs"], next="next_obs")
+        )
     return ReplayBuffer(stored.rows, fields, seed=0)
 
 
@@ -52,7 +59,11 @@ def _serve(pipe: Any, work: Work, transport: str, folder: str) -> None:
         endpoints = dict.fromkeys(Plane, "tcp://127.0.0.1:*")
     else:
         address = f"ipc://{Path(folder) / 'feeder'}"
-        endpoints = {Plane.CONTROL: address, Plane.INSERT: f"{address}.insert", Plane.PULL: f"{address}.pull"}
+        endpoints = {
+            Plane.CONTROL: address,
+            Plane.INSERT: f"{address}.insert",
+            Plane.PULL: f"{address}.pull",
+        }
     memory = f"{Path(folder) / 'feeder'}.memory" if transport != "tcp" else None
     server = Server({TABLE: table(work)}, endpoints, ServiceSettings(drain_s=0.1), memory=memory)
     threading.Thread(target=_stop_when_told, args=(pipe, server), daemon=True).start()
@@ -66,14 +77,18 @@ def _stop_when_told(pipe: Any, server: Any) -> None:
 
 
 @contextmanager
-def writing(address: str, work: Work, batched: bool) -> Iterator[tuple[Callable[[], int], Callable[[], None]]]:
+def writing(
+    address: str, work: Work, batched: bool
+) -> Iterator[tuple[Callable[[], int], Callable[[], None]]]:
     """An actor's ``write()`` and ``flush()``: steps one at a time, or in blocks of a batch."""
     from async_loader.feeder import connect
 
     with connect(address) as client:
         writer = client.table(TABLE).writer()
         write = (
-            partial(_extend, writer, work.blocks()) if batched else partial(_append, writer, cycle(_as_environments_say(work)))
+            partial(_extend, writer, work.blocks())
+            if batched
+            else partial(_append, writer, cycle(_as_environments_say(work)))
         )
         yield write, lambda: writer.flush(LIMIT_S)
 
@@ -89,7 +104,10 @@ def crossed(address: str) -> int:
 
 def _as_environments_say(work: Work) -> list[dict[str, Any]]:
     """Rewards, flags and discrete actions are Python's numbers."""
-    return [{name: value if value.ndim else value.item() for name, value in step.items()} for step in work.steps()]
+    return [
+        {name: value if value.ndim else value.item() for name, value in step.items()}
+        for step in work.steps()
+    ]
 
 
 def _append(writer: Any, steps: Iterator[Any]) -> int:
@@ -122,8 +140,13 @@ def _fill(pipe: Any, address: str, work: Work) -> None:
 
 
 @contextmanager
-def taking(address: str, loader: bool = False, batch: int = BATCH, **options: Any) -> Iterator[Take]:
-    """A learner's next batch: of the source itself, or through a loader. ``options`` are the source's."""
+def taking(
+    address: str, loader: bool = False, batch: int = BATCH, **options: Any
+) -> Iterator[Take]:
+    """A learner's next batch: of the source itself, or through a loader.
+
+    ``options`` are the source's.
+    """
     from async_loader import AsyncDataLoader
     from async_loader.feeder import connect
     from async_loader.lifecycle import Patience

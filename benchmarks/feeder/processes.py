@@ -1,7 +1,9 @@
-"""Servers and actors as processes of their own, told what to do through pipes. Knows neither library.
+"""Servers and actors as processes of their own, told what to do through pipes.
 
-All are forked from one process that has imported the library and done nothing with it: sixteen actors that each import
-TensorFlow take longer to start than anything takes to measure.
+Knows neither library.
+
+All are forked from one process that has imported the library and done nothing with it: sixteen
+actors that each import TensorFlow take longer to start than anything takes to measure.
 """
 
 import multiprocessing
@@ -17,12 +19,15 @@ START_LIMIT_S = 60.0
 END_LIMIT_S = 5.0
 
 Open = Callable[..., Any]
-"""Makes a context manager of ``(write, flush)``: ``write()`` adds some rows and says how many, ``flush()`` returns when all
-that were added are acknowledged."""
+"""Makes a context manager of ``(write, flush)``: ``write()`` adds some rows and says how many,
+``flush()`` returns when all that were added are acknowledged.
+"""
 
 
 class Child:
-    """A process that runs ``run(pipe, *arguments)``, in which nothing is imported anew that is in ``preload``."""
+    """A process that runs ``run(pipe, *arguments)``,
+    in which nothing is imported anew that is in ``preload``.
+    """
 
     def __init__(self, preload: Sequence[str], run: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -69,7 +74,11 @@ def _run(run: Callable[..., None], pipe: Any, arguments: tuple[Any, ...]) -> Non
     except (EOFError, BrokenPipeError):
         pass  # the requesting process has ended
     except BaseException as error:
-        pipe.send(_Failure(f"{type(error).__name__}: {error} {traceback.format_exc()}".replace("\n", " | ")))
+        pipe.send(
+            _Failure(
+                f"{type(error).__name__}: {error} {traceback.format_exc()}".replace("\n", " | ")
+            )
+        )
 
 
 @contextmanager
@@ -88,22 +97,30 @@ class Crew:
         self._actors = actors
 
     def begin(self, count: int, seconds: float) -> None:
-        """Let `writers` processes write for a fixed time, all from the same moment on, and flush."""
+        """Let `count` actors write for `seconds`, all from the same moment on,
+        and flush.
+        """
         at = time.monotonic() + 0.05
         for actor in self._actors[:count]:
             actor.say((at, seconds))
 
     def written(self, count: int, seconds: float) -> tuple[int, float]:
-        """What became of it: rows, and rows a second from the first to be written to the last acknowledgement."""
-        rows, begins, ends = zip(*(actor.hear(seconds + START_LIMIT_S) for actor in self._actors[:count]), strict=True)
+        """What became of it: rows, and rows a second from the first to be written
+        to the last acknowledgement.
+        """
+        rows, begins, ends = zip(
+            *(actor.hear(seconds + START_LIMIT_S) for actor in self._actors[:count]), strict=True
+        )
         return sum(rows), sum(rows) / (max(ends) - min(begins))
 
 
 @contextmanager
 def crew(preload: Sequence[str], count: int, open_writer: Open, *arguments: Any) -> Iterator[Crew]:
-    """Start processes, each with a writer of its own that has written something already."""
+    """Start `count` processes, each with a writer of its own that has written something already."""
     with ExitStack() as stack:
-        actors = [stack.enter_context(child(preload, _act, open_writer, arguments)) for _ in range(count)]
+        actors = [
+            stack.enter_context(child(preload, _act, open_writer, arguments)) for _ in range(count)
+        ]
         for actor in actors:
             actor.hear()
         yield Crew(actors)

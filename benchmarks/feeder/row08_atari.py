@@ -17,10 +17,19 @@ ROW = Row(
     (
         project(OURS, served, work=LINKED, transport="shm"),
         project(OURS_TWICE, served, work=TWICE, transport="shm"),
-        project("async_loader, linked frames, ipc", served, once=True, work=LINKED, transport="ipc"),
-        project("async_loader, linked frames, tcp", served, once=True, work=LINKED, transport="tcp"),
         project(
-            "async_loader, linked frames, shm, AsyncDataLoader", served, once=True, work=LINKED, transport="shm", loader=True
+            "async_loader, linked frames, ipc", served, once=True, work=LINKED, transport="ipc"
+        ),
+        project(
+            "async_loader, linked frames, tcp", served, once=True, work=LINKED, transport="tcp"
+        ),
+        project(
+            "async_loader, linked frames, shm, AsyncDataLoader",
+            served,
+            once=True,
+            work=LINKED,
+            transport="shm",
+            loader=True,
         ),
         project(HERE, in_process, once=True, work=LINKED),
         project(HERE_TWICE, in_process, OURS_TWICE, once=True, work=TWICE),
@@ -28,7 +37,13 @@ ROW = Row(
         peer(THEIRS_LINKED, work=LINKED, workers=2),
     ),
     (
-        Target("linked frames: >= 10x the better of Reverb's", "samples_per_s", 10, OURS, (THEIRS, THEIRS_LINKED)),
+        Target(
+            "linked frames: >= 10x the better of Reverb's",
+            "samples_per_s",
+            10,
+            OURS,
+            (THEIRS, THEIRS_LINKED),
+        ),
         Target("less than 1 KB a batch crosses ZeroMQ", "socket_bytes", 1024, OURS),
         Target("stored twice: >= 10x Reverb", "samples_per_s", 10, OURS_TWICE, (THEIRS,)),
     ),

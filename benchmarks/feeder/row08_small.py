@@ -16,8 +16,17 @@ ROW = Row(
         project(OURS, served, work=WORK, transport="shm"),
         project("async_loader, ipc", served, work=WORK, transport="ipc"),
         project("async_loader, tcp", served, once=True, work=WORK, transport="tcp"),
-        project("async_loader, shm, prefetch 4", served, once=True, work=WORK, transport="shm", prefetch=4),
-        project("async_loader, shm, AsyncDataLoader", served, work=WORK, transport="shm", loader=True),
+        project(
+            "async_loader, shm, prefetch 4",
+            served,
+            once=True,
+            work=WORK,
+            transport="shm",
+            prefetch=4,
+        ),
+        project(
+            "async_loader, shm, AsyncDataLoader", served, work=WORK, transport="shm", loader=True
+        ),
         project(HERE, in_process, work=WORK),
         peer(THEIRS, work=WORK, workers=2),
         peer("reverb, 1 worker", work=WORK, workers=1, once=True),
@@ -25,6 +34,12 @@ ROW = Row(
     (
         Target(">= 60x Reverb", "samples_per_s", 60, OURS, (THEIRS,)),
         Target("less than 1 KB a batch crosses ZeroMQ", "socket_bytes", 1024, OURS),
-        Target(">= 1/3 of the samples of the same table's draw without a server", "samples_per_s", 1 / 3, OURS, (HERE,)),
+        Target(
+            ">= 1/3 of the samples of the same table's draw without a server",
+            "samples_per_s",
+            1 / 3,
+            OURS,
+            (HERE,),
+        ),
     ),
 )

@@ -1,4 +1,6 @@
-"""Row 9: actors insert Atari's transitions one at a time: two stacks of four frames, or one frame that is linked."""
+"""Row 9: actors insert Atari's transitions one at a time: two stacks of four frames,
+or one frame that is linked.
+"""
 
 from benchmarks.feeder.inserting import METRICS, contender, reverb, served
 from benchmarks.feeder.workloads import Work
@@ -15,8 +17,12 @@ ROW = Row(
     (
         contender(OURS, "project", served, work=LINKED),
         contender(OURS_TWICE, "project", served, work=TWICE),
-        contender("async_loader, linked frames, extend", "project", served, work=LINKED, batched=True),
-        contender("async_loader, stacked, extend", "project", served, OURS_TWICE, work=TWICE, batched=True),
+        contender(
+            "async_loader, linked frames, extend", "project", served, work=LINKED, batched=True
+        ),
+        contender(
+            "async_loader, stacked, extend", "project", served, OURS_TWICE, work=TWICE, batched=True
+        ),
         contender(THEIRS, "reverb", reverb, OURS_TWICE, work=TWICE),
         contender(THEIRS_LINKED, "reverb", reverb, work=LINKED),
     ),

@@ -1,4 +1,6 @@
-"""Row 10: batches over tcp loopback, and bare ZeroMQ messages of the same frames, neither drawn nor decoded."""
+"""Row 10: batches over tcp loopback, and bare ZeroMQ messages of the same frames,
+neither drawn nor decoded.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +18,9 @@ STREAMS = {"small": (SMALL, BATCH), "medium": (SMALL, 8192), "large": (ATARI, BA
 """What is streamed, and rows of a message: of 50 kB, 1.5 MB and 14 MB."""
 
 AHEAD = {"small": 64, "medium": 8, "large": 4}
-"""Batches that our learner lets be on their way, as it may say; of the bare stream, QUEUED_BYTES may be."""
+"""Batches that our learner lets be on their way, as it may say; of the bare stream,
+QUEUED_BYTES may be.
+"""
 QUEUED_BYTES = 64 << 20
 GIVE_UP_MS = 200
 
@@ -67,7 +71,11 @@ def _pulling(work: Work, rows: int) -> Iterator[ours.Take]:
     import numpy as np
     import zmq
 
-    with child(ours.PRELOAD, _push, work, rows) as sender, zmq.Context() as context, context.socket(zmq.PULL) as socket:
+    with (
+        child(ours.PRELOAD, _push, work, rows) as sender,
+        zmq.Context() as context,
+        context.socket(zmq.PULL) as socket,
+    ):
         address, queued = sender.hear()
         socket.rcvhwm = queued
         socket.connect(address)

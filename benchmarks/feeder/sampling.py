@@ -1,4 +1,7 @@
-"""A learner takes batches of a server's table: what the rows of it have in common. Sets no target."""
+"""A learner takes batches of a server's table: what the rows of it have in common.
+
+Sets no target.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +25,11 @@ METRICS = (
 
 
 def timed(
-    take: Callable[[], Any], work: Work, seconds: float, server: Child | None = None, crossed: Callable[[], int] | None = None
+    take: Callable[[], Any],
+    work: Work,
+    seconds: float,
+    server: Child | None = None,
+    crossed: Callable[[], int] | None = None,
 ) -> Figures:
     """Figures of taking batches, the first of which is looked at."""
     work.check(take())
@@ -50,7 +57,9 @@ def in_process(seconds: float, work: Work) -> Figures:
     return timed(lambda: buffer.sample(BATCH), work, seconds)
 
 
-def served(seconds: float, work: Work, transport: str, loader: bool = False, **options: Any) -> Figures:
+def served(
+    seconds: float, work: Work, transport: str, loader: bool = False, **options: Any
+) -> Figures:
     """``transport``: shm, or through sockets as said."""
     options["transport"] = "shm" if transport == "shm" else "tcp"
     with ours.serving(work, transport) as (server, address):
@@ -66,7 +75,11 @@ def reverb(seconds: float, work: Work, workers: int) -> Figures:
 
 
 def project(
-    name: str, measure: Callable[..., Figures], against: str | None = None, once: bool = False, **options: Any
+    name: str,
+    measure: Callable[..., Figures],
+    against: str | None = None,
+    once: bool = False,
+    **options: Any,
 ) -> Contender:
     return Contender(name, "project", partial(measure, **options), against, once)
 

@@ -16,13 +16,17 @@ PRELOAD = ("reverb", "tensorflow")
 TABLE = "replay"
 STEPS = 100
 PENDING = 50
-"""An actor waits after every STEPS until at most this number is unconfirmed: the best of several pairs that were tried."""
+"""An actor waits after every STEPS until at most this number is unconfirmed:
+the best of several pairs that were tried.
+"""
 
 
 def _signature(work: Work) -> dict[str, Any]:
     import tensorflow as tf
 
-    return {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in work.stored.fields.items()}
+    return {
+        name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in work.stored.fields.items()
+    }
 
 
 @contextmanager
@@ -76,7 +80,9 @@ def _whole(writer: Any, work: Work) -> Iterator[None]:
 
 
 def _linked(writer: Any, work: Work) -> Iterator[None]:
-    """Each frame travels once: an item is two windows on the newest five of its episode, so the first four make none."""
+    """Each frame travels once: an item is two windows on the newest five of its episode,
+    so the first four make none.
+    """
     while True:
         for number, step in enumerate(work.steps()):
             writer.append(step)

@@ -1,4 +1,7 @@
-"""What travels: the replay suite's transitions, as a server's tables hold them. Needs numpy only."""
+"""What travels: the replay suite's transitions, as a server's tables hold them.
+
+Needs numpy only.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,18 +32,26 @@ class Work:
         return workloads.Small(self.rows) if self.kind == "small" else workloads.Atari(self.rows)
 
     def chunks(self, size: int = EPISODE) -> Iterator[Columns]:
-        """As a writer is given them; linked, each step has its newest frame only, and a chunk is an episode."""
+        """As a writer is given them; linked, each step has its newest frame only,
+        and a chunk is an episode.
+        """
         stored = self.stored
         if not self.linked:
             return stored.chunks(size)
         if isinstance(stored, workloads.Atari):
             return stored.frames()
-        return ({name: column for name, column in chunk.items() if name != "next_obs"} for chunk in stored.episodes())
+        return (
+            {name: column for name, column in chunk.items() if name != "next_obs"}
+            for chunk in stored.episodes()
+        )
 
     def steps(self) -> list[Columns]:
         """Those of one episode."""
         episode = next(self.chunks())
-        return [{name: column[i] for name, column in episode.items()} for i in range(len(episode["reward"]))]
+        return [
+            {name: column[i] for name, column in episode.items()}
+            for i in range(len(episode["reward"]))
+        ]
 
     def blocks(self) -> Iterator[Columns]:
         """Those of one episode, many at a time, again and again."""

@@ -1,4 +1,7 @@
-"""Row 1: callable jobs. Each decodes a compressed frame of 4x84x84; 64 make a batch. Reads no result of another row."""
+"""Row 1: callable jobs.
+
+Each decodes a compressed frame of 4x84x84; 64 make a batch. Reads no result of another row.
+"""
 
 import multiprocessing
 import time
@@ -31,14 +34,23 @@ def torch_loader(seconds: float, workers: int) -> Figures:
     from torch.utils.data import DataLoader
 
     dataset = workloads.FrameDataset()
-    loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(
+        dataset, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
     return _rate(iter(loader).__next__, seconds)
 
 
-def ding(seconds: float, workers: int, chunk: int | None = None, function: Callable[[int], Any] = workloads.load) -> Figures:
+def ding(
+    seconds: float,
+    workers: int,
+    chunk: int | None = None,
+    function: Callable[[int], Any] = workloads.load,
+) -> Figures:
     from ding.utils.data import AsyncDataLoader
 
-    loader = AsyncDataLoader(workloads.job_source(function), BATCH, "cpu", chunk_size=chunk, num_workers=workers)
+    loader = AsyncDataLoader(
+        workloads.job_source(function), BATCH, "cpu", chunk_size=chunk, num_workers=workers
+    )
     try:
         return _rate(loader.__next__, seconds)
     finally:
@@ -46,7 +58,9 @@ def ding(seconds: float, workers: int, chunk: int | None = None, function: Calla
 
 
 def limit(seconds: float, processes: int) -> Figures:
-    """Nothing but the decoding, into one array per process that stays warm: what no loader on this machine can pass."""
+    """Nothing but the decoding, into one array per process that stays warm:
+    what no loader on this machine can pass.
+    """
     context = multiprocessing.get_context("fork")
     counts = context.SimpleQueue()
     children = [context.Process(target=_decode, args=(seconds, counts)) for _ in range(processes)]
@@ -55,7 +69,10 @@ def limit(seconds: float, processes: int) -> Figures:
     done = [counts.get() for _ in children]
     for child in children:
         child.join()
-    return {"samples_per_s": sum(rate for rate, _ in done), "cpu_us": sum(cpu_us for _, cpu_us in done) / processes}
+    return {
+        "samples_per_s": sum(rate for rate, _ in done),
+        "cpu_us": sum(cpu_us for _, cpu_us in done) / processes,
+    }
 
 
 def _decode(seconds: float, counts: Any) -> None:
@@ -82,25 +99,60 @@ OURS = "async_loader, 2 workers"
 ROW = Row(
     "1",
     "callable jobs: zlib frame 4x84x84, batch 64",
-    (Metric("samples_per_s", "samples/s", "higher", digits=0), Metric("cpu_us", "CPU us a sample, all processes")),
+    (
+        Metric("samples_per_s", "samples/s", "higher", digits=0),
+        Metric("cpu_us", "CPU us a sample, all processes"),
+    ),
     (
         Contender(OURS, "project", partial(ours, workers=2)),
-        Contender("async_loader, 2 workers, chunk 8", "project", partial(ours, workers=2, chunk=8), once=True),
-        Contender("async_loader, 2 workers, chunk 64", "project", partial(ours, workers=2, chunk=64), once=True),
+        Contender(
+            "async_loader, 2 workers, chunk 8",
+            "project",
+            partial(ours, workers=2, chunk=8),
+            once=True,
+        ),
+        Contender(
+            "async_loader, 2 workers, chunk 64",
+            "project",
+            partial(ours, workers=2, chunk=64),
+            once=True,
+        ),
         Contender("async_loader, 0 workers", "project", partial(ours, workers=0), once=True),
         Contender(TORCH[0], "project", partial(torch_loader, workers=2)),
         Contender(TORCH[1], "project", partial(torch_loader, workers=0), once=True),
         Contender(DING_0, "ding", partial(ding, workers=0)),
         Contender(DING_2[0], "ding", partial(ding, workers=2, chunk=64)),
         Contender(DING_2[1], "ding", partial(ding, workers=2, chunk=16)),
-        Contender(DING_2[2], "ding", partial(ding, workers=2, chunk=16, function=workloads.load_tensors)),
-        Contender("limit: decoding alone, 2 processes", "project", partial(limit, processes=2), once=True),
+        Contender(
+            DING_2[2], "ding", partial(ding, workers=2, chunk=16, function=workloads.load_tensors)
+        ),
+        Contender(
+            "limit: decoding alone, 2 processes", "project", partial(limit, processes=2), once=True
+        ),
     ),
     (
         Target(">= 2.2x torch DataLoader with 2 workers", "samples_per_s", 2.2, OURS, TORCH[:1]),
-        Target(">= 20x DI-engine with 2 workers (chunk 16, tensors)", "samples_per_s", 20, OURS, DING_2[2:]),
-        Target(">= 20x DI-engine with 2 workers (chunk 16, arrays)", "samples_per_s", 20, OURS, DING_2[1:2]),
-        Target(">= 20x DI-engine with 2 workers (chunk 64, arrays)", "samples_per_s", 20, OURS, DING_2[:1]),
+        Target(
+            ">= 20x DI-engine with 2 workers (chunk 16, tensors)",
+            "samples_per_s",
+            20,
+            OURS,
+            DING_2[2:],
+        ),
+        Target(
+            ">= 20x DI-engine with 2 workers (chunk 16, arrays)",
+            "samples_per_s",
+            20,
+            OURS,
+            DING_2[1:2],
+        ),
+        Target(
+            ">= 20x DI-engine with 2 workers (chunk 64, arrays)",
+            "samples_per_s",
+            20,
+            OURS,
+            DING_2[:1],
+        ),
         Target(">= 6x DI-engine's best setting", "samples_per_s", 6, OURS, (DING_0, *DING_2)),
     ),
     seconds=1.2,

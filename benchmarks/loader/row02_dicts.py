@@ -1,4 +1,6 @@
-"""Row 2: a data_source that returns a list of 256 dicts of tensors: 17+6+1+17 floats, or two 4x84x84 stacks. No workers."""
+"""Row 2: a data_source that returns a list of 256 dicts of tensors: 17+6+1+17 floats,
+or two 4x84x84 stacks. No workers.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +11,10 @@ from benchmarks.loader import workloads
 from benchmarks.measure import time_batches
 
 BATCH = workloads.DICTS_PER_BATCH
-MAKE = {"small": partial(workloads.tensor_dicts, 4096), "Atari": partial(workloads.atari_dicts, 1024)}
+MAKE = {
+    "small": partial(workloads.tensor_dicts, 4096),
+    "Atari": partial(workloads.atari_dicts, 1024),
+}
 
 
 def _time(take: Callable[[], Any], seconds: float) -> Figures:
@@ -27,7 +32,9 @@ def ours(seconds: float, kind: str) -> Figures:
 def torch_loader(seconds: float, kind: str) -> Figures:
     from torch.utils.data import DataLoader
 
-    return _time(iter(DataLoader(workloads.DictDataset(MAKE[kind]()), BATCH, shuffle=True)).__next__, seconds)
+    return _time(
+        iter(DataLoader(workloads.DictDataset(MAKE[kind]()), BATCH, shuffle=True)).__next__, seconds
+    )
 
 
 def ding(seconds: float, kind: str) -> Figures:
@@ -45,15 +52,28 @@ ATARI = "async_loader, Atari"
 ROW = Row(
     "2",
     "list of 256 dicts of tensors",
-    (Metric("ms", "ms a batch", digits=2), Metric("cpu_ms", "CPU ms a batch, all processes", digits=2)),
+    (
+        Metric("ms", "ms a batch", digits=2),
+        Metric("cpu_ms", "CPU ms a batch, all processes", digits=2),
+    ),
     (
         Contender("async_loader, small", "project", partial(ours, kind="small")),
         Contender("torch DataLoader, small", "project", partial(torch_loader, kind="small")),
         Contender("DI-engine, small", "ding", partial(ding, kind="small")),
         Contender(ATARI, "project", partial(ours, kind="Atari"), ATARI, once=True),
-        Contender("torch DataLoader, Atari", "project", partial(torch_loader, kind="Atari"), ATARI, once=True),
+        Contender(
+            "torch DataLoader, Atari",
+            "project",
+            partial(torch_loader, kind="Atari"),
+            ATARI,
+            once=True,
+        ),
         Contender("DI-engine, Atari", "ding", partial(ding, kind="Atari"), ATARI, once=True),
     ),
-    (Target(">= 10x DI-engine, small dicts", "ms", 10, "async_loader, small", ("DI-engine, small",)),),
+    (
+        Target(
+            ">= 10x DI-engine, small dicts", "ms", 10, "async_loader, small", ("DI-engine, small",)
+        ),
+    ),
     seconds=1.0,
 )

@@ -1,4 +1,6 @@
-"""Row 11: next() when batches are ready, and what the loader costs a learner that keeps the GIL busy. No throughput here."""
+"""Row 11: next() when batches are ready,
+and what the loader costs a learner that keeps the GIL busy. No throughput here.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +44,9 @@ def _timed_after_sleep(take: Callable[[], Any]) -> float:
 
 
 def _other_threads_s() -> float:
-    """CPU time of this process outside of this thread: what the loader takes here, which no neighbour can hide."""
+    """CPU time of this process outside of this thread: what the loader takes here,
+    which no neighbour can hide.
+    """
     return time.process_time() - time.thread_time()
 
 
@@ -56,7 +60,9 @@ def _running(make: Make) -> Iterator[Callable[[], Any]]:
 
 
 def next_beside_a_learner(seconds: float, make: Make) -> Figures:
-    """Blocks of STEPS learner steps with a loader and without any, in turns; then steps of a learner that sleeps."""
+    """Blocks of STEPS learner steps with a loader and without any, in turns;
+    then steps of a learner that sleeps.
+    """
     rounds = int(100_000 * WORK_S / median(_spin(100_000) for _ in range(9)))
     busy: list[float] = []
     slowdowns: list[float] = []
@@ -100,7 +106,9 @@ def ours_columns() -> Any:
 def ours_jobs() -> Any:
     from async_loader import AsyncDataLoader
 
-    return AsyncDataLoader(workloads.job_source(workloads.load), workloads.JOBS_PER_BATCH, "cpu", num_workers=2)
+    return AsyncDataLoader(
+        workloads.job_source(workloads.load), workloads.JOBS_PER_BATCH, "cpu", num_workers=2
+    )
 
 
 def ding_dicts() -> Any:
@@ -122,7 +130,9 @@ class TorchJobs:
     def __init__(self) -> None:
         from torch.utils.data import DataLoader
 
-        loader = DataLoader(workloads.FrameDataset(), workloads.JOBS_PER_BATCH, shuffle=True, num_workers=2)
+        loader = DataLoader(
+            workloads.FrameDataset(), workloads.JOBS_PER_BATCH, shuffle=True, num_workers=2
+        )
         self._batches: Any = iter(loader)
 
     def __next__(self) -> Any:
@@ -171,12 +181,21 @@ ROW = Row(
         Metric("threads_us", "CPU us a step of other threads", digits=0),
     ),
     (
-        *(Contender(name, "project", partial(next_beside_a_learner, make=make), name) for name, make in OURS.items()),
         *(
-            Contender(name, environment, partial(next_beside_a_learner, make=make), against, once=True)
+            Contender(name, "project", partial(next_beside_a_learner, make=make), name)
+            for name, make in OURS.items()
+        ),
+        *(
+            Contender(
+                name, environment, partial(next_beside_a_learner, make=make), against, once=True
+            )
             for name, (environment, make, against) in PEERS.items()
         ),
     ),
-    tuple(Target(f"{name.split(', ')[1]}: {text}", metric, bound, name) for name in OURS for text, metric, bound in BOUNDS),
+    tuple(
+        Target(f"{name.split(', ')[1]}: {text}", metric, bound, name)
+        for name in OURS
+        for text, metric, bound in BOUNDS
+    ),
     seconds=3.5,
 )

@@ -18,17 +18,23 @@ Make = Callable[[Callable[[int], Any]], Any]
 def ours(function: Callable[[int], Any]) -> Any:
     from async_loader import AsyncDataLoader
 
-    return AsyncDataLoader(workloads.job_source(function), BATCH, "cpu", chunk_size=16, num_workers=2)
+    return AsyncDataLoader(
+        workloads.job_source(function), BATCH, "cpu", chunk_size=16, num_workers=2
+    )
 
 
 def ding(function: Callable[[int], Any]) -> Any:
     from ding.utils.data import AsyncDataLoader
 
-    return AsyncDataLoader(workloads.job_source(function), BATCH, "cpu", chunk_size=16, num_workers=2)
+    return AsyncDataLoader(
+        workloads.job_source(function), BATCH, "cpu", chunk_size=16, num_workers=2
+    )
 
 
 def close(seconds: float, make: Make, full: bool) -> Figures:
-    """close() while every queue is full, or while the workers are in the middle of jobs that hold the GIL for 10 ms each."""
+    """close() while every queue is full, or while the workers are in the middle of jobs that
+    hold the GIL for 10 ms each.
+    """
     make(workloads.load).close()  # imports and one-time threads are not what close() leaves behind
     time.sleep(SETTLE_S)
     before = held()
@@ -72,14 +78,28 @@ ROW = Row(
         Metric("left_after_exit", "after exit", digits=0),
     ),
     tuple(
-        Contender(f"{library}, {state}", environment, partial(close, make=make, full=full), f"async_loader, {state}")
-        for library, environment, make in (("async_loader", "project", ours), ("DI-engine", "ding", ding))
+        Contender(
+            f"{library}, {state}",
+            environment,
+            partial(close, make=make, full=full),
+            f"async_loader, {state}",
+        )
+        for library, environment, make in (
+            ("async_loader", "project", ours),
+            ("DI-engine", "ding", ding),
+        )
         for state, full in STATES.items()
     ),
     (
         *(Target(f"close() <= 1 s, {name.split(', ')[1]}", "close_s", 1, name) for name in OURS),
-        *(Target(f"nothing left after close(), {name.split(', ')[1]}", "left", 0, name) for name in OURS),
-        *(Target(f"nothing left after exit, {name.split(', ')[1]}", "left_after_exit", 0, name) for name in OURS),
+        *(
+            Target(f"nothing left after close(), {name.split(', ')[1]}", "left", 0, name)
+            for name in OURS
+        ),
+        *(
+            Target(f"nothing left after exit, {name.split(', ')[1]}", "left_after_exit", 0, name)
+            for name in OURS
+        ),
     ),
     repeats=2,
 )

@@ -1,4 +1,7 @@
-"""The start: from the constructor to the first batch, two workers, forked. Measures no steady state."""
+"""The start: from the constructor to the first batch, two workers, forked.
+
+Measures no steady state.
+"""
 
 import time
 from collections.abc import Callable
@@ -16,13 +19,27 @@ Make = Callable[[], Any]
 def ours() -> Any:
     from async_loader import AsyncDataLoader
 
-    return AsyncDataLoader(workloads.job_source(workloads.load), BATCH, "cpu", num_workers=2, multiprocessing_context="fork")
+    return AsyncDataLoader(
+        workloads.job_source(workloads.load),
+        BATCH,
+        "cpu",
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
 
 
 def torch_loader() -> Any:
     from torch.utils.data import DataLoader
 
-    return iter(DataLoader(workloads.FrameDataset(), BATCH, shuffle=True, num_workers=2, multiprocessing_context="fork"))
+    return iter(
+        DataLoader(
+            workloads.FrameDataset(),
+            BATCH,
+            shuffle=True,
+            num_workers=2,
+            multiprocessing_context="fork",
+        )
+    )
 
 
 def ding() -> Any:
@@ -33,7 +50,10 @@ def ding() -> Any:
 
 
 def first_batch(seconds: float, make: Make) -> Figures:
-    """Less the work itself, the decoding of one batch. The libraries are imported by a loader that is not counted."""
+    """Less the work itself, the decoding of one batch.
+
+    The libraries are imported by a loader that is not counted.
+    """
     _end(_first(make)[1])
     begin = time.perf_counter()
     for i in range(BATCH):

@@ -1,4 +1,7 @@
-"""What is loaded, the same for every contender: frames, transitions, and the jobs that read them. Needs numpy only."""
+"""What is loaded, the same for every contender: frames, transitions, and the jobs that read them.
+
+Needs numpy only.
+"""
 
 import time
 import zlib
@@ -18,7 +21,9 @@ Job = Callable[[], Any]
 
 
 def _frames() -> list[bytes]:
-    """Compressed frames that are mostly empty, with a noisy square: about 30 us of work each to decode."""
+    """Compressed frames that are mostly empty, with a noisy square:
+    about 30 us of work each to decode.
+    """
     rng = np.random.default_rng(0)
     frames = []
     for _ in range(FRAMES):
@@ -56,11 +61,15 @@ def load_slowly(i: int) -> tuple[np.ndarray, int]:
 def job_source(function: Callable[[int], Any], seed: int = 0) -> Callable[[int], list[Job]]:
     """A data_source: batch_size -> that many jobs, drawn at random."""
     rng = np.random.default_rng(seed)
-    return lambda batch_size: [partial(function, i) for i in rng.integers(0, FRAMES, batch_size).tolist()]
+    return lambda batch_size: [
+        partial(function, i) for i in rng.integers(0, FRAMES, batch_size).tolist()
+    ]
 
 
 class FrameDataset:
-    """The same frames as a map-style dataset, long enough that no epoch ends while it is measured."""
+    """The same frames as a map-style dataset,
+    long enough that no epoch ends while it is measured.
+    """
 
     def __len__(self) -> int:
         return 1 << 20
@@ -70,7 +79,9 @@ class FrameDataset:
 
 
 def check_frames(batch: Any) -> None:
-    """Every row of a batch is the frame that its number names; so no contender is timed on wrong data."""
+    """Every row of a batch is the frame that its number names;
+    so no contender is timed on wrong data.
+    """
     frames, numbers = (np.asarray(field) for field in batch)
     for frame, number in zip(frames, numbers, strict=True):
         if not np.array_equal(frame, load(int(number))[0]):
@@ -80,7 +91,10 @@ def check_frames(batch: Any) -> None:
 def columns(rows: int) -> dict[str, np.ndarray]:
     """Transitions as columns."""
     rng = np.random.default_rng(1)
-    return {name: rng.standard_normal((rows, *shape), dtype=np.float32) for name, shape in TRANSITION.items()}
+    return {
+        name: rng.standard_normal((rows, *shape), dtype=np.float32)
+        for name, shape in TRANSITION.items()
+    }
 
 
 def transition(table: dict[str, np.ndarray], i: int) -> dict[str, Any]:
@@ -105,7 +119,15 @@ def atari_dicts(rows: int) -> list[dict[str, Any]]:
     def frame() -> Any:
         return torch.from_numpy(rng.integers(0, 255, FRAME, dtype=np.uint8))
 
-    return [{"obs": frame(), "action": torch.tensor(i), "reward": torch.tensor(0.5), "next_obs": frame()} for i in range(rows)]
+    return [
+        {
+            "obs": frame(),
+            "action": torch.tensor(i),
+            "reward": torch.tensor(0.5),
+            "next_obs": frame(),
+        }
+        for i in range(rows)
+    ]
 
 
 def dict_source(rows: list[dict[str, Any]]) -> Callable[[int], list[dict[str, Any]]]:
@@ -115,7 +137,9 @@ def dict_source(rows: list[dict[str, Any]]) -> Callable[[int], list[dict[str, An
 
 
 class DictDataset:
-    """The same dicts as a map-style dataset, long enough that no epoch ends while it is measured."""
+    """The same dicts as a map-style dataset,
+    long enough that no epoch ends while it is measured.
+    """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self._rows = rows

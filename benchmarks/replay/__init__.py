@@ -1,4 +1,6 @@
-"""Rows 4 to 7 of the design's table and what belongs to them: the table beside cpprb, torchrl, stable-baselines3 and tianshou."""
+"""Rows 4 to 7 of the design's table and what belongs to them: the table beside cpprb, torchrl,
+stable-baselines3 and tianshou.
+"""
 
 ROWS = (
     "row04_uniform",

@@ -1,7 +1,8 @@
-"""Adding small steps, one or one of each of many environments: what rows add and extend have in common. Draws nothing.
+"""Adding small steps, one or one of each of many environments:
+what rows add and extend have in common. Draws nothing.
 
-Every contender is given what its call wants, made beforehand; only the call is timed. The tables are full, so that each
-step makes room for itself and no page is new.
+Every contender is given what its call wants, made beforehand; only the call is timed. The tables
+are full, so that each step makes room for itself and no page is new.
 """
 
 from collections.abc import Callable
@@ -27,9 +28,15 @@ def _time(add: Callable[[Any], Any], steps: list[Any], seconds: float, width: in
 
 
 def _steps(width: int) -> list[workloads.Columns]:
-    """As environments give them: arrays of `width` rows, or for one environment without that dimension."""
+    """As environments give them: arrays of `width` rows,
+    or for one environment without that dimension.
+    """
     steps = WORK.vectors(width, STEPS)
-    return steps if width > 1 else [{name: column[0] for name, column in step.items()} for step in steps]
+    return (
+        steps
+        if width > 1
+        else [{name: column[0] for name, column in step.items()} for step in steps]
+    )
 
 
 def ours(seconds: float, width: int, linked: bool = False) -> Figures:
@@ -38,7 +45,9 @@ def ours(seconds: float, width: int, linked: bool = False) -> Figures:
     buffer = (tables.ours_linked if linked else tables.ours)(WORK)
     steps = _steps(width)
     if linked:
-        steps = [{name: value for name, value in step.items() if name != "next_obs"} for step in steps]
+        steps = [
+            {name: value for name, value in step.items() if name != "next_obs"} for step in steps
+        ]
     streams = np.arange(width)
     add = buffer.add if width == 1 else partial(buffer.extend, stream=streams)
     return _time(add, steps, seconds, width)
@@ -46,7 +55,12 @@ def ours(seconds: float, width: int, linked: bool = False) -> Figures:
 
 def cpprb(seconds: float, width: int) -> Figures:
     buffer = tables.cpprb(WORK)
-    return _time(lambda step: buffer.add(**step), [tables.for_cpprb(step) for step in _steps(width)], seconds, width)
+    return _time(
+        lambda step: buffer.add(**step),
+        [tables.for_cpprb(step) for step in _steps(width)],
+        seconds,
+        width,
+    )
 
 
 def torchrl(seconds: float, width: int) -> Figures:
@@ -70,7 +84,9 @@ def sb3(seconds: float, width: int) -> Figures:
 
 
 def row(key: str, title: str, width: int) -> Row:
-    def contender(name: str, environment: str, measure: Callable[..., Figures], **options: Any) -> Contender:
+    def contender(
+        name: str, environment: str, measure: Callable[..., Figures], **options: Any
+    ) -> Contender:
         return Contender(name, environment, partial(measure, width=width, **options))
 
     return Row(

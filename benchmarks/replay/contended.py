@@ -1,8 +1,11 @@
-"""A learner's draws beside four writers: of the table that they write to, and of another. Compares no libraries.
+"""A learner's draws beside four writers: of the table that they write to, and of another.
 
-The writers load the machine alike in both, so what the learner loses between the two is what sharing the table costs.
-That holds for processes. Threads of the learner's process also contend for its GIL, and a lock that they share changes
-who gets that, so their figures say little of the table; they are here because that is how small programs write.
+Compares no libraries.
+
+The writers load the machine alike in both, so what the learner loses between the two is what
+sharing the table costs. That holds for processes. Threads of the learner's process also contend for
+its GIL, and a lock that they share changes who gets that, so their figures say little of the table;
+they are here because that is how small programs write.
 """
 
 import multiprocessing
@@ -25,14 +28,18 @@ STEPS = 256
 """Different ones that a writer adds in turn before it looks whether to go on."""
 
 BLOCK_S = 0.3
-"""The three phases take turns in blocks of this, so that neighbours on the machine disturb all of them."""
+"""The three phases take turns in blocks of this,
+so that neighbours on the machine disturb all of them.
+"""
 
 SETTLE_S = 0.1
 START_LIMIT_S = 60.0
 SHARED, OTHER = 0, 1
 
 Writing = Callable[[int], AbstractContextManager[Callable[[], int]]]
-"""Within it writers add to table SHARED or OTHER; it gives what tells how many steps they have added."""
+"""Within it writers add to table SHARED or OTHER;
+it gives what tells how many steps they have added.
+"""
 
 
 def threads(seconds: float) -> Figures:
@@ -69,7 +76,11 @@ def processes(seconds: float) -> Figures:
     which, go, ready = context.Value("i", SHARED), context.Event(), context.Semaphore(0)
     counts = [context.Value("q", 0, lock=False) for _ in range(WRITERS)]
     children = [
-        context.Process(target=_write, args=([table.writer_handle() for table in both], which, go, ready, count), daemon=True)
+        context.Process(
+            target=_write,
+            args=([table.writer_handle() for table in both], which, go, ready, count),
+            daemon=True,
+        )
         for count in counts
     ]
     for child in children:
@@ -132,7 +143,10 @@ def _kept(buffer: Any, writing: Writing, seconds: float) -> Figures:
     if min(map(median, written.values())) == 0:
         raise RuntimeError("nothing was written, so nothing contended")
     return {
-        "kept_percent": 100 * median(shared / other for shared, other in zip(*(drawn[name] for name in names), strict=True)),
+        "kept_percent": 100
+        * median(
+            shared / other for shared, other in zip(*(drawn[name] for name in names), strict=True)
+        ),
         **{f"{name}_per_s": median(rates) for name, rates in drawn.items()},
         **{f"written_{name}_per_s": median(rates) for name, rates in written.items()},
     }
@@ -163,6 +177,13 @@ ROW = Row(
         Contender(OURS, "project", processes),
         Contender(f"async_loader, {WRITERS} threads", "project", threads, once=True),
     ),
-    (Target(">= 70% of the rate beside the same writing into another table", "kept_percent", 70, OURS),),
+    (
+        Target(
+            ">= 70% of the rate beside the same writing into another table",
+            "kept_percent",
+            70,
+            OURS,
+        ),
+    ),
     seconds=6,
 )

@@ -1,4 +1,6 @@
-"""Memory per step of Atari, for stacks of four frames and the stack after: what the process grows by as the table fills."""
+"""Memory per step of Atari, for stacks of four frames and the stack after: what the process
+grows by as the table fills.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +15,10 @@ WORK = workloads.Atari()
 
 
 def grown(seconds: float, make: Callable[[workloads.Atari], Any]) -> Figures:
-    """Measured, not computed. A first small table brings in what is not the table's: imports, compiled code, the frames."""
+    """Measured, not computed.
+
+    A first small table brings in what is not the table's: imports, compiled code, the frames.
+    """
     make(replace(WORK, rows=2 * workloads.EPISODE))
     before = resident()
     table = make(WORK)

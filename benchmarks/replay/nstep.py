@@ -1,4 +1,6 @@
-"""Draws of 256 small transitions with returns of 5 steps: ours sums when it draws, the peers when they insert."""
+"""Draws of 256 small transitions with returns of 5 steps: ours sums when it draws,
+the peers when they insert.
+"""
 
 from functools import partial
 
@@ -22,7 +24,9 @@ def ours(seconds: float, linked: bool) -> Figures:
 
 
 def cpprb(seconds: float) -> Figures:
-    buffer = tables.cpprb(WORK, Nstep={"size": STEPS, "gamma": GAMMA, "rew": "reward", "next": "next_obs"})
+    buffer = tables.cpprb(
+        WORK, Nstep={"size": STEPS, "gamma": GAMMA, "rew": "reward", "next": "next_obs"}
+    )
     workloads.check_rows(buffer.sample(BATCH))
     return time_draws(lambda: buffer.sample(BATCH), seconds)
 
@@ -33,7 +37,9 @@ def torchrl(seconds: float) -> Figures:
     from torchrl.envs.transforms import MultiStepTransform
 
     buffer = ReplayBuffer(
-        storage=LazyTensorStorage(WORK.rows), batch_size=BATCH, transform=MultiStepTransform(n_steps=STEPS, gamma=GAMMA)
+        storage=LazyTensorStorage(WORK.rows),
+        batch_size=BATCH,
+        transform=MultiStepTransform(n_steps=STEPS, gamma=GAMMA),
     )
     for chunk in WORK.chunks():
         buffer.extend(tables.for_torchrl_next(chunk))

@@ -1,4 +1,6 @@
-"""Row 6: uniform draws of 256 transitions of two stacks of four frames: stored as such, and linked frames."""
+"""Row 6: uniform draws of 256 transitions of two stacks of four frames: stored as such,
+and linked frames.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +38,10 @@ def limit(seconds: float) -> Figures:
     """Nothing but the gathering, by indices drawn beforehand, into memory that stays warm."""
     import torch
 
-    stored = [torch.empty((WORK.rows, *shape), dtype=torch.uint8) for shape, _ in (WORK.fields["obs"], WORK.fields["next_obs"])]
+    stored = [
+        torch.empty((WORK.rows, *shape), dtype=torch.uint8)
+        for shape, _ in (WORK.fields["obs"], WORK.fields["next_obs"])
+    ]
     done = 0
     for chunk in WORK.chunks():
         for column, name in zip(stored, ("obs", "next_obs"), strict=True):
@@ -63,7 +68,10 @@ def cpprb(seconds: float, compressed: bool) -> Figures:
     options = {"next_of": "obs", "stack_compress": "obs"} if compressed else {}
     buffer = tables.cpprb(WORK, **options)
     batch = buffer.sample(BATCH)
-    obs, next_obs = ((np.moveaxis(batch[name], -1, 1) if compressed else batch[name]) for name in ("obs", "next_obs"))
+    obs, next_obs = (
+        (np.moveaxis(batch[name], -1, 1) if compressed else batch[name])
+        for name in ("obs", "next_obs")
+    )
     workloads.check_stacks(obs, next_obs, batch["done"])
     return time_draws(lambda: buffer.sample(BATCH), seconds)
 
@@ -94,13 +102,31 @@ ROW = Row(
         Contender(LINKED, "project", ours_linked),
         Contender(LIMIT, "project", limit),
         Contender(CPPRB, "replay-peers", partial(cpprb, compressed=False)),
-        Contender("cpprb, next_of, stack_compress", "replay-peers", partial(cpprb, compressed=True), LINKED, once=True),
+        Contender(
+            "cpprb, next_of, stack_compress",
+            "replay-peers",
+            partial(cpprb, compressed=True),
+            LINKED,
+            once=True,
+        ),
         Contender("torchrl", "replay-peers", torchrl),
         Contender("stable-baselines3", "replay-peers", partial(sb3, optimize=False)),
-        Contender("stable-baselines3, optimized memory", "replay-peers", partial(sb3, optimize=True), LINKED, once=True),
+        Contender(
+            "stable-baselines3, optimized memory",
+            "replay-peers",
+            partial(sb3, optimize=True),
+            LINKED,
+            once=True,
+        ),
     ),
     (
-        Target("stored twice: >= 0.87x (time <= 1.15x) of one warm torch.index_select", "us", 1 / 1.15, OURS, (LIMIT,)),
+        Target(
+            "stored twice: >= 0.87x (time <= 1.15x) of one warm torch.index_select",
+            "us",
+            1 / 1.15,
+            OURS,
+            (LIMIT,),
+        ),
         Target("linked frames: >= 2x cpprb", "us", 2, LINKED, (CPPRB,)),
     ),
 )

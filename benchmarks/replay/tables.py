@@ -1,4 +1,6 @@
-"""Every library's table, filled and set up as its documentation has it for speed. Imports a library to make its own."""
+"""Every library's table, filled and set up as its documentation has it for speed. Imports a
+library to make its own.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,13 +24,16 @@ def ours(work: Workload, **options: Any) -> Any:
 
 
 def ours_linked(work: Workload, **options: Any) -> Any:
-    """Observations stored once: stacks and next observations are read through the links between steps."""
+    """Observations stored once: stacks and next observations are read through the links between
+    steps.
+    """
     from async_loader import Field, ReplayBuffer
 
     if isinstance(work, Atari):
         obs, chunks = Field(FRAME, "uint8", stack=STACK, next="next_obs"), work.frames()
     else:
-        obs, chunks = Field(*work.fields["obs"], next="next_obs"), _without(work.chunks(), "next_obs")
+        obs = Field(*work.fields["obs"], next="next_obs")
+        chunks = _without(work.chunks(), "next_obs")
     fields = {**work.fields, "obs": obs}
     del fields["next_obs"]
     buffer = ReplayBuffer(work.rows, fields, seed=0, **options)
@@ -55,7 +60,9 @@ def cpprb(work: Workload, **options: Any) -> Any:
     return buffer
 
 
-def cpprb_fields(work: Workload, stacked: bool = False, linked: bool = False) -> dict[str, dict[str, Any]]:
+def cpprb_fields(
+    work: Workload, stacked: bool = False, linked: bool = False
+) -> dict[str, dict[str, Any]]:
     fields = {}
     for name, (shape, dtype) in work.fields.items():
         if linked and name == "next_obs":
@@ -88,7 +95,9 @@ def for_torchrl(chunk: Columns) -> Any:
     import torch
     from tensordict import TensorDict
 
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in chunk.items()}
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in chunk.items()
+    }
     return TensorDict(tensors, [len(chunk["obs"])])
 
 
@@ -115,7 +124,12 @@ def sb3(work: Workload, optimize_memory_usage: bool = False) -> Any:
     start = 0
     for chunk in work.chunks():
         end = start + len(chunk["obs"])
-        for name, theirs in (("obs", "observations"), ("action", "actions"), ("reward", "rewards"), ("terminated", "dones")):
+        for name, theirs in (
+            ("obs", "observations"),
+            ("action", "actions"),
+            ("reward", "rewards"),
+            ("terminated", "dones"),
+        ):
             array = getattr(buffer, theirs)
             array[start:end] = chunk[name].reshape(array[start:end].shape)
         if not optimize_memory_usage:

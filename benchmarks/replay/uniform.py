@@ -1,4 +1,7 @@
-"""Uniform draws of small transitions, by batch size: what rows 4 and 5 have in common. Sets no target."""
+"""Uniform draws of small transitions, by batch size: what rows 4 and 5 have in common.
+
+Sets no target.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +46,13 @@ def sb3(seconds: float, batch: int) -> Figures:
 
 
 def row(key: str, batch: int, target: Target) -> Row:
-    def contender(name: str, environment: str, measure: Callable[..., Figures], once: bool = False, **options: Any) -> Contender:
+    def contender(
+        name: str,
+        environment: str,
+        measure: Callable[..., Figures],
+        once: bool = False,
+        **options: Any,
+    ) -> Contender:
         return Contender(name, environment, partial(measure, batch=batch, **options), once=once)
 
     return Row(

@@ -1,4 +1,7 @@
-"""What is stored, the same for every contender: transitions of small vectors and of stacked frames. Needs numpy only."""
+"""What is stored, the same for every contender: transitions of small vectors and of stacked frames.
+
+Needs numpy only.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +38,9 @@ _DISTINCT = 1000
 
 @dataclass(frozen=True)
 class Small:
-    """Transitions of 17 + 6 + 1 + 17 floats and a flag: an episode's observations, and each one's successor."""
+    """Transitions of 17 + 6 + 1 + 17 floats and a flag: an episode's observations,
+    and each one's successor.
+    """
 
     rows: int
     fields = SMALL
@@ -57,14 +62,20 @@ class Small:
         return self.chunks(EPISODE)
 
     def vectors(self, width: int, count: int) -> list[Columns]:
-        """Return `n` steps of ``width`` environments side by side."""
+        """Return `count` steps of ``width`` environments side by side."""
         rows = next(self.chunks(width * count))
-        return [{name: column[i * width : (i + 1) * width] for name, column in rows.items()} for i in range(count)]
+        return [
+            {name: column[i * width : (i + 1) * width] for name, column in rows.items()}
+            for i in range(count)
+        ]
 
 
 @dataclass(frozen=True)
 class Atari:
-    """Transitions of two stacks of four frames. Each frame is noise and begins with its own number."""
+    """Transitions of two stacks of four frames.
+
+    Each frame is noise and begins with its own number.
+    """
 
     rows: int = ATARI_STEPS
     fields = ATARI
@@ -73,7 +84,9 @@ class Atari:
         """The stacks of an episode, written out."""
         for start, n in self._spans(size):
             frames = numbered(start, n + STACK)
-            stacks = np.moveaxis(np.lib.stride_tricks.sliding_window_view(frames, STACK, axis=0), -1, 1)
+            stacks = np.moveaxis(
+                np.lib.stride_tricks.sliding_window_view(frames, STACK, axis=0), -1, 1
+            )
             yield {**self._rest(start, n), "obs": stacks[:-1], "next_obs": stacks[1:]}
 
     episodes = chunks
@@ -87,7 +100,11 @@ class Atari:
         return ((start, min(size, self.rows - start)) for start in range(0, self.rows, size))
 
     def _rest(self, start: int, n: int) -> Columns:
-        return {"action": np.arange(n) % 18, "reward": np.ones(n, np.float32), "terminated": ends(start, n)}
+        return {
+            "action": np.arange(n) % 18,
+            "reward": np.ones(n, np.float32),
+            "terminated": ends(start, n),
+        }
 
 
 def ends(start: int, n: int) -> np.ndarray:
@@ -101,7 +118,9 @@ _noise: list[np.ndarray] = []
 def numbered(start: int, n: int) -> np.ndarray:
     """Frames ``start`` to ``start + n - 1``."""
     if not _noise:
-        _noise.append(np.random.default_rng(SEED).integers(0, 256, (_DISTINCT, *FRAME), dtype=np.uint8))
+        _noise.append(
+            np.random.default_rng(SEED).integers(0, 256, (_DISTINCT, *FRAME), dtype=np.uint8)
+        )
     numbers = np.arange(start, start + n)
     frames = _noise[0][numbers % _DISTINCT]
     frames[:, 0, :4] = numbers.astype("<u4")[:, None].view(np.uint8)
@@ -109,15 +128,26 @@ def numbered(start: int, n: int) -> np.ndarray:
 
 
 def check_stacks(obs: Any, next_obs: Any, terminated: Any) -> None:
-    """Check that stacks [batch, 4, 84, 84] are of frames in order, and the next is one frame on: no timing is of wrong data."""
-    now, after = (np.ascontiguousarray(np.asarray(stacks)[:, :, 0, :4]).view("<u4")[..., 0] for stacks in (obs, next_obs))
+    """Check that stacks [batch, 4, 84, 84] are of frames in order, and the next is one frame on:
+    no timing is of wrong data.
+    """
+    now, after = (
+        np.ascontiguousarray(np.asarray(stacks)[:, :, 0, :4]).view("<u4")[..., 0]
+        for stacks in (obs, next_obs)
+    )
     goes_on = ~np.asarray(terminated).reshape(-1).astype(bool)
-    if not np.array_equal(after[goes_on, :-1], now[goes_on, 1:]) or np.any(after[goes_on, -1] != now[goes_on, -1] + 1):
-        raise AssertionError(f"stacks of frames {now[goes_on][0]} are followed by {after[goes_on][0]}")
+    if not np.array_equal(after[goes_on, :-1], now[goes_on, 1:]) or np.any(
+        after[goes_on, -1] != now[goes_on, -1] + 1
+    ):
+        raise AssertionError(
+            f"stacks of frames {now[goes_on][0]} are followed by {after[goes_on][0]}"
+        )
 
 
 def check_rows(batch: Any) -> None:
-    """Each row's next observation is not its own, and its fields vary: a table that was filled, and rows that were drawn."""
+    """Each row's next observation is not its own, and its fields vary: a table that was filled,
+    and rows that were drawn.
+    """
     obs, next_obs = (np.asarray(batch[name]) for name in ("obs", "next_obs"))
     if np.array_equal(obs, next_obs) or len(np.unique(obs[:, 0])) < len(obs) // 2:
         raise AssertionError("a batch of rows that are all alike")

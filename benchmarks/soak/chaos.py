@@ -1,7 +1,10 @@
-"""Rounds of faults between a feeder and its clients, of other seeds than those of the tests. Times nothing.
+"""Rounds of faults between a feeder and its clients, of other seeds than those of the tests.
 
-Plays ``tests/feeder/chaos``: servers, actors and learners are killed and stopped behind a proxy that drops, delays, cuts and
-forgets. A round that finds something is named on stderr, with how to play it again.
+Times nothing.
+
+Plays ``tests/feeder/chaos``: servers, actors and learners are killed and stopped behind a proxy
+that drops, delays, cuts and forgets. A round that finds something is named on stderr, with how to
+play it again.
 """
 
 import json
@@ -16,16 +19,30 @@ PATIENCE_S = 1500.0
 
 
 def rounds(seconds: float) -> Figures:
-    """Play all rounds, or the share of them that the seconds are of what the row asks for; what was seen, summed up."""
+    """Play all rounds, or the share of them that the seconds are of what the row asks for;
+    what was seen, summed up.
+    """
     import psutil
 
     last = FIRST + max(1, round(ROUNDS * seconds / PATIENCE_S)) - 1
-    command = [sys.executable, str(ROOT / "tests/feeder/chaos/play.py"), str(FIRST), str(last), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False)
+    command = [
+        sys.executable,
+        str(ROOT / "tests/feeder/chaos/play.py"),
+        str(FIRST),
+        str(last),
+        "--json",
+    ]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False
+    )
     lines = done.stdout.splitlines()
     if done.returncode:
         print(*[line for line in lines if not line.startswith("{")], sep="\n", file=sys.stderr)
-    left = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    left = [
+        one
+        for one in psutil.Process().children(recursive=True)
+        if one.status() != psutil.STATUS_ZOMBIE
+    ]
     return {**json.loads(lines[-1]), "processes_left": len(left)}
 
 
@@ -47,7 +64,12 @@ ROW = Row(
     ),
     (Contender(NAME, "project", rounds),),
     (
-        Target("no round finds a row lost, doubled or torn, or a wait without an end", "failed", 0, NAME),
+        Target(
+            "no round finds a row lost, doubled or torn, or a wait without an end",
+            "failed",
+            0,
+            NAME,
+        ),
         Target("no process is left", "processes_left", 0, NAME),
     ),
     seconds=PATIENCE_S,

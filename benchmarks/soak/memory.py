@@ -41,7 +41,8 @@ def from_jobs() -> Any:
 
 
 def memory(seconds: float, make: Callable[[], Any], batches: int = BATCHES) -> Figures:
-    """RSS of this process and of each worker, SAMPLES times; growth is the fitted line's over the part that has settled.
+    """RSS of this process and of each worker, SAMPLES times;
+    growth is the fitted line's over the part that has settled.
 
     `seconds` scales the number of batches: the row asks for one.
     """
@@ -78,7 +79,10 @@ def _growth(rss: tuple[float, ...]) -> float:
     return float(np.polyfit(np.linspace(0, 1, len(settled)), settled, 1)[0])
 
 
-NAMES = {"async_loader, ReplayBuffer, 0 workers": from_buffer, "async_loader, jobs, 2 workers": from_jobs}
+NAMES = {
+    "async_loader, ReplayBuffer, 0 workers": from_buffer,
+    "async_loader, jobs, 2 workers": from_jobs,
+}
 
 ROW = Row(
     "memory",
@@ -90,7 +94,9 @@ ROW = Row(
         Metric("more_fds", "more fds", digits=0),
         Metric("batches_per_s", "batches/s", "higher", digits=0),
     ),
-    tuple(Contender(name, "project", partial(memory, make=make), name) for name, make in NAMES.items()),
+    tuple(
+        Contender(name, "project", partial(memory, make=make), name) for name, make in NAMES.items()
+    ),
     tuple(
         Target(f"{name.split(', ')[1]}: {who} grows by <= 2 MiB over the last 90%", metric, 2, name)
         for name in NAMES

@@ -1,4 +1,6 @@
-"""10,000 times Ctrl-C at random moments of next, close, the constructor, add, sample and save. Times nothing.
+"""10,000 times Ctrl-C at random moments of next, close, the constructor, add, sample and save.
+
+Times nothing.
 
 Writers are struck too, one over an embedded feeder and one of a table in another process.
 
@@ -17,10 +19,14 @@ PATIENCE_S = 1800.0
 
 
 def storm(seconds: float) -> Figures:
-    """Strike all signals, or the share of them that the seconds are of what the row asks for; what was seen."""
+    """Strike all signals, or the share of them that the seconds are of what the row asks for;
+    what was seen.
+    """
     signals = max(100, round(SIGNALS * seconds / PATIENCE_S))
     command = [sys.executable, str(ROOT / "tests/faults/storm_play.py"), str(SEED), str(signals)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S + 60, check=False
+    )
     seen = json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {}
     return {
         "failed": int(done.returncode != 0),
@@ -28,7 +34,9 @@ def storm(seconds: float) -> Figures:
         "within": seen.get("within the call", 0),
         "batches": seen.get("batches taken", 0),
         "steps": sum(seen.get(f"steps {way}", 0) for way in ("over a feeder", "to a process")),
-        "left": sum(seen.get(f"{what} left", 0) for what in ("processes", "descriptors", "threads")),
+        "left": sum(
+            seen.get(f"{what} left", 0) for what in ("processes", "descriptors", "threads")
+        ),
     }
 
 

@@ -1,4 +1,6 @@
-"""DI-engine's collate functions through their door: what its tests check, its quirks, its defects put right."""
+"""DI-engine's collate functions through their door: what its tests check, its quirks,
+its defects put right.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader.compat.ding import default_collate, default_decollate, diff_shape_collate, timestep_collate, ttorch_collate
+from async_loader.compat.ding import (
+    default_collate,
+    default_decollate,
+    diff_shape_collate,
+    timestep_collate,
+    ttorch_collate,
+)
 
 Pair = namedtuple("Pair", "a b")
 
 
-@pytest.mark.filterwarnings("ignore:.*'np.bool_' scalars to be interpreted:DeprecationWarning")  # torch's, of numpy 1.26
+# torch's, of numpy 1.26
+@pytest.mark.filterwarnings("ignore:.*'np.bool_' scalars to be interpreted:DeprecationWarning")
 @pytest.mark.parametrize(
     ("samples", "shape", "dtype"),
     [
@@ -30,7 +39,8 @@ Pair = namedtuple("Pair", "a b")
         ([1.5] * 4, (4,), torch.float32),
         ([1] * 4, (4,), torch.int64),
         ([True] * 4, (4,), torch.bool),
-        ([1, 1.5, 2, 0], (4,), torch.float32),  # theirs cuts the fraction off: the first one decides there
+        # theirs cuts the fraction off: the first one decides there
+        ([1, 1.5, 2, 0], (4,), torch.float32),
         ([True, 2, 3, 4], (4,), torch.int64),
     ],
 )
@@ -38,7 +48,10 @@ def test_leaves_are_stacked_and_keep_their_kind(samples, shape, dtype):
     batch = default_collate(samples)
     assert tuple(batch.shape) == shape
     assert batch.dtype == dtype
-    assert batch.tolist() == torch.stack([torch.as_tensor(s, dtype=dtype) for s in samples]).reshape(shape).tolist()
+    assert (
+        batch.tolist()
+        == torch.stack([torch.as_tensor(s, dtype=dtype) for s in samples]).reshape(shape).tolist()
+    )
 
 
 def test_one_number_per_sample_may_keep_its_axis():
@@ -127,7 +140,7 @@ def test_tree_tensors():
         ttorch_collate([{"a": torch.zeros(1)}])
 
 
-# -- and back ------------------------------------------------------------------------------------------------------------
+# -- and back --------------------------------------------------------------------------------------
 
 
 def test_decollation_takes_tensors_apart():
@@ -141,7 +154,12 @@ def test_decollation_takes_tensors_apart():
 
 def test_decollation_of_containers():
     normal = torch.distributions.Normal(torch.zeros(2), torch.ones(2))
-    batch = {"a": torch.arange(2), "deep": {"b": torch.zeros(2, 3)}, "dist": normal, "seq": [torch.zeros(2, 4)] * 3}
+    batch = {
+        "a": torch.arange(2),
+        "deep": {"b": torch.zeros(2, 3)},
+        "dist": normal,
+        "seq": [torch.zeros(2, 4)] * 3,
+    }
     batch["prev_state"] = [{"h": 1}, {"h": 2}]
     rows = default_decollate(batch)
     assert len(rows) == 2
@@ -154,7 +172,9 @@ def test_decollation_of_containers():
     assert default_decollate([]) == default_decollate({}) == []
 
 
-@pytest.mark.parametrize("batch", [1, None, "text", {"a": "text"}, np.zeros(2), {"a": None}], ids=repr)
+@pytest.mark.parametrize(
+    "batch", [1, None, "text", {"a": "text"}, np.zeros(2), {"a": None}], ids=repr
+)
 def test_decollation_of_anything_else_is_a_type_error(batch):
     with pytest.raises(TypeError, match="cannot be taken apart"):
         default_decollate(batch)
@@ -167,7 +187,7 @@ def test_decollation_refuses_parts_of_different_size():
         default_decollate({"prev_state": [1, 2], "a": torch.zeros(2)}, ignore=[])
 
 
-# -- trajectories, and shapes that differ --------------------------------------------------------------------------------
+# -- trajectories, and shapes that differ ----------------------------------------------------------
 
 
 def trajectory(steps, state):
@@ -188,7 +208,13 @@ def test_timesteps_come_first():
     before = copy.deepcopy(batch)
     out = timestep_collate(batch)
     shapes = {key: tuple(value.shape) for key, value in out.items() if torch.is_tensor(value)}
-    assert shapes == {"obs": (4, 2, 3), "reward": (4, 2), "done": (4, 2), "value": (4, 2), "whole": (2, 4, 2)}
+    assert shapes == {
+        "obs": (4, 2, 3),
+        "reward": (4, 2),
+        "done": (4, 2),
+        "value": (4, 2),
+        "whole": (2, 4, 2),
+    }
     assert [step["x"].shape for step in out["deep"]] == [(2, 2)] * 4
     assert [[part.shape for part in step] for step in out["ragged"]] == [[(2, 2), (2, 3)]] * 4
     assert len(out["prev_state"]) == 4
@@ -198,21 +224,29 @@ def test_timesteps_come_first():
 
 def test_timesteps_need_no_state_but_equal_lengths():
     one = {"obs": [1.0, 2.0]}
-    assert timestep_collate([one, one])["obs"].tolist() == [[1, 1], [2, 2]]  # theirs pops the same dict twice
+    # theirs pops the same dict twice
+    assert timestep_collate([one, one])["obs"].tolist() == [[1, 1], [2, 2]]
     with pytest.raises(ValueError, match=r"lengths \[3, 4\]"):
         timestep_collate([trajectory(3, None), trajectory(4, None)])
 
 
 def test_shapes_that_differ_stay_lists():
     out = diff_shape_collate(
-        [{"n": None, "d": torch.zeros(2), "e": np.zeros(3)}, {"n": 1, "d": torch.zeros(3), "e": np.zeros(3)}]
+        [
+            {"n": None, "d": torch.zeros(2), "e": np.zeros(3)},
+            {"n": 1, "d": torch.zeros(3), "e": np.zeros(3)},
+        ]
     )
     assert out["n"] == [None, 1]
     assert [d.shape for d in out["d"]] == [(2,), (3,)]
     assert out["e"].shape == (2, 3)
     assert out["e"].dtype == torch.float64
     mixed = diff_shape_collate([[1, 2.0, True, torch.zeros(1), "s", Pair(1, {"x": None})]] * 2)
-    assert [getattr(m, "dtype", None) for m in mixed[:3]] == [torch.int64, torch.float32, torch.bool]
+    assert [getattr(m, "dtype", None) for m in mixed[:3]] == [
+        torch.int64,
+        torch.float32,
+        torch.bool,
+    ]
     assert mixed[3].shape == (2, 1)
     assert mixed[4] == ["s", "s"]
     assert type(mixed[5]) is Pair

@@ -1,4 +1,6 @@
-"""DI-engine's AsyncDataLoader through its door: what its tests check, its quirks, and what it does wrong put right."""
+"""DI-engine's AsyncDataLoader through its door: what its tests check, its quirks,
+and what it does wrong put right.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def dicts(n):
 
 
 @pytest.mark.parametrize("source", [jobs, dicts])
-@pytest.mark.parametrize(("batch_size", "num_workers", "chunk_size"), [(3, 0, 1), (6, 2, 3), (6, 2, None), (6, 1, 6)])
+@pytest.mark.parametrize(
+    ("batch_size", "num_workers", "chunk_size"), [(3, 0, 1), (6, 2, 3), (6, 2, None), (6, 1, 6)]
+)
 def test_batches_are_complete_and_in_order(source, batch_size, num_workers, chunk_size):
     loader = AsyncDataLoader(source, batch_size, "cpu", chunk_size, num_workers=num_workers)
     for _ in range(10):
@@ -71,7 +75,8 @@ def test_a_dropped_loader_closes_without_a_word(recwarn):
     pids = [handle.pid for handle in loader._engine.core.pool.handles]
     next(loader)
     del loader
-    assert not [str(one.message) for one in recwarn.list if "use of fork" not in str(one.message)]  # Python's, from 3.12 on
+    # Python's, from 3.12 on
+    assert not [str(one.message) for one in recwarn.list if "use of fork" not in str(one.message)]
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
@@ -91,7 +96,14 @@ def test_what_users_read_is_there(caplog):
     with caplog.at_level("INFO", "async_loader"):
         loader = AsyncDataLoader(jobs, 4, "cpu", num_workers=3)
     assert "Using 3 workers to load data" in caplog.text
-    read = (loader.data_source, loader.batch_size, loader.device, loader.use_cuda, loader.chunk_size, loader.num_workers)
+    read = (
+        loader.data_source,
+        loader.batch_size,
+        loader.device,
+        loader.use_cuda,
+        loader.chunk_size,
+        loader.num_workers,
+    )
     assert read == (jobs, 4, "cpu", False, 1, 3)
     assert loader.collate_fn is default_collate
     assert loader.queue_maxsize == 6
@@ -180,7 +192,12 @@ def test_a_batch_keeps_its_values_when_the_source_writes_on():
 def test_short_and_long_lists_are_batches_of_their_own(num_workers):
     counts = iter([2, 4, 7, 1, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4])
     loader = AsyncDataLoader(lambda n: jobs(next(counts)), 4, "cpu", 2, num_workers=num_workers)
-    assert [next(loader)["idx"].tolist() for _ in range(4)] == [[0, 1], [0, 1, 2, 3], list(range(7)), [0]]
+    assert [next(loader)["idx"].tolist() for _ in range(4)] == [
+        [0, 1],
+        [0, 1, 2, 3],
+        list(range(7)),
+        [0],
+    ]
     loader.close()
 
 
@@ -212,7 +229,12 @@ def test_what_hung_raises_and_the_next_batch_comes(where, num_workers):
 
 @pytest.mark.parametrize(
     ("made", "said"),
-    [([], "an empty list"), (None, "NoneType"), ([lambda: 1, 2], "int as entry 1 of 2"), ("ab", "str")],
+    [
+        ([], "an empty list"),
+        (None, "NoneType"),
+        ([lambda: 1, 2], "int as entry 1 of 2"),
+        ("ab", "str"),
+    ],
 )
 def test_a_source_that_gives_nothing_of_use_is_told_so(made, said):
     loader = AsyncDataLoader(lambda n: made, 4, "cpu")
@@ -275,13 +297,18 @@ def test_workers_have_random_numbers_of_their_own_and_a_seed_repeats_them():
         assert one.tolist() == other.tolist()
 
 
-# -- on a device ---------------------------------------------------------------------------------------------------------
+# -- on a device -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_on_a_device_tuples_become_lists_and_arrays_stay(num_workers):
     def collate(samples):
-        return {"pair": Pair(torch.ones(2), (torch.zeros(3), "text")), "array": samples[0]["frame"], "none": None, "n": 0.5}
+        return {
+            "pair": Pair(torch.ones(2), (torch.zeros(3), "text")),
+            "array": samples[0]["frame"],
+            "none": None,
+            "n": 0.5,
+        }
 
     loader = AsyncDataLoader(jobs, 4, "fake", collate_fn=collate, num_workers=num_workers)
     batch = next(loader)

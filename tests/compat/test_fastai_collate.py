@@ -71,7 +71,9 @@ def test_strings_stay_and_namedtuples_survive():
     assert type(fa_collate([range(2)] * 2)) is list
 
 
-@pytest.mark.parametrize("samples", [[None], [object()], [np.array(["a"])] * 2], ids=["None", "object", "strings"])
+@pytest.mark.parametrize(
+    "samples", [[None], [object()], [np.array(["a"])] * 2], ids=["None", "object", "strings"]
+)
 def test_what_no_rule_covers_is_a_type_error(samples):
     with pytest.raises(TypeError, match="cannot be collated"):
         fa_collate(samples)
@@ -83,7 +85,15 @@ def test_samples_of_different_length_are_refused():
 
 
 def test_conversion_touches_arrays_only():
-    batch = fa_convert((1, "x", [np.zeros(2), None], {"a": np.float32(1), "t": (np.zeros(1),)}, Pair(np.zeros(1), 1j)))
+    batch = fa_convert(
+        (
+            1,
+            "x",
+            [np.zeros(2), None],
+            {"a": np.float32(1), "t": (np.zeros(1),)},
+            Pair(np.zeros(1), 1j),
+        )
+    )
     assert type(batch) is tuple
     assert batch[:2] == (1, "x")
     assert torch.is_tensor(batch[2][0])
@@ -103,14 +113,20 @@ def collated(samples):
         collate_error(error, samples)
 
 
-# -- errors that explain -------------------------------------------------------------------------------------------------
+# -- errors that explain ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        ([(torch.zeros(2), torch.zeros(3)), (torch.zeros(2), torch.zeros(4))], ["field 1 (Tensor)", "[3]", "[4]", "item 1"]),
-        ([{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(5)}], ["field x (ndarray)", "[5]", "item 2"]),
+        (
+            [(torch.zeros(2), torch.zeros(3)), (torch.zeros(2), torch.zeros(4))],
+            ["field 1 (Tensor)", "[3]", "[4]", "item 1"],
+        ),
+        (
+            [{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(5)}],
+            ["field x (ndarray)", "[5]", "item 2"],
+        ),
         ([torch.zeros(2), torch.zeros(3)], ["the items (Tensor)", "[2]", "[3]"]),
         ([Pair(1, {"z": torch.zeros(2)}), Pair(1, {"z": torch.zeros(3)})], ["field b.z"]),
     ],
@@ -123,16 +139,19 @@ def test_a_mismatch_is_told_with_its_field_and_shapes(samples, words):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("samples", [[{"a": object()}] * 2, [3, None], [Pair(1, None)] * 2, [{"a": 1}, {"b": 1}]])
+@pytest.mark.parametrize(
+    "samples", [[{"a": object()}] * 2, [3, None], [Pair(1, None)] * 2, [{"a": 1}, {"b": 1}]]
+)
 def test_an_error_that_is_no_mismatch_stays_itself(samples):
     with pytest.raises((TypeError, KeyError, RuntimeError)) as plain:
         fa_collate(samples)
-    with pytest.raises(type(plain.value)) as told:  # theirs is a KeyError, an IndexError, an AttributeError
+    # theirs is a KeyError, an IndexError, an AttributeError
+    with pytest.raises(type(plain.value)) as told:
         collated(samples)
     assert str(told.value) == str(plain.value)
 
 
-# -- types that survive --------------------------------------------------------------------------------------------------
+# -- types that survive ----------------------------------------------------------------------------
 
 
 def test_types_that_derive_from_what_came_out_are_kept():
@@ -141,7 +160,10 @@ def test_types_that_derive_from_what_came_out_are_kept():
     kept = retain_types(torch.ones(2), image)
     assert type(kept) is Image
     assert kept.size_was == 5
-    assert [type(part) for part in retain_types((torch.ones(1), torch.ones(1)), (image, 1))] == [Image, torch.Tensor]
+    assert [type(part) for part in retain_types((torch.ones(1), torch.ones(1)), (image, 1))] == [
+        Image,
+        torch.Tensor,
+    ]
     assert type(retain_types([torch.ones(1)], (image,))[0]) is Image
     boxes = retain_types((torch.ones(1), 1), Boxes((image, 1)))
     assert type(boxes) is Boxes

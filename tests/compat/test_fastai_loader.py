@@ -34,7 +34,7 @@ class Random(DataLoader):
         return number if number < 0.95 else stop()
 
 
-# -- what an epoch is ----------------------------------------------------------------------------------------------------
+# -- what an epoch is ------------------------------------------------------------------------------
 
 
 def test_items_are_batches_without_a_batch_size():
@@ -99,7 +99,10 @@ def test_stop_ends_the_stream():
     assert all(len(batch) == 4 for batch in Random(bs=4, drop_last=True))
     left = iter(range(5))
     assert lists(DataLoader(bs=2, create_item=lambda s: next(left))) == [[0, 1], [2, 3], [4]]
-    assert lists(DataLoader(range(9), bs=2, before_batch=lambda b: stop() if 4 in b else b)) == [[0, 1], [2, 3]]
+    assert lists(DataLoader(range(9), bs=2, before_batch=lambda b: stop() if 4 in b else b)) == [
+        [0, 1],
+        [2, 3],
+    ]
 
 
 def test_skipped_items_are_made_up_for_by_later_ones():
@@ -110,10 +113,11 @@ def test_skipped_items_are_made_up_for_by_later_ones():
 
     assert lists(DataLoader(range(10), bs=3, after_item=odd)) == [[1, 2, 5], [7, 8]]
     assert lists(DataLoader(range(10), bs=3, create_item=odd)) == [[1, 2, 5], [7, 8]]
-    assert len(DataLoader(range(10), bs=3, after_item=odd)) == 4  # the number of skipped items is unknown beforehand
+    # the number of skipped items is unknown beforehand
+    assert len(DataLoader(range(10), bs=3, after_item=odd)) == 4
 
 
-# -- order and seeds -----------------------------------------------------------------------------------------------------
+# -- order and seeds -------------------------------------------------------------------------------
 
 
 def test_the_same_seed_shuffles_as_fastai_does():
@@ -129,7 +133,8 @@ def test_the_same_seed_shuffles_as_fastai_does():
 def test_the_learner_draws_from_torch_what_it_drew_with_fastai():
     torch.manual_seed(7)
     list(DataLoader([1], bs=1))
-    assert torch.rand(()).item() == pytest.approx(0.6592116951942444)  # of fastai 2.8.12 with torch 2.13
+    # of fastai 2.8.12 with torch 2.13
+    assert torch.rand(()).item() == pytest.approx(0.6592116951942444)
 
 
 def test_the_order_of_calls():
@@ -146,7 +151,17 @@ def test_the_order_of_calls():
         list(range(3)),
         bs=2,
         shuffle=True,
-        **{name: spy(name) for name in ("before_iter", "after_item", "before_batch", "after_batch", "after_iter", "wif")},
+        **{
+            name: spy(name)
+            for name in (
+                "before_iter",
+                "after_item",
+                "before_batch",
+                "after_batch",
+                "after_iter",
+                "wif",
+            )
+        },
         shuffle_fn=spy("shuffle_fn"),
         retain=spy("retain"),
         create_batch=spy("create_batch", torch.tensor),
@@ -169,7 +184,7 @@ def test_an_epoch_broken_off_has_no_after_iter():
     assert ends == [1]
 
 
-# -- callbacks -----------------------------------------------------------------------------------------------------------
+# -- callbacks -------------------------------------------------------------------------------------
 
 
 def test_every_callback_may_be_a_keyword():
@@ -181,14 +196,21 @@ def test_every_callback_may_be_a_keyword():
 
 
 def test_callbacks_change_what_they_should():
-    assert lists(DataLoader(range(4), bs=2, after_item=lambda x: x + 1, after_batch=lambda b: b * 2)) == [[2, 4], [6, 8]]
-    assert list(DataLoader(range(4), bs=2, before_batch=lambda b: b[:1], create_batch=tuple)) == [(0,), (2,)]
+    assert lists(
+        DataLoader(range(4), bs=2, after_item=lambda x: x + 1, after_batch=lambda b: b * 2)
+    ) == [[2, 4], [6, 8]]
+    assert list(DataLoader(range(4), bs=2, before_batch=lambda b: b[:1], create_batch=tuple)) == [
+        (0,),
+        (2,),
+    ]
     assert lists(DataLoader(range(4), bs=2, get_idxs=lambda: [3, 3, 0])) == [[3, 3], [0]]
     assert lists(DataLoader(range(4), bs=2, sample=lambda: iter([2, 1]))) == [[2, 1]]
     assert list(DataLoader(range(4), bs=2, create_batches=lambda samps: iter("xy"))) == ["x", "y"]
     assert list(DataLoader(range(4), bs=2, do_batch=len)) == [2, 2]
     assert list(DataLoader(range(2), bs=2, retain=lambda res, b: b)) == [[0, 1]]
-    assert lists(DataLoader(range(4), bs=2, shuffle=True, shuffle_fn=lambda idxs: iter(idxs[::-1]))) == [[3, 2], [1, 0]]
+    assert lists(
+        DataLoader(range(4), bs=2, shuffle=True, shuffle_fn=lambda idxs: iter(idxs[::-1]))
+    ) == [[3, 2], [1, 0]]
 
 
 def test_a_bound_method_is_bound_to_the_loader_and_new_keeps_it():
@@ -235,7 +257,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest():
         DataLoader([1], xyzzy=2)
 
 
-# -- arguments -----------------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,12 +282,13 @@ def test_an_iterable_dataset_has_no_numbers():
         DataLoader(iter([1]), bs=1).create_item(3)
 
 
-# -- the rest of the surface ---------------------------------------------------------------------------------------------
+# -- the rest of the surface -----------------------------------------------------------------------
 
 
 def test_one_batch():
     assert DataLoader(range(5), bs=2, num_workers=2).one_batch().tolist() == [0, 1]
-    assert DataLoader(range(5), bs=2, timeout=1).one_batch().tolist() == [0, 1]  # theirs is an AssertionError
+    # theirs is an AssertionError
+    assert DataLoader(range(5), bs=2, timeout=1).one_batch().tolist() == [0, 1]
     assert DataLoader(iter([]), bs=2).one_batch() is None
     for empty in (DataLoader([], bs=1), DataLoader([1], bs=2, drop_last=True)):
         with pytest.raises(ValueError, match="does not contain any batches"):
@@ -279,7 +302,10 @@ def test_attributes_are_those_of_the_dataset():
     loader = DataLoader(Dataset([1, 2, 3]), bs=1)
     assert (loader.public, loader._private, loader.pop()) == (5, 6, 3)
     assert {"public", "pop", "one_batch"} <= set(dir(loader))
-    with pytest.raises(AttributeError, match="neither DataLoader nor its dataset, Dataset, has an attribute 'missing'"):
+    with pytest.raises(
+        AttributeError,
+        match="neither DataLoader nor its dataset, Dataset, has an attribute 'missing'",
+    ):
         _ = loader.missing
     with pytest.raises(AttributeError, match="DataLoader has no attribute 'missing'"):
         _ = DataLoader(bs=1).missing
@@ -287,13 +313,32 @@ def test_attributes_are_those_of_the_dataset():
 
 def test_new_keeps_what_it_was_given():
     loader = DataLoader(
-        range(10), bs=2, num_workers=2, shuffle=True, n=4, timeout=3, device="cpu", persistent_workers=True,
-        pin_memory_device="cuda", after_item=lambda x: -x,
-    )  # fmt: skip
+        range(10),
+        bs=2,
+        num_workers=2,
+        shuffle=True,
+        n=4,
+        timeout=3,
+        device="cpu",
+        persistent_workers=True,
+        pin_memory_device="cuda",
+        after_item=lambda x: -x,
+    )
     again = loader.new(bs=4, shuffle=False)
-    assert (again.bs, again.shuffle, again.n, again.timeout, again.device) == (4, False, 4, 3, torch.device("cpu"))
+    assert (again.bs, again.shuffle, again.n, again.timeout, again.device) == (
+        4,
+        False,
+        4,
+        3,
+        torch.device("cpu"),
+    )
     fake = again.fake_l
-    assert (fake.num_workers, fake.persistent_workers, fake.pin_memory_device, fake.timeout) == (2, True, "cuda", 3)
+    assert (fake.num_workers, fake.persistent_workers, fake.pin_memory_device, fake.timeout) == (
+        2,
+        True,
+        "cuda",
+        3,
+    )
     with again.fake_l.no_multiproc():
         assert lists(again) == [[0, -1, -2, -3]]
     assert loader.new(range(7)).n == 7
@@ -333,7 +378,11 @@ def test_the_device():
             return batch
 
     pipeline = Pipeline([Transform(), Parametrised()])
-    loader = DataLoader([(torch.zeros(2).as_subclass(Image), {"a": torch.ones(1)}, "x")] * 2, bs=2, after_batch=pipeline)
+    loader = DataLoader(
+        [(torch.zeros(2).as_subclass(Image), {"a": torch.ones(1)}, "x")] * 2,
+        bs=2,
+        after_batch=pipeline,
+    )
     assert loader.device is None
     loader.to("meta")
     assert loader.device == torch.device("meta")
@@ -342,7 +391,11 @@ def test_the_device():
     batch = loader.one_batch()
     assert type(batch) is tuple
     assert type(batch[0]) is Image
-    assert [batch[0].device.type, batch[1]["a"].device.type, batch[2]] == ["meta", "meta", ("x", "x")]
+    assert [batch[0].device.type, batch[1]["a"].device.type, batch[2]] == [
+        "meta",
+        "meta",
+        ("x", "x"),
+    ]
 
 
 def test_pinning_makes_a_tuple_of_a_list():
@@ -366,7 +419,9 @@ def test_loops_within_loops():
     for dataset in (list(range(4)), Stream()):
         loader = DataLoader(dataset, bs=2)
         whole = lists(DataLoader(dataset, bs=2))
-        assert [(outer.tolist(), lists(loader)) for outer in loader] == [(batch, whole) for batch in whole]
+        assert [(outer.tolist(), lists(loader)) for outer in loader] == [
+            (batch, whole) for batch in whole
+        ]
 
 
 def test_pickling_also_after_a_break():

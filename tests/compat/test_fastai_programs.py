@@ -14,7 +14,8 @@ def test_images(num_workers):
     assert losses[-1] < losses[0]
     assert seen == [61] * 3  # of 64, three cannot be read
     if not num_workers:  # with workers the batches differ where items are skipped
-        assert losses == pytest.approx([1.5547, 1.5827, 1.4190], abs=1e-2)  # of fastai 2.8.12 with torch 2.13
+        # of fastai 2.8.12 with torch 2.13
+        assert losses == pytest.approx([1.5547, 1.5827, 1.4190], abs=1e-2)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

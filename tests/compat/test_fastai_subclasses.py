@@ -67,7 +67,9 @@ def test_transformed(number):
     class Split(list):
         split_idx = 1
 
-    loader = Transformed(Split([1, 2, 3]), bs=2, num_workers=number, after_item=[lambda x: x + 1, float])
+    loader = Transformed(
+        Split([1, 2, 3]), bs=2, num_workers=number, after_item=[lambda x: x + 1, float]
+    )
     assert loader.one_pass().tolist() == [2]
     assert loader.after_item.seen.tolist() == [2, 3]
     assert lists(loader) == [[2, 3], [4]]
@@ -78,7 +80,9 @@ def test_transformed(number):
 
 
 class SortedByLength(DataLoader):
-    """shuffle_fn and get_idxs that give iterators, and items that are remembered from the sorting."""
+    """shuffle_fn and get_idxs that give iterators,
+    and items that are remembered from the sorting.
+    """
 
     def __init__(self, dataset, **kwargs):
         self.lengths = [len(item) for item in dataset]
@@ -105,7 +109,9 @@ def test_sorted_by_length(number, persistent, shuffle):
 
 
 class LanguageModel(DataLoader):
-    """n assigned after the constructor, a shuffle_fn with side effects, and items that refer to several of the dataset."""
+    """n assigned after the constructor, a shuffle_fn with side effects,
+    and items that refer to several of the dataset.
+    """
 
     def __init__(self, dataset, bs=2, seq_len=3, num_workers=0, **kwargs):
         super().__init__(dataset=dataset, bs=bs, num_workers=num_workers, **kwargs)
@@ -169,7 +175,9 @@ class Partial(DataLoader):
         return super().get_idxs()[: self.partial_n]
 
     def __len__(self):
-        return self.partial_n // self.bs + (0 if self.drop_last or self.partial_n % self.bs == 0 else 1)
+        return self.partial_n // self.bs + (
+            0 if self.drop_last or self.partial_n % self.bs == 0 else 1
+        )
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -204,11 +212,19 @@ class Distributed(DataLoader):
 
     def __init__(self, dl, rank, world_size):
         self.dl, self.rank, self.world_size = dl, rank, world_size
-        self.bs, self.device, self.num_workers, self.drop_last = dl.bs, dl.device, dl.num_workers, dl.drop_last
+        self.bs = dl.bs
+        self.device = dl.device
+        self.num_workers = dl.num_workers
+        self.drop_last = dl.drop_last
         self.dataset, self.offs = dl.dataset, dl.offs
         fake = dl.fake_l
         self.fake_l = FakeLoader(
-            self, fake.pin_memory, fake.num_workers, fake.timeout, fake.persistent_workers, fake.pin_memory_device
+            self,
+            fake.pin_memory,
+            fake.num_workers,
+            fake.timeout,
+            fake.persistent_workers,
+            fake.pin_memory_device,
         )
 
     def __len__(self):

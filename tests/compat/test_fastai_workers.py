@@ -58,7 +58,12 @@ def test_batches_come_in_order_also_the_last_one(number, bs):
             return super().__getitem__(i)
 
     released = multiprocessing.Event()
-    loader = DataLoader(Slow(range(11)), bs=bs, num_workers=number, wif=lambda: get_worker_info().id and released.set())
+    loader = DataLoader(
+        Slow(range(11)),
+        bs=bs,
+        num_workers=number,
+        wif=lambda: get_worker_info().id and released.set(),
+    )
     whole = lists(DataLoader(range(11), bs=bs))
     assert lists(loader) == lists(loader) == whole
 
@@ -75,13 +80,22 @@ def test_a_shuffled_epoch_is_a_permutation_and_differs_from_the_last():
     [(2, False, [[0, 2, 3, 8], [4, 5, 7], [9, 10, 11]]), (2, True, [[0, 2, 3, 8]])],
 )
 def test_skipped_items_are_made_up_for_by_the_same_worker(number, drop_last, batches):
-    loader = DataLoader(range(12), bs=4, num_workers=number, drop_last=drop_last, after_item=skip(1, 6))
+    loader = DataLoader(
+        range(12), bs=4, num_workers=number, drop_last=drop_last, after_item=skip(1, 6)
+    )
     assert lists(loader) == batches
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_or_by_all_workers_on_request(persistent):
-    loader = DataLoader(range(12), bs=4, num_workers=2, after_item=skip(1, 6), refill="all", persistent_workers=persistent)
+    loader = DataLoader(
+        range(12),
+        bs=4,
+        num_workers=2,
+        after_item=skip(1, 6),
+        refill="all",
+        persistent_workers=persistent,
+    )
     whole = [[0, 2, 3, 4], [5, 7, 8, 9], [10, 11]]
     assert lists(loader) == lists(loader.new(num_workers=0)) == whole
     if persistent:
@@ -98,7 +112,12 @@ class Stream(IterableDataset):
 
 
 def test_every_worker_goes_through_an_iterable_dataset_of_its_own():
-    assert lists(DataLoader(Stream(), bs=4, num_workers=2)) == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5], [4, 5]]
+    assert lists(DataLoader(Stream(), bs=4, num_workers=2)) == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+        [4, 5],
+        [4, 5],
+    ]
     assert lists(DataLoader(Stream(), bs=2, n=6, num_workers=2)) == [[0, 1], [0, 1], [2, 3]]
 
 
@@ -158,13 +177,21 @@ def test_indices_are_evaluated_once_for_all_workers():
 def test_wif_runs_in_every_worker_that_knows_its_number():
     class Numbered(DataLoader):
         def wif(self):
-            self.tag = (self.num_workers, self.offs, get_worker_info().id, get_worker_info().dataset.d is self)
+            self.tag = (
+                self.num_workers,
+                self.offs,
+                get_worker_info().id,
+                get_worker_info().dataset.d is self,
+            )
 
         def create_item(self, s):
             return self.tag
 
     loader = Numbered(range(2), bs=1, num_workers=2)
-    assert [tuple(part.item() for part in batch) for batch in loader] == [(2, 0, 0, True), (2, 1, 1, True)]
+    assert [tuple(part.item() for part in batch) for batch in loader] == [
+        (2, 0, 0, True),
+        (2, 1, 1, True),
+    ]
     assert not hasattr(loader, "tag")
 
 
@@ -182,7 +209,10 @@ def test_a_shuffled_epoch_is_the_same_with_workers_and_without(persistent):
         loader = DataLoader(range(300), bs=7, shuffle=True, num_workers=number, **keywords)
         found = [lists(loader), loader.one_batch().tolist(), lists(loader), loader.rng.random()]
         for batch in loader:
-            found += [batch.tolist(), next(iter(loader)).tolist() if len(found) < 9 else loader.rng.random()]
+            found += [
+                batch.tolist(),
+                next(iter(loader)).tolist() if len(found) < 9 else loader.rng.random(),
+            ]
         if loader._workers is not None:
             end(loader)
         return found
@@ -207,10 +237,12 @@ def test_a_callback_may_keep_batches():
 
     arrays = [np.full(20_000, i + 0.5) for i in range(30)]
     loader = Mixing(arrays, bs=1, num_workers=1)
-    assert [batch.unique().tolist() for batch in loader] == [[i + 0.5 + min(i, 7) + 0.5] for i in range(30)]
+    assert [batch.unique().tolist() for batch in loader] == [
+        [i + 0.5 + min(i, 7) + 0.5] for i in range(30)
+    ]
 
 
-# -- workers that stay ---------------------------------------------------------------------------------------------------
+# -- workers that stay -----------------------------------------------------------------------------
 
 
 def test_persistent_workers_persist_and_others_do_not():
@@ -227,7 +259,9 @@ def test_persistent_workers_persist_and_others_do_not():
 
 
 def test_persistent_workers_see_each_epoch_and_every_changed_attribute():
-    loader = DataLoader(list(range(40)), bs=20, num_workers=2, persistent_workers=True, shuffle=True)
+    loader = DataLoader(
+        list(range(40)), bs=20, num_workers=2, persistent_workers=True, shuffle=True
+    )
     epochs = [flat(loader) for _ in range(3)]
     assert len(set(map(str, epochs))) == 3
     assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
@@ -259,7 +293,7 @@ def test_an_epoch_broken_off_leaves_persistent_workers_fit():
     end(loader)
 
 
-# -- errors --------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def test_an_error_ends_the_epoch_and_not_the_loader():
@@ -281,13 +315,17 @@ def test_an_error_ends_the_epoch_and_not_the_loader():
 
 
 def test_a_batch_that_does_not_come_in_time_is_a_runtime_error():
-    loader = DataLoader([1], bs=1, num_workers=1, timeout=0.05, create_item=lambda i: threading.Event().wait(60))
+    loader = DataLoader(
+        [1], bs=1, num_workers=1, timeout=0.05, create_item=lambda i: threading.Event().wait(60)
+    )
     with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds"):
         list(loader)
 
 
 def test_a_killed_worker_is_a_runtime_error():
-    loader = DataLoader([1], bs=1, num_workers=1, create_item=lambda i: os.kill(os.getpid(), signal.SIGKILL))
+    loader = DataLoader(
+        [1], bs=1, num_workers=1, create_item=lambda i: os.kill(os.getpid(), signal.SIGKILL)
+    )
     with pytest.raises(RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly.*SIGKILL"):
         list(loader)
 
@@ -302,6 +340,14 @@ def test_an_iterable_dataset_whose_generator_cannot_be_pickled():
 
 
 def test_indices_without_end_are_evaluated_as_far_as_batches_are_wanted():
-    endless = iter(DataLoader(bs=1, num_workers=1, indexed=True, create_item=lambda i: i, get_idxs=lambda: iter(int, 1)))
+    endless = iter(
+        DataLoader(
+            bs=1,
+            num_workers=1,
+            indexed=True,
+            create_item=lambda i: i,
+            get_idxs=lambda: iter(int, 1),
+        )
+    )
     assert [next(endless).tolist() for _ in range(3)] == [[0]] * 3
     endless.close()

@@ -31,7 +31,9 @@ def test_stack_of_lists_arrays_and_tensors():
 
 
 def test_numbers_keep_the_dtypes_that_numpy_gives_them():
-    samples = [(1, 0.5, True, np.float32(2), np.uint8([1]), torch.ones(2, dtype=torch.bfloat16))] * 2
+    samples = [
+        (1, 0.5, True, np.float32(2), np.uint8([1]), torch.ones(2, dtype=torch.bfloat16))
+    ] * 2
     expected = [torch.int64, torch.float64, torch.bool, torch.float32, torch.uint8, torch.bfloat16]
     assert [field.dtype for field in Stack()(samples)] == expected
 
@@ -65,7 +67,11 @@ def test_what_does_not_stack_says_so_and_what_to_do():
 
 
 def test_pad_fills_every_axis_to_the_longest():
-    assert Pad()([[1, 2, 3, 4], [4, 5, 6], [8, 2]]).tolist() == [[1, 2, 3, 4], [4, 5, 6, 0], [8, 2, 0, 0]]
+    assert Pad()([[1, 2, 3, 4], [4, 5, 6], [8, 2]]).tolist() == [
+        [1, 2, 3, 4],
+        [4, 5, 6, 0],
+        [8, 2, 0, 0],
+    ]
     a, b = np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), np.array([[5, 8], [1, 2], [3, 3]])
     batch = Pad(val=-1)([a, b])
     assert batch.shape == (2, 3, 4)
@@ -102,7 +108,10 @@ def test_pad_warns_of_tensors_once():
 def test_append_keeps_samples_apart():
     batch = Append()([[1, 2], [3]])
     assert [one.tolist() for one in batch] == [[[1, 2]], [[3]]]
-    assert [one.shape for one in Append(expand=False)([np.zeros(2), np.zeros((3, 4))])] == [(2,), (3, 4)]
+    assert [one.shape for one in Append(expand=False)([np.zeros(2), np.zeros((3, 4))])] == [
+        (2,),
+        (3, 4),
+    ]
     assert Append(batch_axis=1)([np.zeros(3)])[0].shape == (3, 1)
 
 
@@ -149,7 +158,9 @@ def test_batches_as_mxnets_arrays(monkeypatch):
     monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(nd=made))
     dataset = gluon.data.ArrayDataset(np.arange(4, dtype=np.float16), np.arange(4))
     for try_nopython in (None, False):
-        batch = next(iter(gluon.data.DataLoader(dataset, 2, try_nopython=try_nopython, array_type="mxnet")))
+        batch = next(
+            iter(gluon.data.DataLoader(dataset, 2, try_nopython=try_nopython, array_type="mxnet"))
+        )
         assert [type(field) for field in batch] == [NDArray, NDArray]
         assert [field.asnumpy().dtype for field in batch] == [np.float16, np.int64]
         assert batch[1].asnumpy().tolist() == [0, 1]
@@ -158,7 +169,9 @@ def test_batches_as_mxnets_arrays(monkeypatch):
 @pytest.mark.parametrize(("version", "place"), [("1.9.1", "nd"), ("2.0.0beta1", "np")])
 def test_arrays_are_those_that_gluon_of_this_mxnet_takes(monkeypatch, version, place):
     def module(name):
-        return types.SimpleNamespace(array=lambda array, dtype: (name, np.asarray(array, dtype).tolist()))
+        return types.SimpleNamespace(
+            array=lambda array, dtype: (name, np.asarray(array, dtype).tolist())
+        )
 
     mxnet = types.SimpleNamespace(__version__=version, nd=module("nd"), np=module("np"))
     monkeypatch.setitem(sys.modules, "mxnet", mxnet)
@@ -207,4 +220,7 @@ def test_samples_may_be_mxnets_arrays():
     assert isinstance(image, NDArray)
     assert label == 6
     assert not isinstance(label, NDArray)  # labels come as numbers
-    assert [field.tolist() for field in next(iter(gluon.data.DataLoader(dataset, 2)))] == [[[1, 2], [3, 4]], [5, 6]]
+    assert [field.tolist() for field in next(iter(gluon.data.DataLoader(dataset, 2)))] == [
+        [[1, 2], [3, 4]],
+        [5, 6],
+    ]

@@ -1,4 +1,6 @@
-"""gluon's DataLoader as its scripts know it: arguments, order, containers, quirks; and what no longer goes wrong."""
+"""gluon's DataLoader as its scripts know it: arguments, order, containers, quirks;
+and what no longer goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from async_loader.compat.gluon.data import batchify, dataloader
 from async_loader.compat.gluon.data.dataloader import LoaderTimeout
 from async_loader.errors import WorkerDied
 
-ArrayDataset, DataLoader, SimpleDataset = gluon.data.ArrayDataset, gluon.data.DataLoader, gluon.data.SimpleDataset
+ArrayDataset = gluon.data.ArrayDataset
+DataLoader = gluon.data.DataLoader
+SimpleDataset = gluon.data.SimpleDataset
 
 KINDS = {
     "in bulk": {"num_workers": 2},  # where the dataset is arrays; else these are processes
@@ -31,7 +35,9 @@ KINDS = {
     "processes": {"num_workers": 2, "try_nopython": False},
     "threads": {"num_workers": 2, "thread_pool": True, "try_nopython": False},
 }
-every_kind = pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()])
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()]
+)
 
 
 def lists(batches):
@@ -51,15 +57,28 @@ class Failing:
         return i
 
 
-# -- arguments ------------------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
 
 def test_the_arguments_are_the_originals_in_the_originals_order():
     names = list(inspect.signature(DataLoader).parameters)
     assert names == [
-        "dataset", "batch_size", "shuffle", "sampler", "last_batch", "batch_sampler", "batchify_fn", "num_workers",
-        "pin_memory", "pin_device_id", "prefetch", "thread_pool", "timeout", "try_nopython", "array_type",
-    ]  # fmt: skip
+        "dataset",
+        "batch_size",
+        "shuffle",
+        "sampler",
+        "last_batch",
+        "batch_sampler",
+        "batchify_fn",
+        "num_workers",
+        "pin_memory",
+        "pin_device_id",
+        "prefetch",
+        "thread_pool",
+        "timeout",
+        "try_nopython",
+        "array_type",
+    ]
     assert inspect.signature(DataLoader).parameters["timeout"].default == 120
 
 
@@ -95,12 +114,19 @@ def test_fewer_than_no_workers_are_none():
 
 def test_the_attributes_that_scripts_look_at():
     dataset, fn = SimpleDataset(range(4)), batchify.AsList()
-    loader = DataLoader(dataset, 2, batchify_fn=fn, num_workers=1, thread_pool=True, timeout=7, pin_device_id=3)
+    loader = DataLoader(
+        dataset, 2, batchify_fn=fn, num_workers=1, thread_pool=True, timeout=7, pin_device_id=3
+    )
     assert loader._dataset is dataset
     assert loader._batchify_fn is fn
     assert list(loader._batch_sampler) == [[0, 1], [2, 3]]
     assert loader._worker_pool is not None
-    assert (loader._num_workers, loader._prefetch, loader._thread_pool, loader._timeout) == (1, 2, True, 7)
+    assert (loader._num_workers, loader._prefetch, loader._thread_pool, loader._timeout) == (
+        1,
+        2,
+        True,
+        7,
+    )
     assert (loader._pin_memory, loader._pin_device_id) == (False, 3)
 
 
@@ -122,13 +148,15 @@ def test_prefetch_is_a_total_and_may_be_nothing():
 
     for prefetch, ahead in ((4, 4), (0, 1)):
         read.clear()
-        loader = DataLoader(range(9), batch_sampler=Batches(), num_workers=2, thread_pool=True, prefetch=prefetch)
+        loader = DataLoader(
+            range(9), batch_sampler=Batches(), num_workers=2, thread_pool=True, prefetch=prefetch
+        )
         batches_of_it = iter(loader)
         assert len(read) == ahead  # the sampler is read that far when the epoch begins
         assert lists(batches_of_it) == [[i] for i in range(9)]
 
 
-# -- what comes out -------------------------------------------------------------------------------------------------------
+# -- what comes out --------------------------------------------------------------------------------
 
 
 @every_kind
@@ -151,13 +179,21 @@ def test_fields_and_rows_in_order_and_the_last_batch_as_it_is(kind):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_samples_that_are_lists_are_fields(workers):
     loader = DataLoader([[i, [i + 0.5, -i]] for i in range(5)], 2, num_workers=workers)
-    assert lists(loader) == [[[0, 1], [[0.5, 1.5], [0, -1]]], [[2, 3], [[2.5, 3.5], [-2, -3]]], [[4], [[4.5], [-4]]]]
+    assert lists(loader) == [
+        [[0, 1], [[0.5, 1.5], [0, -1]]],
+        [[2, 3], [[2.5, 3.5], [-2, -3]]],
+        [[4], [[4.5], [-4]]],
+    ]
 
 
 @every_kind
 def test_transforms_run_where_the_work_is(kind):
     x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20)
-    dataset = ArrayDataset(x, y).transform_first(lambda one: one * 2).filter(lambda sample: sample[1] % 3 > 0)
+    dataset = (
+        ArrayDataset(x, y)
+        .transform_first(lambda one: one * 2)
+        .filter(lambda sample: sample[1] % 3 > 0)
+    )
     batches = list(DataLoader(dataset, 8, **kind))
     kept = y[y % 3 > 0]
     assert torch.cat([batch[0] for batch in batches]).equal(torch.from_numpy(x[kept] * 2))
@@ -165,7 +201,9 @@ def test_transforms_run_where_the_work_is(kind):
 
 
 @every_kind
-@pytest.mark.parametrize(("last_batch", "counts"), [("keep", [4, 4]), ("discard", [3, 3]), ("rollover", [3, 3, 4])])
+@pytest.mark.parametrize(
+    ("last_batch", "counts"), [("keep", [4, 4]), ("discard", [3, 3]), ("rollover", [3, 3, 4])]
+)
 def test_last_batch_and_len_epoch_by_epoch(kind, last_batch, counts):
     loader = DataLoader(np.arange(10), 3, last_batch=last_batch, **kind)
     seen = []
@@ -195,22 +233,38 @@ def test_shuffling_follows_numpys_seed_and_differs_by_epoch(kind):
 @every_kind
 def test_a_batchify_fn_gives_what_it_likes(kind):
     texts = [(np.arange(i + 1), f"text {i}") for i in range(5)]
-    grouped = list(DataLoader(texts, 2, batchify_fn=batchify.Group(batchify.Pad(val=-1), batchify.AsList()), **kind))
+    grouped = list(
+        DataLoader(
+            texts, 2, batchify_fn=batchify.Group(batchify.Pad(val=-1), batchify.AsList()), **kind
+        )
+    )
     assert type(grouped[0]) is tuple
     assert grouped[0][0].tolist() == [[0, -1], [0, 1]]
     assert grouped[2][1] == ["text 4"]
     ragged = list(DataLoader(texts, 2, batchify_fn=lambda data: [one[0] for one in data], **kind))
-    assert type(ragged[0][0]) is np.ndarray  # as it was made; only the default's are turned into tensors
+    # as it was made; only the default's are turned into tensors
+    assert type(ragged[0][0]) is np.ndarray
     assert [one.tolist() for one in ragged[0]] == [[0], [0, 1]]
-    shared = list(DataLoader(SimpleDataset([one[0][:1] for one in texts]), 2, batchify_fn=gluon.default_mp_batchify_fn, **kind))
+    shared = list(
+        DataLoader(
+            SimpleDataset([one[0][:1] for one in texts]),
+            2,
+            batchify_fn=gluon.default_mp_batchify_fn,
+            **kind,
+        )
+    )
     assert lists(shared) == [[[0], [0]], [[0], [0]], [[0]]]
 
 
 @every_kind
 def test_arrays_of_numpys_kind_when_they_are_asked_for(kind):
-    images, labels = next(iter(DataLoader(ArrayDataset(np.ones((4, 2)), np.arange(4)), 4, array_type="numpy", **kind)))
+    images, labels = next(
+        iter(DataLoader(ArrayDataset(np.ones((4, 2)), np.arange(4)), 4, array_type="numpy", **kind))
+    )
     assert type(images) is type(labels) is np.ndarray
-    padded = next(iter(DataLoader([[1], [2, 3]], 2, batchify_fn=batchify.Pad(), array_type="numpy", **kind)))
+    padded = next(
+        iter(DataLoader([[1], [2, 3]], 2, batchify_fn=batchify.Pad(), array_type="numpy", **kind))
+    )
     assert padded.tolist() == [[1, 0], [2, 3]]
     assert type(padded) is np.ndarray
 
@@ -221,7 +275,13 @@ def test_a_tuple_in_a_batch_is_an_index():
 
 
 def test_own_samplers_say_what_comes():
-    assert lists(DataLoader(np.arange(9), 2, sampler=gluon.data.IntervalSampler(9, 4))) == [[0, 4], [8, 1], [5, 2], [6, 3], [7]]
+    assert lists(DataLoader(np.arange(9), 2, sampler=gluon.data.IntervalSampler(9, 4))) == [
+        [0, 4],
+        [8, 1],
+        [5, 2],
+        [6, 3],
+        [7],
+    ]
     assert lists(DataLoader(np.arange(9), batch_sampler=[[8, -1], [0]])) == [[8, 8], [0]]
 
 
@@ -230,7 +290,16 @@ def test_pinned_batches_become_lists(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
     texts = [([1], "a"), ([2], "b")]
-    batch = next(iter(DataLoader(texts, 2, batchify_fn=batchify.Group(batchify.Stack(), batchify.AsList()), pin_memory=True)))
+    batch = next(
+        iter(
+            DataLoader(
+                texts,
+                2,
+                batchify_fn=batchify.Group(batchify.Stack(), batchify.AsList()),
+                pin_memory=True,
+            )
+        )
+    )
     assert type(batch) is list
     assert batch[1] == ["a", "b"]
     assert len(pinned) == 1
@@ -242,21 +311,28 @@ def test_pinning_without_an_accelerator_is_a_warning():
         assert lists(DataLoader(range(2), 2, pin_memory=True)) == [[0, 1]]
 
 
-# -- in bulk --------------------------------------------------------------------------------------------------------------
+# -- in bulk ---------------------------------------------------------------------------------------
 
 fields = st.lists(
-    st.tuples(st.sampled_from(["u1", "i2", "i8", "f4", "f8", "?"]), st.lists(st.integers(0, 3), max_size=2)),
+    st.tuples(
+        st.sampled_from(["u1", "i2", "i8", "f4", "f8", "?"]),
+        st.lists(st.integers(0, 3), max_size=2),
+    ),
     min_size=1,
     max_size=3,
 )
 
 
 @given(fields, st.integers(1, 20), st.integers(1, 6), st.booleans(), st.data())
-def test_the_bulk_loader_gives_exactly_what_the_python_loader_gives(kinds, length, batch_size, sampled, data):
+def test_the_bulk_loader_gives_exactly_what_the_python_loader_gives(
+    kinds, length, batch_size, sampled, data
+):
     rng = np.random.default_rng(length)
     arrays = [(rng.random((length, *shape)) * 100).astype(dtype) for dtype, shape in kinds]
     arrays = [one[:, ::-1] if one.ndim > 1 and data.draw(st.booleans()) else one for one in arrays]
-    dataset = ArrayDataset(*(torch.from_numpy(one.copy()) if data.draw(st.booleans()) else one for one in arrays))
+    dataset = ArrayDataset(
+        *(torch.from_numpy(one.copy()) if data.draw(st.booleans()) else one for one in arrays)
+    )
     if sampled:
         dataset = dataset.take(max(1, length - 2)).shard(2, 0)
     batches = []
@@ -285,19 +361,25 @@ def test_try_nopython_demands_forbids_or_finds_out():
             Counting.asked += 1
             return np.ndarray.__getitem__(self, i)
 
-    arrays, threads = ArrayDataset(np.arange(10), torch.arange(10)), {"num_workers": 2, "thread_pool": True}
+    arrays = ArrayDataset(np.arange(10), torch.arange(10))
+    threads = {"num_workers": 2, "thread_pool": True}
     assert len(list(DataLoader(arrays, 5, try_nopython=True, **threads))) == 2
     slow = ArrayDataset(np.arange(10).view(Counting))
     assert lists(DataLoader(slow, 5)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert Counting.asked == 10
     with pytest.raises(RuntimeError) as refusal:
-        DataLoader(slow, 5, batchify_fn=batchify.Group(batchify.AsList()), try_nopython=True, **threads)
+        DataLoader(
+            slow, 5, batchify_fn=batchify.Group(batchify.AsList()), try_nopython=True, **threads
+        )
     text = str(refusal.value)
     assert "[dataset: fail, it is Counting, not an array or a tensor]" in text
     assert "[batchify_fn: fail, Group is Python" in text
     assert "[batch_sampler: pass]" in text
-    assert lists(DataLoader(slow, 5, try_nopython=True))  # as in the original, it says nothing where there are no workers
-    grouped = DataLoader([(1, "a")], 1, batchify_fn=batchify.Group(batchify.Stack(), batchify.AsList()), **threads)
+    # as in the original, it says nothing where there are no workers
+    assert lists(DataLoader(slow, 5, try_nopython=True))
+    grouped = DataLoader(
+        [(1, "a")], 1, batchify_fn=batchify.Group(batchify.Stack(), batchify.AsList()), **threads
+    )
     assert next(iter(grouped))[1] == ["a"]  # the original fails to fall back from such a function
 
 
@@ -307,7 +389,7 @@ def test_an_index_that_there_is_not_is_the_datasets_own_error_also_in_bulk():
             list(DataLoader(np.arange(3), batch_sampler=[[0, 3]], try_nopython=try_nopython))
 
 
-# -- iterators ------------------------------------------------------------------------------------------------------------
+# -- iterators -------------------------------------------------------------------------------------
 
 
 @every_kind
@@ -380,13 +462,17 @@ def wait_until(what):
 
 def test_a_loader_can_be_made_in_any_thread():
     batches = []
-    thread = threading.Thread(target=lambda: batches.extend(lists(DataLoader(Failing(), 3, sampler=range(3), num_workers=1))))
+    thread = threading.Thread(
+        target=lambda: batches.extend(
+            lists(DataLoader(Failing(), 3, sampler=range(3), num_workers=1))
+        )
+    )
     thread.start()
     thread.join()
     assert batches == [[0, 1, 2]]
 
 
-# -- what goes wrong ------------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 @every_kind

@@ -1,4 +1,6 @@
-"""Programs in the documented style of gluon and gluonnlp run here with nothing but their import line changed."""
+"""Programs in the documented style of gluon and gluonnlp run here
+with nothing but their import line changed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def run(name: str) -> dict:
 @pytest.fixture(autouse=True)
 def _programs_end():
     yield
-    _spaces.pop().clear()  # a program's functions, which its workers have, would hold its loaders for ever
+    # a program's functions, which its workers have, would hold its loaders for ever
+    _spaces.pop().clear()
 
 
 def test_images_with_workers_and_what_rolls_over():
@@ -44,7 +47,9 @@ def test_images_with_workers_and_what_rolls_over():
 
 def test_texts_that_are_padded_in_threads():
     end = run("gluon_texts.py")
-    assert end["names"] == {name for _, _, name in (end["train"][i] for i in range(len(end["train"])))}
+    assert end["names"] == {
+        name for _, _, name in (end["train"][i] for i in range(len(end["train"])))
+    }
     assert end["accuracy"] > 0.7
 
 

@@ -24,17 +24,33 @@ KINDS = {
     "processes": {"num_workers": 2},
     "threads": {"num_workers": 3, "thread_pool": True},
 }
-every_kind = pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()])
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()]
+)
 
 X, Y = np.random.default_rng(0).random((50, 3)), np.arange(50)
 
 
 def test_the_arguments_are_the_originals_in_the_originals_order():
     assert list(inspect.signature(ShardedDataLoader).parameters) == [
-        "dataset", "batch_size", "shuffle", "sampler", "last_batch", "batch_sampler", "batchify_fn", "num_workers",
-        "pin_memory", "prefetch", "thread_pool", "array_type",
-    ]  # fmt: skip
-    for wrong in ({}, {"batch_sampler": [[0]], "batch_size": 1}, {"batch_size": 1, "shuffle": True, "sampler": [0]}):
+        "dataset",
+        "batch_size",
+        "shuffle",
+        "sampler",
+        "last_batch",
+        "batch_sampler",
+        "batchify_fn",
+        "num_workers",
+        "pin_memory",
+        "prefetch",
+        "thread_pool",
+        "array_type",
+    ]
+    for wrong in (
+        {},
+        {"batch_sampler": [[0]], "batch_size": 1},
+        {"batch_size": 1, "shuffle": True, "sampler": [0]},
+    ):
         with pytest.raises(ValueError, match=r"batch_sampler|sampler decides"):
             ShardedDataLoader(X, **wrong)
 
@@ -53,7 +69,10 @@ def test_each_batch_is_a_list_of_shards_and_the_last_one_begins_earlier(kind, in
     sampler = nlp.data.FixedBucketSampler([1] * 50, 4, num_buckets=1, num_shards=4)
     dataset = gluon.data.ArrayDataset(X, Y if in_bulk else [int(y) for y in Y])
     loader = ShardedDataLoader(
-        dataset, batch_sampler=sampler, num_workers=kind.get("num_workers", 0), thread_pool="thread_pool" in kind
+        dataset,
+        batch_sampler=sampler,
+        num_workers=kind.get("num_workers", 0),
+        thread_pool="thread_pool" in kind,
     )
     batches = list(loader)
     assert len(batches) == len(loader) == 4
@@ -68,7 +87,10 @@ def test_each_batch_is_a_list_of_shards_and_the_last_one_begins_earlier(kind, in
 def test_a_tuple_in_a_batch_is_a_shard_and_batches_may_differ():
     loader = ShardedDataLoader(Y, batch_sampler=[[(1, 2), (3,)], [4, 5], [[6], [7, 8]]])
     batches = list(loader)
-    assert [[shard.tolist() for shard in batch] if isinstance(batch, list) else batch.tolist() for batch in batches] == [
+    assert [
+        [shard.tolist() for shard in batch] if isinstance(batch, list) else batch.tolist()
+        for batch in batches
+    ] == [
         [[1, 2], [3]],
         [4, 5],
         [[6], [7, 8]],
@@ -82,7 +104,9 @@ def test_a_list_as_a_sample_is_one_array():
 def test_a_batchify_fn_makes_each_shard():
     samples = [(list(range(1 + i % 3)), f"text {i}") for i in range(6)]
     fn = bf.Tuple(bf.Pad(pad_val=0, ret_length=True), bf.List())
-    loader = ShardedDataLoader(samples, batch_sampler=[[[0, 1], [2, 3]]], batchify_fn=fn, num_workers=1)
+    loader = ShardedDataLoader(
+        samples, batch_sampler=[[[0, 1], [2, 3]]], batchify_fn=fn, num_workers=1
+    )
     (((padded, length), texts), _) = next(iter(loader))
     assert padded.tolist() == [[0, 0], [0, 1]]
     assert length.tolist() == [1, 2]
@@ -103,7 +127,9 @@ def test_an_error_leaves_pool_and_iterator_whole():
                 raise KeyError("boom")
             return i
 
-    batches = iter(ShardedDataLoader(Failing(), batch_sampler=[[[0], [1]], [[2], [3]]], num_workers=1))
+    batches = iter(
+        ShardedDataLoader(Failing(), batch_sampler=[[[0], [1]], [[2], [3]]], num_workers=1)
+    )
     with pytest.raises(KeyError, match="boom"):
         next(batches)
     assert [shard.tolist() for shard in next(batches)] == [[2], [3]]
@@ -125,14 +151,16 @@ def test_a_killed_worker_is_no_hang():
     assert next(batches)[0].tolist() == [1]
 
 
-# -- batchify -------------------------------------------------------------------------------------------------------------
+# -- batchify --------------------------------------------------------------------------------------
 
 
 def test_pad_along_one_axis():
     with pytest.warns(UserWarning, match="pad_val is not given"):
         pad = bf.Pad()
     assert pad([[1, 2, 3], [4]]).tolist() == [[1, 2, 3], [4, 0, 0]]
-    batch, lengths = bf.Pad(axis=1, pad_val=-1, ret_length=True, dtype="float32", round_to=4)([np.ones((2, 3)), np.ones((2, 5))])
+    batch, lengths = bf.Pad(axis=1, pad_val=-1, ret_length=True, dtype="float32", round_to=4)(
+        [np.ones((2, 3)), np.ones((2, 5))]
+    )
     assert batch.shape == (2, 2, 8)
     assert batch.dtype == torch.float32
     assert batch[0, :, 3:].eq(-1).all()
@@ -154,7 +182,11 @@ def test_stack_with_a_dtype():
 def test_containers_of_fields():
     Sample = collections.namedtuple("Sample", "x name")
     samples = [Sample(1, "a"), Sample(2, "b")]
-    for info in ({"x": bf.Stack(), "name": bf.List()}, [("x", bf.Stack()), ("name", bf.List())], [bf.Stack(), bf.List()]):
+    for info in (
+        {"x": bf.Stack(), "name": bf.List()},
+        [("x", bf.Stack()), ("name", bf.List())],
+        [bf.Stack(), bf.List()],
+    ):
         batch = bf.NamedTuple(Sample, info)(samples)
         assert type(batch) is Sample
         assert (batch.x.tolist(), batch.name) == ([1, 2], ["a", "b"])

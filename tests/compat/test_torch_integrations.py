@@ -1,4 +1,5 @@
-"""Our loaders in accelerate, in the Trainer of transformers and in Lightning, with the real packages: two processes, two shards.
+"""Our loaders in accelerate, in the Trainer of transformers and in Lightning, with the real
+packages: two processes, two shards.
 
 The packages are in the extra ``integrations``; without them these tests are skipped.
 """
@@ -39,14 +40,23 @@ WHERE = [
 
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize(("where", "kind"), WHERE)
-def test_two_processes_have_disjoint_shards_that_cover_the_set_and_our_loader_makes_them(where, kind, tmp_path):
+def test_two_processes_have_disjoint_shards_that_cover_the_set_and_our_loader_makes_them(
+    where, kind, tmp_path
+):
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     run += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     sort = "stateful" if kind is StatefulDataLoader else "plain"
     program = [str(PROGRAMS / f"sharded_{where}.py"), str(tmp_path), sort]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    done = subprocess.run([*run, *program], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        [*run, *program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for one in (first, second):

@@ -1,4 +1,6 @@
-"""compat.torch: what torch's DataLoader and torchdata's stateful one do, ours do; and what theirs do wrong, ours do not."""
+"""compat.torch: what torch's DataLoader and torchdata's stateful one do, ours do; and what
+theirs do wrong, ours do not.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,13 @@ class Info(theirs.Dataset):
 
     def __getitem__(self, i):
         info = get_worker_info()
-        return info.id, info.num_workers, info.seed, isinstance(info.dataset, Info), torch.initial_seed()
+        return (
+            info.id,
+            info.num_workers,
+            info.seed,
+            isinstance(info.dataset, Info),
+            torch.initial_seed(),
+        )
 
 
 class Stream(IterableDataset):
@@ -112,7 +120,11 @@ OPTIONS = [
     {"batch_sampler": [[3, 1], [2]], "batch_size": 1},
     {"sampler": [5, -1, 2]},
     {"batch_size": None, "shuffle": True},
-    {"batch_size": None, "sampler": BatchSampler(RandomSampler(range(11)), 4, False), "dataset": TensorDataset(torch.arange(11))},
+    {
+        "batch_size": None,
+        "sampler": BatchSampler(RandomSampler(range(11)), 4, False),
+        "dataset": TensorDataset(torch.arange(11)),
+    },
 ]
 
 
@@ -142,7 +154,11 @@ def test_order_and_random_numbers_are_those_of_torch(options):
 def test_batches_of_indices_are_cut_as_torchs_samplers_cut_them(size, drop, random):
     generators = [torch.Generator().manual_seed(1) for _ in range(2)]
     samplers = [
-        BatchSampler(RandomSampler(range(10), generator=g) if random else SequentialSampler(range(10)), size, drop)
+        BatchSampler(
+            RandomSampler(range(10), generator=g) if random else SequentialSampler(range(10)),
+            size,
+            drop,
+        )
         for g in generators
     ]
     drawn = Drawn(samplers[0], None, track=False)
@@ -171,12 +187,19 @@ def test_samplers_that_are_not_torchs_usual_ones_are_asked(sampler):
     sampler.generator = torch.Generator().manual_seed(1)
     expected = list(BatchSampler(sampler, 4, False))
     sampler.generator = torch.Generator().manual_seed(1)
-    assert [list(b) for b in Drawn(BatchSampler(sampler, 4, False), None, track=False).epoch(0, 0)] == expected
+    assert [
+        list(b) for b in Drawn(BatchSampler(sampler, 4, False), None, track=False).epoch(0, 0)
+    ] == expected
 
 
 def test_arrays_are_gathered_in_bulk_with_the_same_batches():
     dataset = TensorDataset(torch.arange(30).reshape(10, 3), torch.arange(10).to(torch.bfloat16))
-    for one in (dataset, Subset(dataset, [1, 2, 9, 4, 0]), np.arange(20).reshape(10, 2), torch.arange(10)):
+    for one in (
+        dataset,
+        Subset(dataset, [1, 2, 9, 4, 0]),
+        np.arange(20).reshape(10, 2),
+        torch.arange(10),
+    ):
         got = []
         for kind in (DataLoader, theirs.DataLoader):
             torch.manual_seed(2)
@@ -185,7 +208,9 @@ def test_arrays_are_gathered_in_bulk_with_the_same_batches():
         assert DataLoader(one, batch_size=4)._columns() is not None
     for one in ({0: 1, 1: 2}, (np.zeros(3), np.zeros(3))):  # items are values: no columns for torch
         assert DataLoader(one, batch_size=1)._columns() is None
-        assert str(list(DataLoader(one, batch_size=2))) == str(list(theirs.DataLoader(one, batch_size=2)))
+        assert str(list(DataLoader(one, batch_size=2))) == str(
+            list(theirs.DataLoader(one, batch_size=2))
+        )
 
 
 def test_a_list_of_indices_within_a_batch_is_an_index():
@@ -230,7 +255,14 @@ def test_mistakes_are_those_of_torch(options):
 def test_attributes_are_frozen_as_torch_freezes_them():
     loader = DataLoader(Plain(), batch_size=2)
     assert isinstance(loader, theirs.DataLoader)
-    for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"):
+    for name in (
+        "batch_size",
+        "batch_sampler",
+        "sampler",
+        "drop_last",
+        "dataset",
+        "persistent_workers",
+    ):
         with pytest.raises(ValueError, match=f"{name} attribute should not be set"):
             setattr(loader, name, 1)
     loader.collate_fn = list
@@ -238,7 +270,9 @@ def test_attributes_are_frozen_as_torch_freezes_them():
 
 
 def test_lengths():
-    assert len(DataLoader(Plain(), batch_size=2)) == len(iter(DataLoader(Plain(), batch_size=2))) == 4
+    assert (
+        len(DataLoader(Plain(), batch_size=2)) == len(iter(DataLoader(Plain(), batch_size=2))) == 4
+    )
     assert len(DataLoader(Plain(), batch_size=2, drop_last=True)) == 3
     assert len(DataLoader(Plain(), batch_size=None)) == 7
     assert len(DataLoader(Stream(9, 9), batch_size=2)) == 5
@@ -250,13 +284,17 @@ def test_more_than_the_length_of_an_iterable_dataset_is_a_warning():
     loader = DataLoader(Stream(4, 3), batch_size=None)
     assert len(list(loader)) == 4  # the length was not asked for
     assert len(loader) == 3
-    with pytest.warns(UserWarning, match=r"Length of IterableDataset .* is 3 by its __len__, and 4 have come"):
+    with pytest.warns(
+        UserWarning, match=r"Length of IterableDataset .* is 3 by its __len__, and 4 have come"
+    ):
         list(loader)
 
 
 def test_iterable_datasets_are_shared_as_with_torch():
     for options in ({}, {"num_workers": 2}, {"num_workers": 2, "drop_last": True}):
-        assert plain(DataLoader(Stream(), batch_size=2, **options)) == plain(theirs.DataLoader(Stream(), batch_size=2, **options))
+        assert plain(DataLoader(Stream(), batch_size=2, **options)) == plain(
+            theirs.DataLoader(Stream(), batch_size=2, **options)
+        )
 
 
 def test_workers_are_who_torch_says():
@@ -299,7 +337,9 @@ def test_an_error_keeps_its_type_and_the_pass_goes_on(workers):
 
 def test_a_worker_that_dies_is_a_runtime_error_and_the_others_go_on():
     passing, got = iter(DataLoader(Deadly(), batch_size=1, num_workers=2)), []
-    with pytest.raises(RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly: .*SIGKILL.*batch 3"):
+    with pytest.raises(
+        RuntimeError, match=r"worker \(pid\(s\) \d+\) exited unexpectedly: .*SIGKILL.*batch 3"
+    ):
         got.extend(batch.item() for batch in passing)
     got.extend(batch.item() for batch in passing)
     assert sorted(got) == [0, 1, 2, 4, 5, 6]
@@ -396,7 +436,9 @@ def test_a_slow_worker_of_an_iterable_dataset_holds_up_no_other_one_without_in_o
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("length", [None, 9])
-def test_what_asks_a_pass_for_its_length_gets_the_batches_of_an_iterable_dataset(kind, workers, length):
+def test_what_asks_a_pass_for_its_length_gets_the_batches_of_an_iterable_dataset(
+    kind, workers, length
+):
     options = {"batch_size": 2, "num_workers": workers}
     expected = plain(theirs.DataLoader(Stream(), **options))
     loader = kind(Stream(length=length), **options)
@@ -431,7 +473,7 @@ def test_a_pass_that_is_dropped_leaves_nothing():
     assert threading.active_count() >= 1  # the fixture looks for the rest
 
 
-# -- the stateful one ----------------------------------------------------------------------------------------------------
+# -- the stateful one ------------------------------------------------------------------------------
 
 
 class StatefulStream(IterableDataset):
@@ -528,9 +570,17 @@ class Counter(theirs.Dataset):
 MAKERS = {
     "in order": lambda: {"dataset": Plain(), "sampler": range(5)},
     "shuffled": lambda: {"dataset": torch.arange(11), "shuffle": True},
-    "with a generator": lambda: {"dataset": torch.arange(11), "shuffle": True, "generator": torch.Generator().manual_seed(1)},
+    "with a generator": lambda: {
+        "dataset": torch.arange(11),
+        "shuffle": True,
+        "generator": torch.Generator().manual_seed(1),
+    },
     "a sampler with a state": lambda: {"dataset": torch.arange(10), "sampler": StatefulSampler()},
-    "an iterator with a state": lambda: {"dataset": torch.arange(10), "sampler": SamplerOfIterators(), "batch_size": None},
+    "an iterator with a state": lambda: {
+        "dataset": torch.arange(10),
+        "sampler": SamplerOfIterators(),
+        "batch_size": None,
+    },
     "a stream": lambda: {"dataset": Stream(11)},
     "a stream with a state": lambda: {"dataset": StatefulStream()},
     "a dataset with a state": lambda: {"dataset": Counter()},
@@ -541,7 +591,10 @@ MAKERS = {
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_it_goes_on_where_another_was(name, at):
     for workers in (0, 2) if at == 1 else (0,):
-        one, two = (StatefulDataLoader(**{"batch_size": 2, "num_workers": workers, **MAKERS[name]()}) for _ in range(2))
+        one, two = (
+            StatefulDataLoader(**{"batch_size": 2, "num_workers": workers, **MAKERS[name]()})
+            for _ in range(2)
+        )
         passing = iter(one)
         for _ in range(at):
             next(passing, None)
@@ -562,7 +615,10 @@ def test_batches_made_ahead_do_not_count():
 
 
 def test_the_end_of_a_pass_is_the_beginning_of_the_next():
-    one, two = (StatefulDataLoader(torch.arange(6), 2, True, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    one, two = (
+        StatefulDataLoader(torch.arange(6), 2, True, generator=torch.Generator().manual_seed(3))
+        for _ in range(2)
+    )
     list(one)
     two.load_state_dict(one.state_dict())
     assert plain(two) == plain(one)
@@ -575,7 +631,10 @@ def test_a_state_before_the_first_pass_is_of_that_pass():
 
 
 def test_persistent_workers_go_on_too():
-    one, two = (StatefulDataLoader(StatefulStream(), 2, num_workers=2, persistent_workers=True) for _ in range(2))
+    one, two = (
+        StatefulDataLoader(StatefulStream(), 2, num_workers=2, persistent_workers=True)
+        for _ in range(2)
+    )
     passing = iter(one)
     for _ in range(3):
         next(passing)
@@ -586,7 +645,7 @@ def test_persistent_workers_go_on_too():
     two.close()
 
 
-# -- a script in torch's own style, with one line changed ------------------------------------------------------------------
+# -- a script in torch's own style, with one line changed ------------------------------------------
 
 
 SCRIPT = """
@@ -600,7 +659,8 @@ def main():
     images, labels = torch.rand(400, 1, 8, 8), torch.randint(0, 10, (400,))
     images[torch.arange(400), 0, labels % 8, labels // 2] += 3.0
     train, test = random_split(TensorDataset(images, labels), [320, 80])
-    train_loader = DataLoader(train, batch_size=32, shuffle=True, num_workers=2, persistent_workers=True, pin_memory=False)
+    workers = dict(num_workers=2, persistent_workers=True, pin_memory=False)
+    train_loader = DataLoader(train, batch_size=32, shuffle=True, **workers)
     test_loader = DataLoader(test, batch_size=80)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -625,7 +685,10 @@ if __name__ == "__main__":
 
 def test_a_training_script_gives_the_same_numbers_with_one_line_changed():
     results = []
-    for line in ("from torch.utils.data import DataLoader", "from async_loader.compat.torch import DataLoader"):
+    for line in (
+        "from torch.utils.data import DataLoader",
+        "from async_loader.compat.torch import DataLoader",
+    ):
         names = {"__name__": "__main__"}
         exec(compile(SCRIPT.format(line=line), "script", "exec"), names)
         results.append(names["RESULT"])

@@ -33,7 +33,14 @@ from tests.waiting_rig import until
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
-EASY = Settings(target=10, window=2, max_seconds=300, warmup_steps=64, num_actors=1, dqn=DqnSettings(hidden=16, batch_size=32))
+EASY = Settings(
+    target=10,
+    window=2,
+    max_seconds=300,
+    warmup_steps=64,
+    num_actors=1,
+    dqn=DqnSettings(hidden=16, batch_size=32),
+)
 
 
 def summary_of(*returns: float) -> Summary:
@@ -58,14 +65,20 @@ def summary_of(*returns: float) -> Summary:
 
 
 class Recorder:
-    """A client, its table and its writer: publishes one policy, and keeps the steps that it is given."""
+    """A client, its table and its writer: publishes one policy,
+    and keeps the steps that it is given.
+    """
 
     def __init__(self, tensors: dict[str, np.ndarray]) -> None:
         self.steps: list[dict[str, object]] = []
         self.tensors = tensors
 
     def latest(self, name, newer_than=None, timeout_s=0.0):
-        return type("Published", (), {"tensors": self.tensors, "version": 7}) if newer_than is None else None
+        return (
+            type("Published", (), {"tensors": self.tensors, "version": 7})
+            if newer_than is None
+            else None
+        )
 
     def table(self, name):
         return self
@@ -78,7 +91,10 @@ class Recorder:
 
 
 class Toppled:
-    """Two environments: the first falls at its second step, the second is cut off there. Observations count up."""
+    """Two environments: the first falls at its second step, the second is cut off there.
+
+    Observations count up.
+    """
 
     num_envs = 2
 
@@ -101,7 +117,13 @@ class Toppled:
         final[:] = list(seen)
         shown = np.where(over[:, None], np.float32(-1), seen)
         one = np.array([True, False])
-        return shown, np.ones(2), over & one, over & ~one, {"final_obs": final} if over.any() else {}
+        return (
+            shown,
+            np.ones(2),
+            over & one,
+            over & ~one,
+            {"final_obs": final} if over.any() else {},
+        )
 
 
 def falling(num_envs: int) -> Toppled:
@@ -153,10 +175,14 @@ def test_an_update_moves_the_value_towards_the_target_and_the_target_network_a_l
         chosen = learner.online(batch["obs"]).gather(1, batch["action"][:, None])
         return (chosen - 0.5).abs().mean().item()
 
-    before, online, target = error(), learner.online.layers[0].weight.clone(), learner.target.layers[0].weight.clone()
+    before = error()
+    online = learner.online.layers[0].weight.clone()
+    target = learner.target.layers[0].weight.clone()
     learner.update(batch)
     assert torch.equal(online, target)
-    torch.testing.assert_close(learner.target.layers[0].weight, target + 0.25 * (learner.online.layers[0].weight - target))
+    torch.testing.assert_close(
+        learner.target.layers[0].weight, target + 0.25 * (learner.online.layers[0].weight - target)
+    )
     for _ in range(100):
         learner.update(batch)
     assert error() < before / 2
@@ -170,7 +196,9 @@ def test_an_actor_chooses_as_the_network_would():
     network, obs = QNetwork((2.0, 1.0, 0.5, 1.0), 2, 16), torch.randn(64, 4)
     with torch.no_grad():
         expected = network(obs).numpy()
-    np.testing.assert_allclose(Policy(tensors_of(network), 3).values(obs.numpy()), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        Policy(tensors_of(network), 3).values(obs.numpy()), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_what_is_stored_where_an_episode_ends_is_the_observation_before_the_reset():
@@ -183,12 +211,16 @@ def test_what_is_stored_where_an_episode_ends_is_the_observation_before_the_rese
     ]  # fmt: skip
     ends = [(step["terminated"], step["truncated"]) for step in client.steps]
     assert ends == [(False, False), (False, False), (True, False), (False, True)]
-    assert [None if step["final_obs"] is None else step["final_obs"][0] for step in client.steps] == [None, None, 2, 2]
+    assert [
+        None if step["final_obs"] is None else step["final_obs"][0] for step in client.steps
+    ] == [None, None, 2, 2]
     assert [(one.env_steps, one.returns) for one in told] == [(4, (2.0, 2.0))]
 
 
 def test_an_error_of_the_environment_reaches_whoever_called_run():
-    with pytest.raises(Broken, match=r"actor 0 \(process \d+\) failed: OSError: the environment is gone") as caught:
+    with pytest.raises(
+        Broken, match=r"actor 0 \(process \d+\) failed: OSError: the environment is gone"
+    ) as caught:
         run(replace(EASY, num_envs=2), QuietReport(), make=falling)
     assert "in step" in caught.value.__notes__[0]
 
@@ -208,7 +240,9 @@ def test_an_actor_that_is_killed_is_named_and_nothing_is_left():
             super().__init__(*arguments)
 
     with pytest.raises(Broken, match=r"actor 1 \(process \d+\) was killed by SIGKILL"):
-        Watched(replace(EASY, target=500, num_actors=2), lambda: 0.0).until_done(Killing(), make_envs)
+        Watched(replace(EASY, target=500, num_actors=2), lambda: 0.0).until_done(
+            Killing(), make_envs
+        )
 
 
 def test_the_target_is_reached_by_the_mean_of_a_full_window():
@@ -222,7 +256,10 @@ def test_the_target_is_reached_by_the_mean_of_a_full_window():
 
 
 def test_the_actors_and_the_feeder_need_no_torch():
-    code = "import async_loader.demo.actor, async_loader.feeder.serving, sys; sys.exit('torch' in sys.modules)"
+    code = (
+        "import async_loader.demo.actor, async_loader.feeder.serving, sys; sys.exit('torch' in "
+        "sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -242,7 +279,9 @@ def test_the_real_environment_is_watched_for_500_steps_and_then_cut_off_not_term
 
 
 def _balance(obs: np.ndarray) -> np.ndarray:
-    """A controller that never falls: push to where the pole is falling, corrected for where the cart is."""
+    """A controller that never falls: push to where the pole is falling,
+    corrected for where the cart is.
+    """
     return (obs @ np.array([0.1, 0.5, 5.0, 1.0]) > 0).astype(np.int64)
 
 
@@ -278,11 +317,14 @@ def test_batches_are_learned_from_until_the_time_is_up():
     assert summary.seconds >= 100
     assert summary.batches > 5
     # The limiter's bound: the samples for each step, plus how far either side may be ahead.
-    samples, ahead = summary.batches * settings.dqn.batch_size, run_module.table_of(settings)["limiter"]["error_buffer"]
-    # Batches that are made ahead count as sampled, and the actor has a buffer of steps that are not inserted yet.
+    samples = summary.batches * settings.dqn.batch_size
+    ahead = run_module.table_of(settings)["limiter"]["error_buffer"]
+    # Batches that are made ahead count as sampled, and the actor has a buffer of steps that are not
+    # inserted yet.
     on_the_way = 6 * settings.steps_per_update + 2048 / 32
     most = samples / 8 + settings.warmup_steps + ahead / 4 + on_the_way
-    inserted = ran._status["tables"]["replay"]["inserted"]  # what the actor tells of its steps comes later
+    # what the actor tells of its steps comes later
+    inserted = ran._status["tables"]["replay"]["inserted"]
     assert settings.warmup_steps <= inserted <= most
     assert summary.env_steps <= most
     assert summary.inserts_per_s > 0
@@ -292,8 +334,15 @@ def test_batches_are_learned_from_until_the_time_is_up():
 
 
 def test_the_table_of_any_settings_is_one_that_a_feeder_takes():
-    for settings in (Settings(), EASY, replace(EASY, steps_per_update=0.01), replace(EASY, steps_per_update=1000.0)):
-        ServerSettings.from_plain({"replay": run_module.table_of(settings)}).make_tables()["replay"].close()
+    for settings in (
+        Settings(),
+        EASY,
+        replace(EASY, steps_per_update=0.01),
+        replace(EASY, steps_per_update=1000.0),
+    ):
+        ServerSettings.from_plain({"replay": run_module.table_of(settings)}).make_tables()[
+            "replay"
+        ].close()
 
 
 def test_the_json_line_has_exactly_the_promised_keys():
@@ -322,9 +371,19 @@ def test_the_report_shows_return_rates_and_waiting():
         pass
     report.finish(summary_of(20.0, 30.0), "curve.png")
     for part in (
-        "25.0", "200", "4 a second", "25.0%", "2,345/s", "63.5 times", "10", "15 ms", "321", "not solved after 2 s",
-        "3 s of starting", "curve.png",
-    ):  # fmt: skip
+        "25.0",
+        "200",
+        "4 a second",
+        "25.0%",
+        "2,345/s",
+        "63.5 times",
+        "10",
+        "15 ms",
+        "321",
+        "not solved after 2 s",
+        "3 s of starting",
+        "curve.png",
+    ):
         assert part in text.getvalue()
 
 
@@ -340,7 +399,11 @@ def test_the_report_says_what_it_waits_for_until_there_is_a_batch():
     assert "waits for" not in later.getvalue()
 
 
-@pytest.mark.parametrize("console", [{}, {"force_terminal": True, "_environ": {"TERM": "dumb"}}], ids=["pipe", "dumb terminal"])
+@pytest.mark.parametrize(
+    "console",
+    [{}, {"force_terminal": True, "_environ": {"TERM": "dumb"}}],
+    ids=["pipe", "dumb terminal"],
+)
 def test_where_a_table_cannot_be_redrawn_lines_are_printed(console):
     text, enough = io.StringIO(), threading.Event()
     looks = iter(range(1_000_000))
@@ -400,7 +463,9 @@ def test_a_missing_library_is_one_error_that_names_the_extra(monkeypatch, tmp_pa
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(MissingExtra, match=r'pip install "async_loader\[demo\]"'):
-        require_envs() if extra == "gymnasium" else write_curve(summary_of(), tmp_path / "curve.png")
+        require_envs() if extra == "gymnasium" else write_curve(
+            summary_of(), tmp_path / "curve.png"
+        )
     if extra == "gymnasium":
         with pytest.raises(MissingExtra):
             make_envs(1)
@@ -445,7 +510,9 @@ def test_bad_learning_settings_are_refused_by_name(bad):
 
 def test_the_command_ends_with_1_and_one_json_line_when_nothing_was_learned(tmp_path):
     curve = tmp_path / "curve.png"
-    result = CliRunner().invoke(app, ["demo", "--json", "--max-seconds", "0.5", "--curve", str(curve)])
+    result = CliRunner().invoke(
+        app, ["demo", "--json", "--max-seconds", "0.5", "--curve", str(curve)]
+    )
     assert result.exit_code == 1
     assert json.loads(result.stdout)["solved"] is False
     assert len(result.stdout.strip().splitlines()) == 1
@@ -454,8 +521,19 @@ def test_the_command_ends_with_1_and_one_json_line_when_nothing_was_learned(tmp_
 
 def test_ctrl_c_at_a_terminal_ends_everybody(tmp_path):
     """A terminal sends it to all processes of its group: the actors leave it to their parent."""
-    command = [sys.executable, "-m", "async_loader.cli", "demo", "--target", "500", "--curve", str(tmp_path / "curve.png")]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "async_loader.cli",
+        "demo",
+        "--target",
+        "500",
+        "--curve",
+        str(tmp_path / "curve.png"),
+    ]
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         assert "Starting a feeder and 2 actors" in child.stdout.readline()
         assert "learns CartPole-v1" in child.stdout.readline()
@@ -467,7 +545,8 @@ def test_ctrl_c_at_a_terminal_ends_everybody(tmp_path):
         child.communicate()
     assert child.returncode == 130
     assert errors == "stopped\n"
-    until(lambda: not group(child.pid))  # multiprocessing's own tracker ends when it sees that the others have
+    # multiprocessing's own tracker ends when it sees that the others have
+    until(lambda: not group(child.pid))
 
 
 def group(number: int) -> list[psutil.Process]:

@@ -1,4 +1,7 @@
-"""The Atari example in short: real Pong for some seconds. That it learns is not claimed, and not tested."""
+"""The Atari example in short: real Pong for some seconds.
+
+That it learns is not claimed, and not tested.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,18 @@ def test_some_seconds_of_pong_end_in_a_report_of_plausible_rates():
     report = done.stdout
     assert 0.5 < figure(report, "environment steps/s") < 50_000
     assert 0.1 < figure(report, "gradient steps/s") < 5_000
-    # What it started with and the batches made ahead weigh on the mean of a short run, but no more than the limiter allows:
-    # twice the error buffer of 4 batches and 4 inserts, the steps that wait for their successors, and 5 batches.
+    # What it started with and the batches made ahead weigh on the mean of a short run, but no more
+    # than the limiter allows: twice the error buffer of 4 batches and 4 inserts, the steps that
+    # wait for their successors, and 5 batches.
     found = re.search(r"([\d,]+) in [\d.]+ s, batches of 32", report)
     assert found, report
     sampled, slack = 32 * int(found[1].replace(",", "")) - 5 * 32, 2 * 160 + 8 * 8 + 5 * 32
     most = 8 * sampled / (sampled - slack) if sampled > slack else math.inf
-    assert 8 * sampled / (sampled + slack) - 0.01 <= figure(report, "samples per insert") <= most + 0.01
+    assert (
+        8 * sampled / (sampled + slack) - 0.01
+        <= figure(report, "samples per insert")
+        <= most + 0.01
+    )
     assert 0 <= figure(report, "learner waits") <= 100
     assert figure(report, "stale priorities") <= 100
     table, stacks = map(int, re.findall(r"([\d,]+) MB", report))

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"')
+pytest.importorskip(
+    "gymnasium", reason='gymnasium is not installed: pip install "async_loader[demo]"'
+)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "feeder_dqn.py"
 
@@ -20,8 +22,10 @@ def test_actors_and_learner_keep_to_the_limiters_ratio():
     assert done.returncode == 0, done.stderr
     updates, steps, ratio, lag = map(float, re.findall(r"[\d.]+", done.stdout))
     assert updates == 60
-    least, most, buffer = 60 * 128, 72 * 128, 8 * 128  # samples: of the updates, with batches made ahead; of the limiter
-    waiting = 1  # of a stream: its newest step counts for the limiter, and as inserted when the next one comes
+    # samples: of the updates, with batches made ahead; of the limiter
+    least, most, buffer = 60 * 128, 72 * 128, 8 * 128
+    # of a stream: its newest step counts for the limiter, and as inserted when the next one comes
+    waiting = 1
     assert 500 + (least - buffer) / 32 - waiting <= steps <= 500 + (most + buffer) / 32
     assert least / steps - 1 <= ratio <= most / steps + 1
     assert 0 <= lag <= 60

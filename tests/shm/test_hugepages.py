@@ -12,7 +12,9 @@ from async_loader.shm import hugepages
 from async_loader.shm.segment import Segment
 from async_loader.testing.debug import debug_state
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memfd and huge pages are Linux's")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="memfd and huge pages are Linux's"
+)
 MIB = 1 << 20
 
 
@@ -75,7 +77,8 @@ class Kernel:
 def kernel(monkeypatch):
     kernel = Kernel()
     monkeypatch.setattr(hugepages, "collapse", kernel.collapse)
-    monkeypatch.setattr(hugepages, "_SLOW_S", 60.0)  # this one takes no time, but the thread may not be run for a while
+    # this one takes no time, but the thread may not be run for a while
+    monkeypatch.setattr(hugepages, "_SLOW_S", 60.0)
     return kernel
 
 

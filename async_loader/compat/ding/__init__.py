@@ -1,6 +1,7 @@
 """DI-engine's ``ding.utils.data`` (its loader and collate functions) on this package's pipeline.
 
-Only the import line of a program changes: ``from async_loader.compat.ding import AsyncDataLoader, default_collate``.
+Only the import line of a program changes: ``from async_loader.compat.ding import AsyncDataLoader,
+default_collate``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Collation of samples by DI-engine's rules. Supports tensors of any device and keeps their gradients."""
+"""Collation of samples by DI-engine's rules.
+
+Supports tensors of any device and keeps their gradients.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,23 @@ from async_loader import tree
 from async_loader.pipeline.batches.collate import IGNORE_PREFIX
 
 
-def default_collate(batch: Sequence[Any], cat_1dim: bool = True, ignore_prefix: Sequence[str] = (IGNORE_PREFIX,)) -> Any:
+def default_collate(
+    batch: Sequence[Any], cat_1dim: bool = True, ignore_prefix: Sequence[str] = (IGNORE_PREFIX,)
+) -> Any:
     """Collate samples.
 
-    =========================  ==========================================================================
-    samples                    batch
-    =========================  ==========================================================================
-    tensors, arrays            stacked ``[B, ...]``, dtypes kept; those of shape ``(1,)`` become ``(B,)``
-    float, int, bool           float32, int64, bool ``[B]``; the widest of them where they are mixed
-    numpy scalars              ``[B]``, dtypes kept
+    =========================
+    ========================================================================== samples
+         batch =========================
+         ==========================================================================
+    tensors, arrays            stacked ``[B, ...]``, dtypes kept; those of shape ``(1,)`` become
+    ``(B,)`` float, int, bool           float32, int64, bool ``[B]``; the widest of them where they
+    are mixed numpy scalars              ``[B]``, dtypes kept
     str, bytes                 as they are
     mappings, namedtuples      the same, field by field; keys are those of the first sample
     other sequences            a list, position by position
-    =========================  ==========================================================================
+    =========================
+    ==========================================================================
 
     Parameters
     ----------
@@ -33,8 +40,8 @@ def default_collate(batch: Sequence[Any], cat_1dim: bool = True, ignore_prefix: 
     cat_1dim : bool
         Whether shape ``(1,)`` becomes ``(B,)``; ``(B, 1)`` otherwise.
     ignore_prefix : sequence of str
-        Values under keys that begin with one of these stay lists. As in the original this holds for the outermost
-        mapping; deeper mappings always use "collate_ignore".
+        Values under keys that begin with one of these stay lists. As in the original this holds for
+        the outermost mapping; deeper mappings always use "collate_ignore".
 
     Raises
     ------
@@ -59,11 +66,15 @@ def default_collate(batch: Sequence[Any], cat_1dim: bool = True, ignore_prefix: 
     if isinstance(first, str | bytes):
         return batch
     if isinstance(first, Mapping):
-        return {key: _field(key, [sample[key] for sample in batch], cat_1dim, ignore_prefix) for key in first}
+        return {
+            key: _field(key, [sample[key] for sample in batch], cat_1dim, ignore_prefix)
+            for key in first
+        }
     if isinstance(first, Sequence):
         return rebuilt(first, [default_collate(column, cat_1dim) for column in positions(batch)])
     raise TypeError(
-        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers, strings, mappings or "
+        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers, "
+        "strings, mappings or "
         f"sequences of these, or name the field {IGNORE_PREFIX}_..."
     )
 
@@ -85,7 +96,10 @@ def ttorch_collate(x: Sequence[Any], json: bool = False, cat_1dim: bool = True) 
     """
     wrong = next((sample for sample in x if not is_tree_tensor(sample)), None)
     if wrong is not None:
-        raise TypeError(f"ttorch_collate takes tree tensors, got {type(wrong).__qualname__}: use default_collate for others")
+        raise TypeError(
+            f"ttorch_collate takes tree tensors, got {type(wrong).__qualname__}: use "
+            "default_collate for others"
+        )
     collated = default_collate(x, cat_1dim)
     return collated if json else type(x[0])(collated)
 
@@ -103,28 +117,43 @@ def stacked(batch: Sequence[torch.Tensor], cat_1dim: bool) -> torch.Tensor:
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """Convert an array or numpy scalar to a tensor of its dtype; raises TypeError for strings and objects."""
+    """Convert an array or numpy scalar to a tensor of its dtype;
+    raises TypeError for strings and objects.
+    """
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"arrays of dtype {array.dtype} cannot be collated: give numbers, or lists of strings")
+        raise TypeError(
+            f"arrays of dtype {array.dtype} cannot be collated: give numbers, or lists of strings"
+        )
     return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 
 def numbers(batch: Sequence[Any]) -> torch.Tensor:
-    """Convert Python numbers to the widest type among them. The type of the first alone would truncate fractions."""
+    """Convert Python numbers to the widest type among them.
+
+    The type of the first alone would truncate fractions.
+    """
     kinds = set(map(type, batch))
     whole = torch.bool if kinds == {bool} else torch.int64
-    return torch.tensor(list(batch), dtype=torch.float32 if any(issubclass(kind, float) for kind in kinds) else whole)
+    return torch.tensor(
+        list(batch),
+        dtype=torch.float32 if any(issubclass(kind, float) for kind in kinds) else whole,
+    )
 
 
 def positions(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return one list per position of the samples."""
     lengths = sorted(set(map(len, batch)))
     if len(lengths) > 1:
-        raise ValueError(f"the samples of one batch have lengths {lengths}: pad them, or name the field {IGNORE_PREFIX}_...")
+        raise ValueError(
+            f"the samples of one batch have lengths {lengths}: pad them, or name the field "
+            f"{IGNORE_PREFIX}_..."
+        )
     return [list(column) for column in zip(*batch, strict=True)]
 
 
 def rebuilt(first: Sequence[Any], columns: list[Any]) -> Any:
-    """Put columns into the container type of ``first``: namedtuples are kept, everything else becomes a list."""
+    """Put columns into the container type of ``first``: namedtuples are kept,
+    everything else becomes a list.
+    """
     return type(first)(*columns) if tree.is_namedtuple(first) else columns

@@ -16,8 +16,9 @@ def default_decollate(batch: Any, ignore: Sequence[str] = STATES) -> list[Any]:
     Parameters
     ----------
     batch : tensor, mapping, sequence or distribution
-        Tensors ``[B, ...]`` become B tensors ``[...]`` (of shape ``(1,)`` for ``[B]``), views of the batch; mappings
-        become B dicts; sequences B tuples; a ``torch.distributions.Distribution`` becomes B times None.
+        Tensors ``[B, ...]`` become B tensors ``[...]`` (of shape ``(1,)`` for ``[B]``), views of
+        the batch; mappings become B dicts; sequences B tuples; a
+        ``torch.distributions.Distribution`` becomes B times None.
     ignore : sequence of str
         Keys whose values are lists of B entries already.
 
@@ -33,14 +34,17 @@ def default_decollate(batch: Any, ignore: Sequence[str] = STATES) -> list[Any]:
         return [part.squeeze(0) for part in parts] if batch.dim() > 1 else list(parts)
     if isinstance(batch, Mapping):
         names = list(batch)
-        columns = [batch[key] if key in ignore else default_decollate(batch[key], ignore) for key in names]
+        columns = [
+            batch[key] if key in ignore else default_decollate(batch[key], ignore) for key in names
+        ]
         return [dict(zip(names, row, strict=True)) for row in _rows(columns, names)]
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
         return _rows([default_decollate(part, ignore) for part in batch], list(range(len(batch))))
     if isinstance(batch, torch.distributions.Distribution):
         return [None] * (batch.batch_shape[0] if batch.batch_shape else 1)
     raise TypeError(
-        f"a batch of {type(batch).__qualname__} cannot be taken apart: give tensors, mappings and sequences of tensors, or "
+        f"a batch of {type(batch).__qualname__} cannot be taken apart: give tensors, mappings and "
+        "sequences of tensors, or "
         "name the key in ignore"
     )
 
@@ -48,5 +52,8 @@ def default_decollate(batch: Any, ignore: Sequence[str] = STATES) -> list[Any]:
 def _rows(columns: Sequence[Sequence[Any]], names: Sequence[Any]) -> list[Any]:
     lengths = {name: len(column) for name, column in zip(names, columns, strict=True)}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"the parts of the batch differ in size, {lengths}: give all of them the same first axis")
+        raise ValueError(
+            f"the parts of the batch differ in size, {lengths}: give all of them the same first "
+            "axis"
+        )
     return list(zip(*columns, strict=True))

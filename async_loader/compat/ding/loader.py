@@ -1,4 +1,6 @@
-"""DI-engine's AsyncDataLoader: its signature, checks and quirks, on top of `async_loader.AsyncDataLoader`."""
+"""DI-engine's AsyncDataLoader: its signature, checks and quirks,
+on top of `async_loader.AsyncDataLoader`.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +24,39 @@ class AsyncDataLoader(loader.AsyncDataLoader):
 
     Kept from DI-engine:
 
-    - ``next`` never raises StopIteration: after `close`, and after a source has ended, it returns None, repeatedly.
-    - ``chunk_size`` that does not divide ``batch_size`` is an AssertionError, a negative ``num_workers`` a ValueError.
-    - ``data_source`` is called in a thread of this process, one call at a time, ahead of the learner, and may return fewer
-      or more entries than ``batch_size``.
-    - ``collate_fn`` may return any object, which is delivered unchanged. On a device tuples and namedtuples become lists,
-      arrays and strings stay as they are, and other objects are a TypeError.
+    - ``next`` never raises StopIteration: after `close`, and after a source has ended, it returns
+      None, repeatedly.
+    - ``chunk_size`` that does not divide ``batch_size`` is an AssertionError, a negative
+      ``num_workers`` a ValueError.
+    - ``data_source`` is called in a thread of this process, one call at a time, ahead of the
+      learner, and may return fewer or more entries than ``batch_size``.
+    - ``collate_fn`` may return any object, which is delivered unchanged. On a device tuples and
+      namedtuples become lists, arrays and strings stay as they are, and other objects are a
+      TypeError.
     - ``__del__`` closes, and may be called by hand.
 
-    Intended differences: ``next`` raises errors (in DI-engine they hang it), samples of a batch are in order, and the
-    generators of workers are seeded. The guide for this package has the whole list.
+    Intended differences: ``next`` raises errors (in DI-engine they hang it), samples of a batch are
+    in order, and the generators of workers are seeded. The guide for this package has the whole
+    list.
 
     Parameters
     ----------
     data_source : callable | dict of arrays | Source
-        ``f(batch_size)`` that returns a list of sample dicts, or of zero-argument callables (jobs) that return one sample
-        each.
+        ``f(batch_size)`` that returns a list of sample dicts, or of zero-argument callables (jobs)
+        that return one sample each.
     batch_size : int
     device : str | torch.device
         Device of the batches.
     chunk_size : int | None
-        Jobs that a worker takes at once; must divide batch_size. None reads back as 1; a worker then takes a whole
-        batch at once, which is faster.
+        Jobs that a worker takes at once; must divide batch_size. None reads back as 1; a worker
+        then takes a whole batch at once, which is faster.
     collate_fn : callable | None
         Called with the list of samples of a batch. Default: `default_collate`.
     num_workers : int
         Worker processes if 2 or more. 0 and 1 use a thread of this process.
     **options
-        ``prefetch``, ``in_order``, ``timeout_s``, ``seed``, ``worker_init_fn``, ``multiprocessing_context`` and so on, as
-        in `async_loader.AsyncDataLoader`.
+        ``prefetch``, ``in_order``, ``timeout_s``, ``seed``, ``worker_init_fn``,
+        ``multiprocessing_context`` and so on, as in `async_loader.AsyncDataLoader`.
 
     Attributes
     ----------
@@ -80,7 +86,9 @@ class AsyncDataLoader(loader.AsyncDataLoader):
         self._moved = str(device) != "cpu"
         by_default = self.collate_fn is default_collate
         super().__init__(
-            data_source if isinstance(data_source, Mapping | Source) or not callable(data_source) else EntriesSource(data_source),
+            data_source
+            if isinstance(data_source, Mapping | Source) or not callable(data_source)
+            else EntriesSource(data_source),
             batch_size,
             device,
             chunk_size,

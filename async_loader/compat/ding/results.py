@@ -1,6 +1,7 @@
 """Results of a collate_fn, carried through the pipeline unchanged: containers, arrays, objects.
 
-The pipeline itself would convert arrays to tensors. DI-engine's loader delivers the collate_fn's result as it is.
+The pipeline itself would convert arrays to tensors. DI-engine's loader delivers the collate_fn's
+result as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _ON_HOST = "index"
 
 @dataclass(slots=True)
 class Kept:
-    """A wrapper that hides a value from the pipeline, which sees neither container, array nor tensor."""
+    """A wrapper that hides a value from the pipeline, which sees neither container,
+    array nor tensor.
+    """
 
     value: Any
 
@@ -34,7 +37,8 @@ class KeepingCollate:
     ----------
     collate_fn : callable
     moved : bool
-        Batches go to a device: then tensors stay visible, and only values that stay on the CPU are hidden.
+        Batches go to a device: then tensors stay visible, and only values that stay on the CPU are
+        hidden.
     pid : int
         The learner's process, in which results may alias the source's memory.
     """
@@ -75,7 +79,8 @@ def _is_view(value: torch.Tensor) -> bool:
 
 
 def for_device(value: Any) -> Any:
-    """Convert a result as DI-engine does before a move: tuples and namedtuples become lists, arrays stay on the CPU.
+    """Convert a result as DI-engine does before a move: tuples and namedtuples become lists,
+    arrays stay on the CPU.
 
     Raises
     ------
@@ -88,21 +93,28 @@ def for_device(value: Any) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return Kept(value.copy())
-    if isinstance(value, np.generic | torch.nn.Module | torch.distributions.Distribution) or is_tree_tensor(value):
+    if isinstance(
+        value, np.generic | torch.nn.Module | torch.distributions.Distribution
+    ) or is_tree_tensor(value):
         return Kept(value)
     if isinstance(value, Mapping):
         return {key: for_device(item) for key, item in value.items()}
     if isinstance(value, Sequence):
         return [for_device(item) for item in value]
     raise TypeError(
-        f"the collate_fn returned {type(value).__qualname__}, which cannot be moved to a device: return tensors, arrays, "
+        f"the collate_fn returned {type(value).__qualname__}, which cannot be moved to a device: "
+        "return tensors, arrays, "
         "numbers, strings, None, or lists and dicts of these"
     )
 
 
 def arrived(batch: Any, device: str) -> Any:
     """Convert a batch from the cuda queue to the form of DI-engine's."""
-    if isinstance(batch, Mapping) and isinstance(batch.get(_ON_HOST), torch.Tensor) and device != "fake":
+    if (
+        isinstance(batch, Mapping)
+        and isinstance(batch.get(_ON_HOST), torch.Tensor)
+        and device != "fake"
+    ):
         batch = {**batch, _ON_HOST: batch[_ON_HOST].to(device, non_blocking=True)}
     return _lists(batch, device)
 
@@ -110,7 +122,11 @@ def arrived(batch: Any, device: str) -> Any:
 def _lists(value: Any, device: str) -> Any:
     if isinstance(value, Kept):
         inner = value.value
-        return inner.to(device) if is_tree_tensor(inner) or isinstance(inner, torch.nn.Module | torch.Tensor) else inner
+        return (
+            inner.to(device)
+            if is_tree_tensor(inner) or isinstance(inner, torch.nn.Module | torch.Tensor)
+            else inner
+        )
     if isinstance(value, Mapping):
         return {key: _lists(item, device) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -13,7 +13,9 @@ STATE = "prev_state"
 
 
 def timestep_collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Collate B trajectories of T steps into one batch ``[T, B, ...]``. The trajectories are not changed.
+    """Collate B trajectories of T steps into one batch ``[T, B, ...]``.
+
+    The trajectories are not changed.
 
     Parameters
     ----------
@@ -23,8 +25,9 @@ def timestep_collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Lists of tensors or numbers as tensors ``[T, B, ...]``, other lists as lists of T collated steps. ``prev_state``,
-        if present, as a list of T tuples of B states, which are not collated.
+        Lists of tensors or numbers as tensors ``[T, B, ...]``, other lists as lists of T collated
+        steps. ``prev_state``, if present, as a list of T tuples of B states, which are not
+        collated.
 
     Raises
     ------
@@ -36,11 +39,15 @@ def timestep_collate(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rest = [{key: value for key, value in sample.items() if key != STATE} for sample in batch]
     collated: dict[str, Any] = {key: _steps(value) for key, value in default_collate(rest).items()}
     if STATE in batch[0]:
-        collated[STATE] = [tuple(states) for states in positions([sample[STATE] for sample in batch])]
+        collated[STATE] = [
+            tuple(states) for states in positions([sample[STATE] for sample in batch])
+        ]
     return collated
 
 
 def _steps(value: Any) -> Any:
     """Stack T collated steps to one tensor if they are tensors."""
-    together = isinstance(value, list) and value and all(isinstance(step, torch.Tensor) for step in value)
+    together = (
+        isinstance(value, list) and value and all(isinstance(step, torch.Tensor) for step in value)
+    )
     return torch.stack(value) if together else value

@@ -1,6 +1,7 @@
 """fastai's ``fastai.data.load`` (its DataLoader and related names) on this package's pipeline.
 
-Only the import line of a program changes: ``from async_loader.compat.fastai import DataLoader``. fastai is not needed.
+Only the import line of a program changes: ``from async_loader.compat.fastai import DataLoader``.
+fastai is not needed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from async_loader.compat.fastai.fake_loader import FakeLoader
 from async_loader.compat.fastai.items import SkipItemException, stop
 from async_loader.compat.fastai.loader import DataLoader
 
-__all__ = ["DataLoader", "FakeLoader", "SkipItemException", "collate_error", "fa_collate", "fa_convert", "stop"]
+__all__ = [
+    "DataLoader",
+    "FakeLoader",
+    "SkipItemException",
+    "collate_error",
+    "fa_collate",
+    "fa_convert",
+    "stop",
+]
 
 _FakeLoader = FakeLoader
 """The name by which wrapping loaders find it."""

@@ -1,4 +1,6 @@
-"""Making of a DataLoader's batches, in any process: the share, the items, the batch, and a callback at every step."""
+"""Making of a DataLoader's batches, in any process: the share, the items, the batch,
+and a callback at every step.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from async_loader.compat.fastai.keep_types import retain_types
 
 
 class BatchMaker(GetAttrProxy):
-    """The part of a DataLoader that runs in the workers, or in the learner's process if there are none."""
+    """The part of a DataLoader that runs in the workers,
+    or in the learner's process if there are none.
+    """
 
     dataset: Any
     bs: int | None
@@ -25,7 +29,9 @@ class BatchMaker(GetAttrProxy):
     _idxs: Any = ()
 
     def sample(self) -> Iterator[Any]:
-        """Return this worker's share of the indices: whole chunks, in turn with the other workers."""
+        """Return this worker's share of the indices: whole chunks,
+        in turn with the other workers.
+        """
         idxs, size = self._idxs, self.bs or 1
         if self.num_workers == 1:
             return iter(idxs)
@@ -62,7 +68,9 @@ class BatchMaker(GetAttrProxy):
                 yield item
 
     def _prepared(self, do_item: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Yield ``do_item`` results with an iterator over the dataset in ``it``, from which create_item may take items."""
+        """Yield ``do_item`` results with an iterator over the dataset in ``it``,
+        from which create_item may take items.
+        """
         source = self._source()
         if source is None:
             return do_item
@@ -75,7 +83,10 @@ class BatchMaker(GetAttrProxy):
 
     def _is_untouched(self, *names: str) -> bool:
         """Whether these methods are those of this class."""
-        return all(name not in vars(self) and getattr(type(self), name) is getattr(BatchMaker, name) for name in names)
+        return all(
+            name not in vars(self) and getattr(type(self), name) is getattr(BatchMaker, name)
+            for name in names
+        )
 
     def _source(self) -> Iterator[Any] | None:
         if self.dataset is None:
@@ -99,7 +110,10 @@ class BatchMaker(GetAttrProxy):
         if self.indexed:
             return self.dataset[s or 0]
         if s is not None:
-            raise IndexError(f"item {s} of an iterable dataset was asked for, which gives items in turn only: ask for None")
+            raise IndexError(
+                f"item {s} of an iterable dataset was asked for, which gives items in turn only: "
+                "ask for None"
+            )
         return next(self.it)
 
     @property
@@ -114,7 +128,10 @@ class BatchMaker(GetAttrProxy):
         return self.retain(self.create_batch(self.before_batch(b)), b)
 
     def _do_batch_in_slot(self, b: Any) -> Any:
-        """Collate into a slot. Used if no callback sees the batch before its delivery, and so cannot keep it."""
+        """Collate into a slot.
+
+        Used if no callback sees the batch before its delivery, and so cannot keep it.
+        """
         return self.retain(self._collated(self.before_batch(b), collate_in_slot), b)
 
     def create_batch(self, b: Any) -> Any:
@@ -132,7 +149,7 @@ class BatchMaker(GetAttrProxy):
         """Convert ``res`` to the type that the first item of ``b`` had."""
         return retain_types(res, b[0] if isinstance(b, list | tuple) and len(b) else b)
 
-    # -- callbacks that do nothing -----------------------------------------------------------------------------------
+    # -- callbacks that do nothing -----------------------------------------------------------------
 
     def wif(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Runs in each worker before its first sample."""

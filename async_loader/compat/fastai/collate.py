@@ -18,22 +18,25 @@ Empty = Callable[[Sequence[int], Any], Any]
 def fa_collate(batch: Sequence[Any]) -> Any:
     """Collate samples.
 
-    =========================  ==========================================================================
-    samples                    batch
-    =========================  ==========================================================================
+    =========================
+    ========================================================================== samples
+         batch =========================
+         ==========================================================================
     tensors, arrays            stacked ``[B, ...]``, dtypes kept
     int, bool, float           int64, bool, float64 ``[B]``
     str, bytes                 a list
     mappings                   field by field; within them tuples become lists, as torch has it
     tuples, namedtuples, lists the same type, position by position
-    =========================  ==========================================================================
+    =========================
+    ==========================================================================
 
     Raises
     ------
     TypeError
         For types without a rule.
     RuntimeError
-        For different shapes, and for sequences of different lengths, which the original cuts to the shortest.
+        For different shapes, and for sequences of different lengths, which the original cuts to the
+        shortest.
     """
     return _collate(batch, np.empty)
 
@@ -64,18 +67,23 @@ def _torch_collate(batch: Sequence[Any], empty: Empty) -> Any:
     if isinstance(first, str | bytes):
         return batch
     if isinstance(first, Mapping):
-        return _mapping(first, {key: _torch_collate([sample[key] for sample in batch], empty) for key in first})
+        return _mapping(
+            first, {key: _torch_collate([sample[key] for sample in batch], empty) for key in first}
+        )
     if _is_sequence(first):
         columns = [_torch_collate(column, empty) for column in _positions(batch)]
         return columns if type(first) is tuple else _like(first, columns)
     raise TypeError(
-        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers, strings, mappings or "
+        f"a batch of {type(first).__qualname__} cannot be collated: give tensors, arrays, numbers, "
+        "strings, mappings or "
         "sequences of these, or a create_batch of your own"
     )
 
 
 def fa_convert(value: Any) -> Any:
-    """Convert one ready batch: arrays and numpy scalars become tensors, containers keep their type, the rest stays."""
+    """Convert one ready batch: arrays and numpy scalars become tensors,
+    containers keep their type, the rest stays.
+    """
     if _is_sequence(value):
         return _like(value, [fa_convert(item) for item in value])
     return torch_convert(value)
@@ -100,7 +108,9 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _like(first: Any, items: list[Any]) -> Any:
-    """Put items into the container type of ``first``; a list if that cannot be built from items, such as a range."""
+    """Put items into the container type of ``first``; a list if that cannot be built from items,
+    such as a range.
+    """
     kind = type(first)
     if kind is list:
         return items
@@ -127,16 +137,25 @@ def _positions(batch: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
         return list(zip(*batch, strict=True))
     except ValueError:
         lengths = sorted(set(map(len, batch)))
-        raise RuntimeError(f"the samples of one batch have lengths {lengths}: give all of them the same fields") from None
+        raise RuntimeError(
+            f"the samples of one batch have lengths {lengths}: give all of them the same fields"
+        ) from None
 
 
 def _stack_arrays(batch: Sequence[Any], empty: Empty) -> Any:
     first = batch[0]
     shape, dtype = first.shape, first.dtype
     if dtype.kind not in "biufc":
-        raise TypeError(f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings")
-    if len(set(map(type, batch))) > 1 or len({a.shape for a in batch}) > 1 or len({a.dtype for a in batch}) > 1:
-        return torch.stack([torch.as_tensor(value) for value in batch])  # promotes dtypes, or names the shapes that differ
+        raise TypeError(
+            f"arrays of dtype {dtype} cannot be collated: give numbers, or lists of strings"
+        )
+    if (
+        len(set(map(type, batch))) > 1
+        or len({a.shape for a in batch}) > 1
+        or len({a.dtype for a in batch}) > 1
+    ):
+        # promotes dtypes, or names the shapes that differ
+        return torch.stack([torch.as_tensor(value) for value in batch])
     out = empty((len(batch), *shape), dtype)
     if shape:
         # Along the first axes: np.stack makes a view of every item, which costs more than the copy.

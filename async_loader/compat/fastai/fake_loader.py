@@ -59,7 +59,14 @@ class FakeLoader:
 
     def of(self, d: Any) -> FakeLoader:
         """Return the same settings for another loader."""
-        return FakeLoader(d, self.pin_memory, self.num_workers, self.timeout, self.persistent_workers, self.pin_memory_device)
+        return FakeLoader(
+            d,
+            self.pin_memory,
+            self.num_workers,
+            self.timeout,
+            self.persistent_workers,
+            self.pin_memory_device,
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches made in this process by the loader's own methods."""

@@ -11,7 +11,9 @@ from typing import NoReturn
 
 
 class SkipItemException(Exception):
-    """Raised in create_item or after_item: the item is skipped, and the batch is filled from the following ones."""
+    """Raised in create_item or after_item: the item is skipped,
+    and the batch is filled from the following ones.
+    """
 
 
 def stop(error: type[BaseException] = StopIteration) -> NoReturn:
@@ -37,7 +39,8 @@ class Endless:
 
 @dataclass(frozen=True, slots=True)
 class Permutation:
-    """The result of ``rng.sample(range(n), n)``, drawn one by one, so that the first need not wait for all. Picklable.
+    """The result of ``rng.sample(range(n), n)``, drawn one by one,
+    so that the first need not wait for all. Picklable.
 
     Parameters
     ----------

@@ -10,14 +10,17 @@ from async_loader import tree
 
 
 def retain_types(new: Any, like: Any) -> Any:
-    """Convert ``new`` to the type of ``like`` if that is a subclass of its own type; lists and tuples also item by item.
+    """Convert ``new`` to the type of ``like`` if that is a subclass of its own type; lists and
+    tuples also item by item.
 
     A batch with more parts than a sample repeats the sample's types.
     """
     if new is None or like is None:
         return new
     if type(new) in (list, tuple) and isinstance(like, list | tuple) and len(like):
-        new = type(new)(retain_types(item, like[number % len(like)]) for number, item in enumerate(new))
+        new = type(new)(
+            retain_types(item, like[number % len(like)]) for number, item in enumerate(new)
+        )
     elif isinstance(new, list | tuple) and isinstance(like, list | tuple) and len(like):
         items = [retain_types(item, like[number % len(like)]) for number, item in enumerate(new)]
         new = type(new)(*items) if tree.is_namedtuple(new) else type(new)(items)

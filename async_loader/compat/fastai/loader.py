@@ -1,4 +1,7 @@
-"""fastai's DataLoader: its signature, callbacks and order of calls. Worker processes are the pipeline's."""
+"""fastai's DataLoader: its signature, callbacks and order of calls.
+
+Worker processes are the pipeline's.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ from async_loader.shm.malloc import keep_freed_memory
 class DataLoader(BatchMaker):
     """Batches of a dataset, with a callback at every step of their making.
 
-    In the learner's process, for each epoch: randomize, before_iter, get_idxs (shuffle_fn). Then in each worker, or here
-    without workers: wif (workers only), sample, create_batches; per item create_item, after_item; per batch
-    before_batch, create_batch, retain. Back in the learner's process: the copy to the device, after_batch, and at the
-    natural end after_iter. All of these may be overridden in a subclass, or given as a keyword.
+    In the learner's process, for each epoch: randomize, before_iter, get_idxs (shuffle_fn). Then in
+    each worker, or here without workers: wif (workers only), sample, create_batches; per item
+    create_item, after_item; per batch before_batch, create_batch, retain. Back in the learner's
+    process: the copy to the device, after_batch, and at the natural end after_iter. All of these
+    may be overridden in a subclass, or given as a keyword.
 
     Parameters
     ----------
@@ -53,22 +57,25 @@ class DataLoader(BatchMaker):
     device : str | int | torch.device | None
         Device of the batches.
     persistent_workers : bool
-        Keep the worker processes between epochs. They are replaced if an attribute of the loader was
-        changed; they do not see changes within the dataset.
+        Keep the worker processes between epochs. They are replaced if an attribute of the loader
+        was changed; they do not see changes within the dataset.
     pin_memory_device : str
     refill : {"worker", "all"}
-        The items that replace skipped ones. "worker", fastai's rule: later items of the same worker, so that batches
-        depend on the number of workers. "all": batches are as without workers; the workers make items, the learner's
-        process makes batches of them, and ``sample`` and ``create_batches`` are not called.
+        The items that replace skipped ones. "worker", fastai's rule: later items of the same
+        worker, so that batches depend on the number of workers. "all": batches are as without
+        workers; the workers make items, the learner's process makes batches of them, and ``sample``
+        and ``create_batches`` are not called.
     **callbacks
-        wif, before_iter, after_item, before_batch, after_batch, after_iter, create_batches, create_item, create_batch,
-        retain, get_idxs, sample, shuffle_fn, do_batch. A function replaces the method and gets no ``self``.
+        wif, before_iter, after_item, before_batch, after_batch, after_iter, create_batches,
+        create_item, create_batch, retain, get_idxs, sample, shuffle_fn, do_batch. A function
+        replaces the method and gets no ``self``.
 
     Attributes
     ----------
     rng : random.Random
     fake_l : FakeLoader
-        The number of workers (``num_workers`` itself reads 1 in the learner's process, as in fastai), ``no_multiproc``.
+        The number of workers (``num_workers`` itself reads 1 in the learner's process, as in
+        fastai), ``no_multiproc``.
     offs : int
         This worker's number; 0 in the learner's process.
 
@@ -119,16 +126,27 @@ class DataLoader(BatchMaker):
         if indexed is None:
             indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
         if shuffle and not indexed:
-            raise ValueError("an iterable dataset has no order to shuffle: leave shuffle out, or give a dataset with __getitem__")
+            raise ValueError(
+                "an iterable dataset has no order to shuffle: leave shuffle out, or give a dataset "
+                "with __getitem__"
+            )
         if refill not in ("worker", "all") or (refill == "all" and not indexed):
-            raise ValueError(f'refill is {refill!r}: give "worker", or "all" with a dataset that can be indexed')
-        self.dataset, self.bs, self.shuffle, self.drop_last, self.indexed = dataset, bs, shuffle, drop_last, indexed
+            raise ValueError(
+                f'refill is {refill!r}: give "worker", or "all" with a dataset that can be indexed'
+            )
+        self.dataset = dataset
+        self.bs = bs
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.indexed = indexed
         self.n = _length(dataset) if n is None else n
         self._given_n, self._refill = n, refill
         self.pin_memory, self.timeout, self.device = pin_memory, timeout, device
         self.rng = random.Random(random.randint(0, 2**32 - 1))
         self.num_workers, self.offs = 1, 0
-        self.fake_l = FakeLoader(self, pin_memory, num_workers, timeout, persistent_workers, pin_memory_device)
+        self.fake_l = FakeLoader(
+            self, pin_memory, num_workers, timeout, persistent_workers, pin_memory_device
+        )
 
     def __len__(self) -> int:
         if self.n is None:
@@ -137,7 +155,7 @@ class DataLoader(BatchMaker):
             return int(self.n)
         return int(self.n // self.bs if self.drop_last else -(-self.n // self.bs))
 
-    # -- in the learner's process ------------------------------------------------------------------------------------
+    # -- in the learner's process ------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over one epoch.
@@ -180,15 +198,28 @@ class DataLoader(BatchMaker):
         return iter(self.create_batches(self.sample()))
 
     def _may_shuffle_later(self) -> bool:
-        """True if delaying this process's shuffle until after the first batch is unobservable; workers draw it too."""
-        if type(self) is not DataLoader or not self.shuffle or self.n is None or self._refill != "worker":
+        """True if delaying this process's shuffle until after the first batch is unobservable;
+        workers draw it too.
+        """
+        if (
+            type(self) is not DataLoader
+            or not self.shuffle
+            or self.n is None
+            or self._refill != "worker"
+        ):
             return False
         given = callbacks.given(self)
         alone = not any(isinstance(function, MethodType) for function in given.values())
-        return type(self.rng) is random.Random and alone and given.keys().isdisjoint(("get_idxs", "shuffle_fn"))
+        return (
+            type(self.rng) is random.Random
+            and alone
+            and given.keys().isdisjoint(("get_idxs", "shuffle_fn"))
+        )
 
     def _shuffled_later(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Let this process draw the order between the first batch and the second, or when rng is read."""
+        """Let this process draw the order between the first batch and the second,
+        or when rng is read.
+        """
         self._undrawn = self.n or 0
         try:
             yield from itertools.islice(batches, 1)
@@ -210,7 +241,9 @@ class DataLoader(BatchMaker):
     def rng(self, rng: random.Random) -> None:
         self._rng, self._undrawn = rng, 0
 
-    def _from_workers(self, idxs: Any, rng: Any, seed: int, number: int, timeout_s: float) -> Iterator[Any]:
+    def _from_workers(
+        self, idxs: Any, rng: Any, seed: int, number: int, timeout_s: float
+    ) -> Iterator[Any]:
         epoch = Epoch(idxs, rng)
         if self.fake_l.persistent_workers:
             if isinstance(idxs, Iterator) and self.n is not None:
@@ -222,7 +255,9 @@ class DataLoader(BatchMaker):
             return workers.batches(epoch, seed, timeout_s)
         return self._from_items(workers, epoch, seed, timeout_s)
 
-    def _from_items(self, workers: Workers, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
+    def _from_items(
+        self, workers: Workers, epoch: Epoch, seed: int, timeout_s: float
+    ) -> Iterator[Any]:
         """Yield batches made here of items made in workers, in the order of the indices."""
         tasks, epoch.idxs = chunks(iter(epoch.idxs), self.bs or 1, drop_last=False), None
         items = workers.items(tasks, epoch, seed, timeout_s)
@@ -250,7 +285,11 @@ class DataLoader(BatchMaker):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the epoch in progress and process-local parts."""
-        return {name: value for name, value in vars(self).items() if name not in ("it", "_idxs", "_workers")}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("it", "_idxs", "_workers")
+        }
 
     def randomize(self) -> None:
         """Set a new generator for this epoch, seeded by that of the last one."""
@@ -266,7 +305,7 @@ class DataLoader(BatchMaker):
     def shuffle_fn(self, idxs: Sequence[Any]) -> Iterable[Any]:
         return self.rng.sample(idxs, len(idxs))
 
-    # -- the rest ----------------------------------------------------------------------------------------------------
+    # -- the rest ----------------------------------------------------------------------------------
 
     def new(self, dataset: Any = None, cls: type | None = None, **kwargs: Any) -> Any:
         """Return a loader with the same settings and callbacks, except those given here.
@@ -302,7 +341,10 @@ class DataLoader(BatchMaker):
             If the loader is known to have no batches.
         """
         if self.n is not None and not len(self):
-            raise ValueError(f"This DataLoader does not contain any batches: it has {self.n} items, bs is {self.bs}")
+            raise ValueError(
+                f"This DataLoader does not contain any batches: it has {self.n} items, bs is "
+                f"{self.bs}"
+            )
         with self.fake_l.no_multiproc():
             epoch = iter(self)
             batch = next(epoch, None)
@@ -340,4 +382,8 @@ def _at_least(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} is {value}: give at least {least}")
 
 
-_ARGUMENTS = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in ("self", "keywords")]
+_ARGUMENTS = [
+    name
+    for name in inspect.signature(DataLoader.__init__).parameters
+    if name not in ("self", "keywords")
+]

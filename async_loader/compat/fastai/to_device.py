@@ -16,8 +16,15 @@ def parse(device: Any) -> torch.device | None:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Move every tensor of the batch to ``device``. Objects with a ``to_device`` method move themselves."""
-    return _each(batch, lambda tensor: tensor.to(device, non_blocking=True), lambda other: _by_itself(other, device))
+    """Move every tensor of the batch to ``device``.
+
+    Objects with a ``to_device`` method move themselves.
+    """
+    return _each(
+        batch,
+        lambda tensor: tensor.to(device, non_blocking=True),
+        lambda other: _by_itself(other, device),
+    )
 
 
 def _by_itself(value: Any, device: torch.device) -> Any:
@@ -44,7 +51,9 @@ def _each(value: Any, on_tensor: Callable[[Any], Any], on_other: Callable[[Any],
 
 
 def move_transforms(transforms: Any, device: Any) -> None:
-    """Move transforms with a method ``to`` as a whole, others by the attributes that ``parameters`` names."""
+    """Move transforms with a method ``to`` as a whole,
+    others by the attributes that ``parameters`` names.
+    """
     for transform in transforms:
         if callable(getattr(transform, "to", None)):
             transform.to(device)

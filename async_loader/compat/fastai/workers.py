@@ -1,4 +1,6 @@
-"""The work of a DataLoader's workers, and the check whether workers can be reused for another epoch."""
+"""The work of a DataLoader's workers,
+and the check whether workers can be reused for another epoch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Epoch:
     Attributes
     ----------
     idxs : iterable | None
-        Result of get_idxs in the learner's process, once for all workers. None: indices are sent as tasks.
+        Result of get_idxs in the learner's process, once for all workers. None: indices are sent as
+        tasks.
     rng : random.Random | None
     """
 
@@ -109,8 +112,8 @@ class Workers:
         self._engine = Engine(WorkerStreams(loader.copy_for_workers(), only), number, seeding=None)
 
     def fit(self, loader: Any, number: int) -> bool:
-        """Whether new workers would behave the same: the loader has the same attributes. The contents of the
-        dataset are not compared.
+        """Whether new workers would behave the same: the loader has the same attributes. The
+        contents of the dataset are not compared.
         """
         now = _look(loader)
         same_names = not self._engine.closed and self._engine.workers == number and now.keys() == self._known.keys()
@@ -141,9 +144,13 @@ class Workers:
         try:
             yield from iteration
         except Timeout as error:
-            raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds: {error}") from error
+            raise RuntimeError(
+                f"DataLoader timed out after {timeout_s} seconds: {error}"
+            ) from error
         except WorkerDied as error:
-            raise RuntimeError(f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}") from error
+            raise RuntimeError(
+                f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}"
+            ) from error
         finally:
             iteration.close()
             if self._only is not None:

@@ -1,7 +1,8 @@
 """MXNet gluon's ``DataLoader`` and related names on this package's pipeline.
 
-``from async_loader.compat.gluon import DataLoader`` for ``from mxnet.gluon.data import DataLoader``, or
-``from async_loader.compat import gluon`` for ``from mxnet import gluon``: the names of ``gluon.data`` are available.
+``from async_loader.compat.gluon import DataLoader`` for ``from mxnet.gluon.data import
+DataLoader``, or ``from async_loader.compat import gluon`` for ``from mxnet import gluon``: the
+names of ``gluon.data`` are available.
 """
 
 from async_loader.compat.gluon import data

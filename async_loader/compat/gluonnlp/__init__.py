@@ -1,6 +1,8 @@
-"""gluonnlp's ``ShardedDataLoader``, its samplers and batchify functions, on this package's pipeline.
+"""gluonnlp's ``ShardedDataLoader``, its samplers and batchify functions,
+on this package's pipeline.
 
-``from async_loader.compat import gluonnlp as nlp`` for ``import gluonnlp as nlp``: the names of ``nlp.data`` are available.
+``from async_loader.compat import gluonnlp as nlp`` for ``import gluonnlp as nlp``: the names of
+``nlp.data`` are available.
 """
 
 from async_loader.compat.gluonnlp import data

@@ -1,9 +1,11 @@
-"""torch's DataLoader: arguments, checks and attributes are inherited from torch; iteration is done by our pool.
+"""torch's DataLoader: arguments, checks and attributes are inherited from torch;
+iteration is done by our pool.
 
-Quirks that are kept, each with a test: ``iter`` draws the base seed from the global generator (or from ``generator``), also
-without workers; without an order of their own items come as torch's samplers draw them; without `persistent_workers` every
-pass has new worker processes; with them they are seeded once; ``timeout`` without workers is an AssertionError; a worker's
-death and an expired time limit are RuntimeErrors.
+Quirks that are kept, each with a test: ``iter`` draws the base seed from the global generator (or
+from ``generator``), also without workers; without an order of their own items come as torch's
+samplers draw them; without `persistent_workers` every pass has new worker processes; with them they
+are seeded once; ``timeout`` without workers is an AssertionError; a worker's death and an expired
+time limit are RuntimeErrors.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from async_loader.compat.torch.order import Drawn
 from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, NoColumns, columns_of
 from async_loader.dataset.batch_order import Batches, StreamBatches
-from async_loader.dataset.dataset_work import BEGIN, EpochInfo, GatherWork, MapWork, StreamWork, epoch_of
+from async_loader.dataset.dataset_work import (
+    BEGIN,
+    EpochInfo,
+    GatherWork,
+    MapWork,
+    StreamWork,
+    epoch_of,
+)
 from async_loader.dataset.epoch import Epoch, can_pin, pinned
 from async_loader.dataset.epoch_progress import EpochProgress
 from async_loader.errors import Timeout, WorkerDied
@@ -39,7 +48,8 @@ T_co = TypeVar("T_co", covariant=True)
 class DataLoader(torch_data.DataLoader[T_co]):
     """``torch.utils.data.DataLoader`` with the same arguments, errors, order and random numbers.
 
-    ``docs/guides/torch.md`` lists improvements and differences. Datasets of datapipes are left to torch.
+    ``docs/guides/torch.md`` lists improvements and differences. Datasets of datapipes are left to
+    torch.
 
     Raises
     ------
@@ -48,7 +58,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
     """
 
     def __iter__(self) -> Any:
-        """Start a pass over the dataset. Several passes may run at once, also with persistent workers."""
+        """Start a pass over the dataset.
+
+        Several passes may run at once, also with persistent workers.
+        """
         if isinstance(self.dataset, torch_data.IterDataPipe | torch_data.MapDataPipe):
             return super().__iter__()
         return self._get_iterator()
@@ -57,7 +70,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if isinstance(self.dataset, torch_data.IterDataPipe | torch_data.MapDataPipe):
             return super()._get_iterator()
         if self.num_workers == 0 and self.timeout != 0:
-            raise AssertionError(f"timeout is {self.timeout:g} and there are no workers to wait for: leave it out")
+            raise AssertionError(
+                f"timeout is {self.timeout:g} and there are no workers to wait for: leave it out"
+            )
         return self._begin({})
 
     def _begin(self, start: dict[str, Any]) -> Pass:
@@ -68,7 +83,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return Pass(self, self._team(batches, seed), batches, seed, start)
 
     def _base_seed(self, batches: Batches, start: dict[str, Any]) -> int:
-        """Return the seeds of a pass's workers, drawn before or after the order, as the sampler does."""
+        """Return the seeds of a pass's workers, drawn before or after the order,
+        as the sampler does.
+        """
         if isinstance(batches, Drawn):
             batches.draw()
         if self.__dict__.get("_engine") is not None:
@@ -79,7 +96,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
         return seed
 
-    # -- what the arguments mean to us -------------------------------------------------------------------------------
+    # -- what the arguments mean to us -------------------------------------------------------------
 
     @property
     def _iterable(self) -> bool:
@@ -88,7 +105,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _batches(self) -> Batches:
         if self._iterable:
             return StreamBatches(self.dataset, self.batch_size, drop=self.drop_last)
-        return Drawn(self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation)
+        return Drawn(
+            self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation
+        )
 
     _tracks = False
     """Whether the states of samplers and datasets are kept for each batch."""
@@ -124,8 +143,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return bool(self.persistent_workers)
 
     def _columns(self) -> Columns | None:
-        """Return the columns to gather in bulk. torch treats dicts and tuples as plain datasets of their values."""
-        plain = self._auto_collation and self.collate_fn is _utils.collate.default_collate and self.worker_init_fn is None
+        """Return the columns to gather in bulk. torch treats dicts and tuples as plain datasets
+        of their values.
+        """
+        plain = (
+            self._auto_collation
+            and self.collate_fn is _utils.collate.default_collate
+            and self.worker_init_fn is None
+        )
         if not plain or isinstance(self.dataset, dict | tuple):
             return None
         try:
@@ -139,11 +164,15 @@ class DataLoader(torch_data.DataLoader[T_co]):
             collate = torch_collate.default_collate
         if self._iterable:
             drop, track = self.drop_last, self._tracks
-            return StreamWork(self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track)
-        work = MapWork(self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False)
+            return StreamWork(
+                self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track
+            )
+        work = MapWork(
+            self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False
+        )
         return work if columns is None else GatherWork(columns, work, checked=batches.in_range)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End persistent workers; a loader that is dropped does so by itself. The next pass starts new ones."""
@@ -184,7 +213,8 @@ class Pass(Iterator[Any]):
         if loader._iterable:
             iteration = pool.streams(turn=epoch_progress.turn, **how)
         else:
-            tasks, first = epoch_progress.left(batches.epoch(0, epoch_progress.upto)), epoch_progress.upto
+            tasks = epoch_progress.left(batches.epoch(0, epoch_progress.upto))
+            first = epoch_progress.upto
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
         self.epoch: Epoch[Any] = Epoch(iteration, batches, 0, epoch_progress, pinned if pin and not ahead else None)
@@ -195,10 +225,14 @@ class Pass(Iterator[Any]):
         return self
 
     def __len__(self) -> int:
-        """Number of batches. TypeError for an iterable dataset, as in torch: ``list(iter(loader))`` calls this."""
+        """Number of batches.
+
+        TypeError for an iterable dataset, as in torch: ``list(iter(loader))`` calls this.
+        """
         if self._dataset is not None:
             raise TypeError(
-                f"a pass over the iterable dataset {describe(self._dataset)} has no len(): how long it is shows at its end"
+                f"a pass over the iterable dataset {describe(self._dataset)} has no len(): how "
+                "long it is shows at its end"
             )
         return len(self._loader)
 
@@ -222,8 +256,8 @@ class Pass(Iterator[Any]):
         return self._processes
 
     def _open(self) -> None:
-        """Wait until the workers have started, as torchdata does; raise an error of one of
-        them.
+        """Wait until the workers have started, as torchdata does;
+        raise an error of one of them.
         """
         try:
             self.epoch.open()
@@ -237,15 +271,25 @@ class Pass(Iterator[Any]):
         try:
             return ask()
         except WorkerDied as error:
-            raise RuntimeError(f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}") from error
+            raise RuntimeError(
+                f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}"
+            ) from error
         except Timeout as error:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout:g} seconds: {error}") from error
+            raise RuntimeError(
+                f"DataLoader timed out after {self._timeout:g} seconds: {error}"
+            ) from error
 
     def _warn_of_length(self) -> None:
         come = self.epoch.yielded + 1
-        text = f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, and {come} have come"
+        text = (
+            f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, "
+            f"and {come} have come"
+        )
         if self._num_workers:
-            text += ": does its __iter__ give each worker a share of its own (torch.utils.data.get_worker_info)?"
+            text += (
+                ": does its __iter__ give each worker a share of its own "
+                "(torch.utils.data.get_worker_info)?"
+            )
         warnings.warn(text, stacklevel=3)
 
     def _end(self) -> None:
@@ -259,4 +303,6 @@ class Pass(Iterator[Any]):
         self._end()
 
     def __getstate__(self) -> Any:
-        raise NotImplementedError("an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__)
+        raise NotImplementedError(
+            "an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__
+        )

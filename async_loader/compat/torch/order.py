@@ -1,4 +1,6 @@
-"""The order of torch's samplers: the same draws from the same generators, without Python code for each item."""
+"""The order of torch's samplers: the same draws from the same generators,
+without Python code for each item.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,15 @@ class Drawn(SamplerBatches):
         A batch of indices is a list, passed to the dataset unchanged.
     """
 
-    def __init__(self, index_sampler: Any, dataset: Any, *, track: bool, first: bool = False, lists: bool = False) -> None:
+    def __init__(
+        self,
+        index_sampler: Any,
+        dataset: Any,
+        *,
+        track: bool,
+        first: bool = False,
+        lists: bool = False,
+    ) -> None:
         super().__init__(index_sampler, None, "keep", track=track)
         self._sizes = type(index_sampler) is BatchSampler
         self._torchs = index_sampler.sampler if self._sizes else index_sampler
@@ -64,7 +74,9 @@ class Drawn(SamplerBatches):
 
     def _drawn(self) -> Any:
         n = len(self._torchs.data_source)
-        return torch.randperm(n, generator=self._drawing()).numpy() if self._random else np.arange(n)
+        return (
+            torch.randperm(n, generator=self._drawing()).numpy() if self._random else np.arange(n)
+        )
 
     def epoch(self, number: int, start: int) -> Iterator[Any]:
         if not self._known:
@@ -86,14 +98,17 @@ class Drawn(SamplerBatches):
                 batch = index[at : at + size]
                 yield batch.tolist() if self._lists else batch
         if self._random and not first:
-            torch.randperm(len(index), generator=self._drawing())  # a generator of the user continues from there
+            # a generator of the user continues from there
+            torch.randperm(len(index), generator=self._drawing())
 
     @property
     def _draws_globally(self) -> bool:
         return not self._known and super()._draws_globally
 
     def _drawing(self) -> torch.Generator:
-        """Return the sampler's generator, or one seeded from the global generator at the first batch, as the sampler does."""
+        """Return the sampler's generator, or one seeded from the global generator at the first
+        batch, as the sampler does.
+        """
         if self._torchs.generator is not None and self._seed is None:
             own: torch.Generator = self._torchs.generator
             return own
@@ -112,11 +127,17 @@ class Drawn(SamplerBatches):
 
 
 def _is_known(sampler: Any) -> bool:
-    """Whether this is one of torch's own samplers, unchanged, so that its order can be computed in bulk."""
+    """Whether this is one of torch's own samplers, unchanged,
+    so that its order can be computed in bulk.
+    """
     if type(sampler) is SequentialSampler:
         return True
     if type(sampler) is not RandomSampler or sampler.replacement:
         return False
     n = len(sampler.data_source)
     generator = sampler.generator
-    return n > 0 and sampler.num_samples == n and (generator is None or type(generator) is torch.Generator)
+    return (
+        n > 0
+        and sampler.num_samples == n
+        and (generator is None or type(generator) is torch.Generator)
+    )

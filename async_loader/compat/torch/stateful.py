@@ -3,8 +3,8 @@
 Quirks that are kept, each with a test: ``shuffle`` has a generator of its own, seeded when the
 loader is made; ``iter`` waits until the workers have started, and raises their errors;
 `state_dict` before the first pass starts one; `load_state_dict` applies to the next pass, for which
-there are new workers; an empty state is that of a loader that delivered no batch; the number of workers
-must match, which ``iter`` checks (AssertionError).
+there are new workers; an empty state is that of a loader that delivered no batch; the number of
+workers must match, which ``iter`` checks (AssertionError).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _VERSION = 2
 _VERSIONS = (1, 2)
 
 _ENDED = "_iterator_finished"
-"""Added to a state by accelerate, which takes one batch more than it delivers: no batch of the pass is left."""
+"""Added to a state by accelerate, which takes one batch more than it delivers:
+no batch of the pass is left.
+"""
 
 
 class StatefulDataLoader(DataLoader[T_co]):
@@ -85,7 +87,10 @@ class StatefulDataLoader(DataLoader[T_co]):
         if start:
             workers = start["num_workers"]
             if workers != self.num_workers:
-                text = f"the state is of {workers} workers, this loader has {self.num_workers}: num_workers must match"
+                text = (
+                    f"the state is of {workers} workers, this loader has {self.num_workers}: "
+                    "num_workers must match"
+                )
                 raise AssertionError(text)
             self._warn_of_passing_over(start)
         return super()._begin(start)
@@ -94,7 +99,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         given = 0 if start.get("finished") else start["yielded"]
         if self._iterable and given and not stated(EpochProgress(start).marks.values()):
             log.warning(
-                "neither the dataset nor its iterator has state_dict and load_state_dict: %d batches are made and passed over "
+                "neither the dataset nor its iterator has state_dict and load_state_dict: %d "
+                "batches are made and passed over "
                 "to go on behind them. Give one of the two a state to spare this",
                 given,
             )
@@ -109,7 +115,10 @@ class StatefulDataLoader(DataLoader[T_co]):
         return seed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the latest pass. JSON can hold it if it can hold the states of dataset and sampler."""
+        """Return the position of the latest pass.
+
+        JSON can hold it if it can hold the states of dataset and sampler.
+        """
         if isinstance(self.dataset, IterDataPipe | MapDataPipe):
             raise TypeError("datapipes go through torch's own iterators, which have no state")
         if self._start:
@@ -118,13 +127,18 @@ class StatefulDataLoader(DataLoader[T_co]):
             self._held = self._get_iterator()
         latest = self._latest
         assert latest is not None
-        state: dict[str, Any] = {"version": _VERSION, "num_workers": self.num_workers, "base_seed": latest.base_seed}
+        state: dict[str, Any] = {
+            "version": _VERSION,
+            "num_workers": self.num_workers,
+            "base_seed": latest.base_seed,
+        }
         state.update(latest.epoch.state(), generator=generator_state(self.generator))
         if latest.epoch.finished:
             if not self.persistent_workers:  # persistent workers are seeded once
                 state["base_seed"] = None
             if self.num_workers and not self.persistent_workers:
-                state.pop("streams", None)  # the next pass has new workers, which begin with this process's dataset
+                # the next pass has new workers, which begin with this process's dataset
+                state.pop("streams", None)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -135,7 +149,9 @@ class StatefulDataLoader(DataLoader[T_co]):
         ValueError
             If it is not a state of this class.
         """
-        if state_dict != {} and (not isinstance(state_dict, dict) or state_dict.get("version") not in _VERSIONS):
+        if state_dict != {} and (
+            not isinstance(state_dict, dict) or state_dict.get("version") not in _VERSIONS
+        ):
             raise ValueError(f"this is no state_dict of a StatefulDataLoader of version {_VERSION}")
         self._start, self._held, self._latest = dict(state_dict), None, None
         self.__dict__.pop("_engine", None)  # a pass that is under way keeps its workers

@@ -1,4 +1,6 @@
-"""A learner in the style of DI-engine: trajectories of an actor, a loader in front of the policy, a cursor over batches."""
+"""A learner in the style of DI-engine: trajectories of an actor, a loader in front of the
+policy, a cursor over batches.
+"""
 
 import torch
 from ding.utils.data import AsyncDataLoader, default_collate, default_decollate
@@ -23,7 +25,9 @@ class Policy:
 
     def forward_eval(self, obs):
         with torch.no_grad():
-            return default_decollate({"action": self.model(obs).argmax(1), "logit": self.model(obs)})
+            return default_decollate(
+                {"action": self.model(obs).argmax(1), "logit": self.model(obs)}
+            )
 
 
 def step(i):

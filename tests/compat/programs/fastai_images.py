@@ -1,4 +1,6 @@
-"""Images in the style of fastai's low level: datasets of pairs, two loaders, one epoch of training and one of validation."""
+"""Images in the style of fastai's low level: datasets of pairs, two loaders, one epoch of
+training and one of validation.
+"""
 
 import random
 
@@ -33,7 +35,14 @@ def normalize(b):
 def main(num_workers=0, epochs=3):
     torch.manual_seed(1)
     random.seed(1)
-    train_dl = DataLoader(Digits(256, 0), bs=32, shuffle=True, drop_last=True, num_workers=num_workers, after_batch=normalize)
+    train_dl = DataLoader(
+        Digits(256, 0),
+        bs=32,
+        shuffle=True,
+        drop_last=True,
+        num_workers=num_workers,
+        after_batch=normalize,
+    )
     valid_dl = train_dl.new(Digits(64, 1), shuffle=False, drop_last=False)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, train_dl.c))
     opt = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -49,7 +58,10 @@ def main(num_workers=0, epochs=3):
             opt.zero_grad()
         model.eval()
         with torch.no_grad():
-            batches = [(nn.functional.cross_entropy(model(xb), yb, reduction="sum").item(), len(yb)) for xb, yb in valid_dl]
+            batches = [
+                (nn.functional.cross_entropy(model(xb), yb, reduction="sum").item(), len(yb))
+                for xb, yb in valid_dl
+            ]
         losses.append(sum(loss for loss, _ in batches) / sum(n for _, n in batches))
         seen.append(sum(n for _, n in batches))
     return losses, seen

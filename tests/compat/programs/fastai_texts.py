@@ -1,4 +1,6 @@
-"""Texts in the style of fastai: a loader that sorts by length, pads in before_batch, and streams pairs of a language model."""
+"""Texts in the style of fastai: a loader that sorts by length, pads in before_batch, and streams
+pairs of a language model.
+"""
 
 import torch
 from fastai.data.load import DataLoader

@@ -13,7 +13,15 @@ dataset = SimpleDataset(samples).filter(lambda sample: len(sample[0]) > 3)
 
 batchify_fn = batchify.Group(batchify.Pad(val=0, round_to=4), batchify.Stack(), batchify.AsList())
 train, test = dataset.shard(2, 0), dataset.shard(2, 1)
-loader = DataLoader(train, batch_size=25, shuffle=True, batchify_fn=batchify_fn, num_workers=2, thread_pool=True, prefetch=3)
+loader = DataLoader(
+    train,
+    batch_size=25,
+    shuffle=True,
+    batchify_fn=batchify_fn,
+    num_workers=2,
+    thread_pool=True,
+    prefetch=3,
+)
 
 embedding = torch.nn.EmbeddingBag(50, 1, mode="max", padding_idx=0)
 bias = torch.zeros((), requires_grad=True)

@@ -18,9 +18,17 @@ batchify_fn = nlp.data.batchify.Tuple(
     nlp.data.batchify.Stack(dtype="float32"),
 )
 batch_sampler = nlp.data.FixedBucketSampler(
-    lengths, batch_size, num_buckets=5, ratio=0.5, shuffle=True, num_shards=devices, bucket_scheme=nlp.data.ExpWidthBucket()
+    lengths,
+    batch_size,
+    num_buckets=5,
+    ratio=0.5,
+    shuffle=True,
+    num_shards=devices,
+    bucket_scheme=nlp.data.ExpWidthBucket(),
 )
-train_data = nlp.data.ShardedDataLoader(train_dataset, batch_sampler=batch_sampler, batchify_fn=batchify_fn, num_workers=2)
+train_data = nlp.data.ShardedDataLoader(
+    train_dataset, batch_sampler=batch_sampler, batchify_fn=batchify_fn, num_workers=2
+)
 
 embedding = torch.nn.Embedding(30, 1)
 trainer = torch.optim.Adam(embedding.parameters(), 0.1)

@@ -1,4 +1,6 @@
-"""One process of two: what accelerate gives it of a shuffled set, by the loader that it prepares."""
+"""One process of two: what accelerate gives it of a shuffled set,
+by the loader that it prepares.
+"""
 
 import json
 import os

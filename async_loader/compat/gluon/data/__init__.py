@@ -1,4 +1,6 @@
-"""The loading part of ``mxnet.gluon.data``: datasets, samplers, batchify functions, the loader, queues."""
+"""The loading part of ``mxnet.gluon.data``: datasets, samplers, batchify functions, the loader,
+queues.
+"""
 
 from async_loader.compat.gluon.data import batchify, dataloader, dataset, sampler
 from async_loader.compat.gluon.data.arrays import default_array_type, set_array_type

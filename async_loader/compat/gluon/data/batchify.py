@@ -1,7 +1,8 @@
 """gluon's batchify functions: they make a batch from samples. Each is a picklable object.
 
-Batches are torch tensors by default; `arrays.set_array_type` or ``array_type`` selects another type. ``use_shared_mem``
-puts tensors into memory that other processes can map; in a loader's workers it has no effect, as batches use slots anyway.
+Batches are torch tensors by default; `arrays.set_array_type` or ``array_type`` selects another
+type. ``use_shared_mem`` puts tensors into memory that other processes can map; in a loader's
+workers it has no effect, as batches use slots anyway.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class _Batchify:
         self._array_type = None if array_type is None else arrays.checked(array_type)
 
     def _finished(self, array: npt.NDArray[Any]) -> Any:
-        return arrays.finished(array, self._array_type or arrays.default_array_type(), self._use_shared_mem)
+        return arrays.finished(
+            array, self._array_type or arrays.default_array_type(), self._use_shared_mem
+        )
 
 
 class Stack(_Batchify):
@@ -41,7 +44,8 @@ class Stack(_Batchify):
     Raises
     ------
     ValueError
-        If shapes, or numbers of fields, differ within a batch. (The original cuts all samples to the fewest fields.)
+        If shapes, or numbers of fields, differ within a batch. (The original cuts all samples to
+        the fewest fields.)
     TypeError
         For strings and other non-numbers.
     """
@@ -95,15 +99,22 @@ class Pad(_Batchify):
             self._warn_of_speed()
         elif not isinstance(first, np.ndarray | list):
             raise NotImplementedError(
-                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several fields use Group(Pad(), ...)"
+                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several "
+                "fields use Group(Pad(), ...)"
             )
-        return self._finished(padded([arrays.to_numpy(one) for one in data], self._pad_val, self._dtype, self._round_to))
+        return self._finished(
+            padded(
+                [arrays.to_numpy(one) for one in data], self._pad_val, self._dtype, self._round_to
+            )
+        )
 
     def _warn_of_speed(self) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "Pad makes numpy arrays of tensors first: it is faster when samples are lists or numpy arrays", stacklevel=3
+                "Pad makes numpy arrays of tensors first: it is faster when samples are lists or "
+                "numpy arrays",
+                stacklevel=3,
             )
 
 
@@ -120,14 +131,22 @@ class Append(_Batchify):
     """
 
     def __init__(
-        self, expand: bool = True, batch_axis: int = 0, use_shared_mem: bool = False, *, array_type: str | None = None
+        self,
+        expand: bool = True,
+        batch_axis: int = 0,
+        use_shared_mem: bool = False,
+        *,
+        array_type: str | None = None,
     ) -> None:
         super().__init__(use_shared_mem, array_type)
         self._expand, self._batch_axis = expand, batch_axis
 
     def __call__(self, data: Sequence[Any]) -> list[Any]:
         apart = [arrays.to_numpy(one) for one in data]
-        return [self._finished(np.expand_dims(one, self._batch_axis) if self._expand else one) for one in apart]
+        return [
+            self._finished(np.expand_dims(one, self._batch_axis) if self._expand else one)
+            for one in apart
+        ]
 
 
 class Group:
@@ -147,16 +166,22 @@ class Group:
 
     def __init__(self, fn: Any, *args: Callable[[list[Any]], Any]) -> None:
         if isinstance(fn, list | tuple):
-            require(not args, "Group takes functions, or one list of them: Group(a, b) or Group([a, b])")
+            require(
+                not args, "Group takes functions, or one list of them: Group(a, b) or Group([a, b])"
+            )
         self._fn = tuple(fn) if isinstance(fn, list | tuple) else (fn, *args)
         for number, one in enumerate(self._fn):
-            require(callable(one), f"function {number} is of {type(one).__name__}: batchify functions are callable")
+            require(
+                callable(one),
+                f"function {number} is of {type(one).__name__}: batchify functions are callable",
+            )
 
     def __call__(self, data: Sequence[Any]) -> tuple[Any, ...]:
         for sample in data:
             require(
                 len(sample) == len(self._fn),
-                f"a sample has {len(sample)} fields, Group has {len(self._fn)} functions: one for each",
+                f"a sample has {len(sample)} fields, Group has {len(self._fn)} functions: one for "
+                "each",
             )
         return tuple(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
 
@@ -190,12 +215,20 @@ def stacked_by_tuples(data: Sequence[Any]) -> Any:
 
 
 def forgets(fn: Any) -> bool:
-    """Whether a batchify function and the functions it calls are this package's, which keep no references to batches."""
+    """Whether a batchify function and the functions it calls are this package's,
+    which keep no references to batches.
+    """
     if not str(getattr(fn, "__module__", "")).startswith(_PACKAGE):
         return False
     called: list[Any] = []
     for value in getattr(fn, "__dict__", {}).values():
-        called += value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        called += (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list | tuple)
+            else (value,)
+        )
     return all(forgets(one) for one in called if callable(one) and not isinstance(one, type))
 
 
@@ -203,12 +236,16 @@ def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Transpose samples into fields."""
     counts = {len(sample) for sample in data}
     if len(counts) != 1:
-        raise ValueError(f"samples of {' and '.join(map(str, sorted(counts)))} fields in one batch: {_RAGGED}")
+        raise ValueError(
+            f"samples of {' and '.join(map(str, sorted(counts)))} fields in one batch: {_RAGGED}"
+        )
     return list(zip(*data, strict=True))
 
 
 def stacked(data: Sequence[Any]) -> Any:
-    """Stack samples of one shape to one numpy array ``[len(data), ...]``; a tensor if numpy lacks the dtype."""
+    """Stack samples of one shape to one numpy array ``[len(data), ...]``;
+    a tensor if numpy lacks the dtype.
+    """
     first = data[0]
     if tensors.is_tensor(first):
         if tensors.numpy_dtype(first.dtype) is None:
@@ -223,7 +260,9 @@ def stacked(data: Sequence[Any]) -> Any:
         shapes = sorted({np.shape(one) for one in data}) if _have_shapes(data) else []
         if len(shapes) < 2:
             raise
-        raise ValueError(f"samples of shapes {', '.join(map(str, shapes))} in one batch: {_RAGGED}") from error
+        raise ValueError(
+            f"samples of shapes {', '.join(map(str, shapes))} in one batch: {_RAGGED}"
+        ) from error
 
 
 def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
@@ -231,7 +270,11 @@ def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
     if set(map(type, data)) != {np.ndarray}:
         return None
     shape, dtype = data[0].shape, data[0].dtype
-    if not shape or dtype.hasobject or any(one.shape != shape or one.dtype != dtype for one in data):
+    if (
+        not shape
+        or dtype.hasobject
+        or any(one.shape != shape or one.dtype != dtype for one in data)
+    ):
         return None
     out = arena.empty((len(data), *shape), dtype)
     np.concatenate(data, out=out.reshape(len(data) * shape[0], *shape[1:]), casting="no")
@@ -240,7 +283,10 @@ def _concatenated(data: Sequence[Any]) -> npt.NDArray[Any] | None:
 
 def _numbers(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"samples of dtype {array.dtype} make no array of numbers: use batchify.AsList for this field")
+        raise TypeError(
+            f"samples of dtype {array.dtype} make no array of numbers: use batchify.AsList for "
+            "this field"
+        )
     return array
 
 
@@ -258,19 +304,31 @@ def padded(
     round_to: int | None,
     axes: Sequence[int] | None = None,
 ) -> npt.NDArray[Any]:
-    """Pad arrays into one, ``[len(data), longest, ...]``; ``axes`` may differ in length, all by default."""
+    """Pad arrays into one, ``[len(data), longest, ...]``; ``axes`` may differ in length,
+    all by default.
+    """
     ranks = {one.ndim for one in data}
     if len(ranks) != 1:
-        raise ValueError(f"samples of {' and '.join(map(str, sorted(ranks)))} axes in one batch: Pad takes one number of axes")
+        raise ValueError(
+            f"samples of {' and '.join(map(str, sorted(ranks)))} axes in one batch: Pad takes one "
+            "number of axes"
+        )
     longest = list(data[0].shape)
     for axis in range(len(longest)) if axes is None else axes:
         longest[axis] = max(one.shape[axis] for one in data)
         if round_to is not None:
             longest[axis] = -(-longest[axis] // round_to) * round_to
-    out = arena.empty((len(data), *longest), np.result_type(*{one.dtype for one in data}) if dtype is None else dtype)
+    out = arena.empty(
+        (len(data), *longest),
+        np.result_type(*{one.dtype for one in data}) if dtype is None else dtype,
+    )
     out[...] = val
     for row, one in zip(out, data, strict=True):
-        if axes is not None and any(one.shape[axis] != longest[axis] for axis in range(one.ndim) if axis not in axes):
-            raise ValueError(f"samples of shapes {one.shape} and {data[0].shape}: only axis {axes[0]} is padded")
+        if axes is not None and any(
+            one.shape[axis] != longest[axis] for axis in range(one.ndim) if axis not in axes
+        ):
+            raise ValueError(
+                f"samples of shapes {one.shape} and {data[0].shape}: only axis {axes[0]} is padded"
+            )
         row[tuple(map(slice, one.shape))] = one
     return out

@@ -1,6 +1,8 @@
-"""Batches gathered from arrays in bulk, without Python code for each item: gluon calls it the nopython loader.
+"""Batches gathered from arrays in bulk, without Python code for each item:
+gluon calls it the nopython loader.
 
-Detects whether a dataset consists of arrays, and reports why not, part by part. The gathering itself is the package's own.
+Detects whether a dataset consists of arrays, and reports why not, part by part. The gathering
+itself is the package's own.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from async_loader.dataset.array_dataset import Columns, NoColumns, as_index, col
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one part of a loader needs no Python code for each item, and the reason if it does."""
+    """Whether one part of a loader needs no Python code for each item,
+    and the reason if it does.
+    """
 
     part: str
     reason: str = ""
@@ -70,9 +74,14 @@ def gather_of(dataset: Any) -> tuple[Gather | None, Verdict]:
 
 def of_batchify(fn: Any) -> Verdict:
     """Check whether a batchify function only stacks arrays."""
-    if fn in (None, batchify.default_batchify_fn, batchify.default_mp_batchify_fn) or type(fn) is batchify.Stack:
+    if (
+        fn in (None, batchify.default_batchify_fn, batchify.default_mp_batchify_fn)
+        or type(fn) is batchify.Stack
+    ):
         return Verdict("batchify_fn")
-    return Verdict("batchify_fn", f"{_name(fn)} is Python: only Stack and the default are done in bulk")
+    return Verdict(
+        "batchify_fn", f"{_name(fn)} is Python: only Stack and the default are done in bulk"
+    )
 
 
 def of_sampler(sampler: Any) -> Verdict:
@@ -81,7 +90,10 @@ def of_sampler(sampler: Any) -> Verdict:
 
 
 def _resolved(dataset: Any) -> tuple[list[Columns], bool]:
-    """Return the fields, and whether an item is one array rather than a tuple of them. Raises NoColumns."""
+    """Return the fields, and whether an item is one array rather than a tuple of them.
+
+    Raises NoColumns.
+    """
     if type(dataset) is ArrayDataset:
         parts = [_resolved(part) for part in dataset._data]
         if len(parts) == 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 
 def require(condition: object, message: str) -> None:
-    """Raise AssertionError, which scripts written for the original expect, unless ``condition`` is true."""
+    """Raise AssertionError, which scripts written for the original expect,
+    unless ``condition`` is true.
+    """
     if not condition:
         raise AssertionError(message)

@@ -1,8 +1,8 @@
 """gluon's DataLoader: its signature, argument checks, collation and quirks. The pool does the work.
 
-Differences from the original: workers survive errors, a worker that dies is reported at once and replaced, a timeout
-does not invalidate the iterator, bad arguments are refused by the constructor, and iterators without workers have the
-same methods as those with them.
+Differences from the original: workers survive errors, a worker that dies is reported at once and
+replaced, a timeout does not invalidate the iterator, bad arguments are refused by the constructor,
+and iterators without workers have the same methods as those with them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.task_supplier import NOTHING
 from async_loader.pipeline.workers.work import Kind
 
-__all__ = ["DataLoader", "DataLoaderV1", "LoaderTimeout", "default_batchify_fn", "default_mp_batchify_fn"]
+__all__ = [
+    "DataLoader",
+    "DataLoaderV1",
+    "LoaderTimeout",
+    "default_batchify_fn",
+    "default_mp_batchify_fn",
+]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -42,7 +48,10 @@ _AHEAD_FROM = 1 << 20
 
 
 class LoaderTimeout(Timeout, multiprocessing.TimeoutError):
-    """No batch arrived within ``timeout``; the next call waits for the same batch. Also multiprocessing's TimeoutError."""
+    """No batch arrived within ``timeout``; the next call waits for the same batch.
+
+    Also multiprocessing's TimeoutError.
+    """
 
 
 class DataLoader:
@@ -59,14 +68,16 @@ class DataLoader:
     sampler : iterable of indices with a length
         In place of ``shuffle``.
     last_batch : {'keep', 'discard', 'rollover'}
-        Handling of an incomplete batch; kept by default. Rolled over, its samples start the next epoch.
+        Handling of an incomplete batch; kept by default. Rolled over, its samples start the next
+        epoch.
     batch_sampler : iterable of lists of indices with a length
         In place of the four arguments before it.
     batchify_fn : callable, optional
-        Makes a batch of a list of samples; by default `batchify.Stack`: a list of arrays, one per field.
+        Makes a batch of a list of samples; by default `batchify.Stack`: a list of arrays, one per
+        field.
     num_workers : int
-        0 or less: batches are made on request. Workers are started here and live as long as the loader. Batches
-        made in bulk need none.
+        0 or less: batches are made on request. Workers are started here and live as long as the
+        loader. Batches made in bulk need none.
     pin_memory : bool
         Copy into page-locked memory. Tuples become lists.
     pin_device_id : int
@@ -78,10 +89,11 @@ class DataLoader:
     timeout : float
         Seconds that one batch may take, with workers.
     try_nopython : bool, optional
-        Make batches in bulk, without Python code for each item: if possible (None), never (False), or raise if impossible
-        (True; with workers only).
+        Make batches in bulk, without Python code for each item: if possible (None), never (False),
+        or raise if impossible (True; with workers only).
     array_type : {'torch', 'numpy', 'mxnet'}, optional
-        Array type of batches made by the default function; if given, also of those made by a ``batchify_fn``.
+        Array type of batches made by the default function; if given, also of those made by a
+        ``batchify_fn``.
 
     Raises
     ------
@@ -94,11 +106,12 @@ class DataLoader:
 
     Notes
     -----
-    Random numbers in workers (random, numpy, torch) depend on the state of numpy's generator when the loader is made, and
-    on the numbers of the epoch and the batch.
+    Random numbers in workers (random, numpy, torch) depend on the state of numpy's generator when
+    the loader is made, and on the numbers of the epoch and the batch.
 
-    An iterator raises the exception of the dataset or ``batchify_fn`` and continues with the next batch; WorkerDied for a
-    dead worker; `LoaderTimeout`. Any number of iterators share the workers; each keeps the loader alive.
+    An iterator raises the exception of the dataset or ``batchify_fn`` and continues with the next
+    batch; WorkerDied for a dead worker; `LoaderTimeout`. Any number of iterators share the workers;
+    each keeps the loader alive.
     """
 
     def __init__(
@@ -122,7 +135,9 @@ class DataLoader:
     ) -> None:
         require(timeout is None or timeout > 0, f"timeout is {timeout}: it is more than 0 s")
         self._dataset = dataset
-        self._batch_sampler = sampled(dataset, batch_size, shuffle, sampler, last_batch, batch_sampler)
+        self._batch_sampler = sampled(
+            dataset, batch_size, shuffle, sampler, last_batch, batch_sampler
+        )
         self._num_workers = max(0, num_workers)
         self._prefetch = max(0, 2 * self._num_workers if prefetch is None else int(prefetch))
         self._pin_memory, self._pin_device_id = pin_memory, pin_device_id
@@ -140,14 +155,18 @@ class DataLoader:
         return Batches(self._dataset, self._finish.collate, gather, checked)
 
     def _who(self, gather: bulk.Gather | None, batch_size: int | None) -> tuple[int, Kind]:
-        """Use workers only for items that take work: gathering is faster than sending, and a thread gathers large ones ahead."""
+        """Use workers only for items that take work: gathering is faster than sending, and a
+        thread gathers large ones ahead.
+        """
         if gather is None:
             return self._num_workers, "thread" if self._thread_pool else "process"
         ahead = self._num_workers and gather.item_bytes * (batch_size or 1) >= _AHEAD_FROM
         return (1, "thread") if ahead else (0, "inline")
 
     def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> bulk.Gather | None:
-        """Return the bulk path if it is allowed and possible; RuntimeError if it is demanded and impossible."""
+        """Return the bulk path if it is allowed and possible;
+        RuntimeError if it is demanded and impossible.
+        """
         if wanted is False:
             return None
         gather, of_dataset = bulk.gather_of(self._dataset)
@@ -156,7 +175,8 @@ class DataLoader:
             return gather
         if wanted and self._num_workers:
             raise RuntimeError(
-                f"try_nopython is True, but {''.join(map(str, verdicts))}: mend that, or leave try_nopython at None"
+                f"try_nopython is True, but {''.join(map(str, verdicts))}: mend that, or leave "
+                "try_nopython at None"
             )
         return None
 
@@ -172,7 +192,9 @@ class DataLoader:
 
 
 class DataLoaderV1(DataLoader):
-    """The loader with the older signature, up to ``pin_device_id``; its iterators never time out."""
+    """The loader with the older signature, up to ``pin_device_id``;
+    its iterators never time out.
+    """
 
     def __init__(
         self,
@@ -217,7 +239,9 @@ class BatchIterator(Iterator[Any]):
         try:
             self._batches.hold()
         except Timeout as late:
-            raise LoaderTimeout(f"{late}: raise timeout, or give the loader more workers or less prefetch") from None
+            raise LoaderTimeout(
+                f"{late}: raise timeout, or give the loader more workers or less prefetch"
+            ) from None
         try:
             batch = self._finish(self._batches.held)  # repeated if a signal interrupts it
         except Exception:
@@ -236,7 +260,14 @@ class BatchIterator(Iterator[Any]):
         return len(self._loader)
 
 
-def sampled(dataset: Any, batch_size: int | None, shuffle: bool, sampler: Any, last_batch: str | None, batch_sampler: Any) -> Any:
+def sampled(
+    dataset: Any,
+    batch_size: int | None,
+    shuffle: bool,
+    sampler: Any,
+    last_batch: str | None,
+    batch_sampler: Any,
+) -> Any:
     """Return the batch sampler that gluon's arguments describe.
 
     Raises
@@ -246,10 +277,15 @@ def sampled(dataset: Any, batch_size: int | None, shuffle: bool, sampler: Any, l
     """
     if batch_sampler is not None:
         if batch_size is not None or shuffle or sampler is not None or last_batch is not None:
-            raise ConfigError("batch_sampler decides on batch_size, shuffle, sampler and last_batch: give it, or those")
+            raise ConfigError(
+                "batch_sampler decides on batch_size, shuffle, sampler and last_batch: give it, or "
+                "those"
+            )
         return batch_sampler
     if batch_size is None:
-        raise ConfigError("neither batch_size nor batch_sampler is given: one of them says what a batch is")
+        raise ConfigError(
+            "neither batch_size nor batch_sampler is given: one of them says what a batch is"
+        )
     if sampler is not None and shuffle:
         raise ConfigError("sampler decides on the order: give it, or shuffle")
     if sampler is None:
@@ -258,10 +294,11 @@ def sampled(dataset: Any, batch_size: int | None, shuffle: bool, sampler: Any, l
 
 
 class Blocks(Iterable[Any]):
-    """The batches of a batch sampler on their way to workers: as arrays if the samplers are gluon's own.
+    """The batches of a batch sampler on their way to workers:
+    as arrays if the samplers are gluon's own.
 
-    ``whole``: the receiver takes arrays; otherwise Python ints stay a list, and numpy ints stay the array
-    that contains them.
+    ``whole``: the receiver takes arrays; otherwise Python ints stay a list, and numpy ints stay the
+    array that contains them.
     """
 
     def __init__(self, batch_sampler: Any, whole: bool) -> None:
@@ -269,7 +306,9 @@ class Blocks(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         sampler = self._sampler
-        if type(sampler) is not BatchSampler or (not self._whole and type(sampler._sampler) is SequentialSampler):
+        if type(sampler) is not BatchSampler or (
+            not self._whole and type(sampler._sampler) is SequentialSampler
+        ):
             return iter(sampler)
         return sampler.blocks() or iter(sampler)
 
@@ -284,7 +323,9 @@ class Blocks(Iterable[Any]):
 class Batches:
     """The work of a loader's workers: makes a batch from indices."""
 
-    def __init__(self, dataset: Any, collate: Collate, gather: bulk.Gather | None, checked: bool) -> None:
+    def __init__(
+        self, dataset: Any, collate: Collate, gather: bulk.Gather | None, checked: bool
+    ) -> None:
         self.dataset, self._collate, self._gather, self._checked = dataset, collate, gather, checked
         self._forgets = forgets(collate)
 
@@ -301,7 +342,8 @@ class Batches:
             if batch is not None:
                 return batch
         dataset = self.dataset
-        with arena.within(None):  # a user's function may keep its result and reuse it for a later batch
+        # a user's function may keep its result and reuse it for a later batch
+        with arena.within(None):
             samples = [dataset[i] for i in indices]
             if not self._forgets:
                 return self._collate(samples)
@@ -309,22 +351,31 @@ class Batches:
 
 
 class Finish:
-    """Converts batches in the consumer's thread: to arrays of the requested type, pinned if requested.
+    """Converts batches in the consumer's thread: to arrays of the requested type,
+    pinned if requested.
 
     Parameters
     ----------
     batchify_fn : callable or None
-        The user's function. If it only stacks, workers stack numpy arrays, which are converted to tensors here.
+        The user's function. If it only stacks, workers stack numpy arrays, which are converted to
+        tensors here.
     """
 
-    def __init__(self, batchify_fn: Collate | None, array_type: str | None, pin_memory: bool) -> None:
-        stacks = batchify_fn is None or (type(batchify_fn) is Stack and not batchify_fn._use_shared_mem)
+    def __init__(
+        self, batchify_fn: Collate | None, array_type: str | None, pin_memory: bool
+    ) -> None:
+        stacks = batchify_fn is None or (
+            type(batchify_fn) is Stack and not batchify_fn._use_shared_mem
+        )
         by_tuples = batchify_fn in (default_batchify_fn, default_mp_batchify_fn)
         own_type = batchify_fn._array_type if isinstance(batchify_fn, Stack) else None
         if array_type is not None:
             arrays.checked(array_type)
-        self._array_type = array_type or own_type or (arrays.default_array_type() if stacks or by_tuples else None)
-        self.collate: Collate = Stack(array_type="numpy") if stacks else stacked_by_tuples if by_tuples else batchify_fn  # type: ignore[assignment]
+        self._array_type = (
+            array_type or own_type or (arrays.default_array_type() if stacks or by_tuples else None)
+        )
+        collate = stacked_by_tuples if by_tuples else batchify_fn
+        self.collate: Any = Stack(array_type="numpy") if stacks else collate
         self._pin = pin_memory and _can_pin()
 
     def __call__(self, batch: Any) -> Any:
@@ -336,7 +387,9 @@ class Finish:
 
 
 def _seed() -> int:
-    """Return the seed for workers: derived from the state of numpy's global generator, without drawing from it."""
+    """Return the seed for workers: derived from the state of numpy's global generator,
+    without drawing from it.
+    """
     state = pickle.dumps(np.random.get_state(legacy=False), protocol=5)
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest())
 
@@ -346,12 +399,17 @@ def _can_pin() -> bool:
 
     if torch.accelerator.is_available():
         return True
-    warnings.warn("pin_memory is True, but there is no accelerator: batches stay in ordinary memory", stacklevel=5)
+    warnings.warn(
+        "pin_memory is True, but there is no accelerator: batches stay in ordinary memory",
+        stacklevel=5,
+    )
     return False
 
 
 def _pinned(batch: Any) -> Any:
-    """Copy tensors to page-locked memory; lists and tuples become lists, everything else is unchanged."""
+    """Copy tensors to page-locked memory; lists and tuples become lists,
+    everything else is unchanged.
+    """
     if isinstance(batch, list | tuple):
         return [_pinned(one) for one in batch]
     return batch.pin_memory() if tensors.is_tensor(batch) else batch

@@ -14,17 +14,25 @@ class Dataset:
     """Base class: ``dataset[i]`` is the i-th item, ``len(dataset)`` the number of items."""
 
     def __getitem__(self, idx: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no __getitem__: a dataset gives its items by index")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no __getitem__: a dataset gives its items by index"
+        )
 
     def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} has no __len__: a dataset knows how many items it has")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no __len__: a dataset knows how many items it has"
+        )
 
     def filter(self, fn: Callable[[Any], object]) -> Dataset:
-        """Return the items for which ``fn`` is true. All are read now; a lazy transform computes them again on access."""
+        """Return the items for which ``fn`` is true.
+
+        All are read now; a lazy transform computes them again on access.
+        """
         return _SampledDataset(self, FilterSampler(fn, self))
 
     def shard(self, num_shards: int, index: int) -> Dataset:
-        """Return part ``index`` of ``num_shards`` consecutive parts; the first parts take the remainder.
+        """Return part ``index`` of ``num_shards`` consecutive parts;
+        the first parts take the remainder.
 
         Raises
         ------
@@ -32,7 +40,10 @@ class Dataset:
             Unless ``0 <= index < num_shards``.
         """
         require(num_shards > 0, f"num_shards is {num_shards}: it is at least 1")
-        require(0 <= index < num_shards, f"index is {index}: with {num_shards} shards it is 0 to {num_shards - 1}")
+        require(
+            0 <= index < num_shards,
+            f"index is {index}: with {num_shards} shards it is 0 to {num_shards - 1}",
+        )
         size, rest = divmod(len(self), num_shards)
         start = size * index + min(index, rest)
         return _SampledDataset(self, SequentialSampler(size + (index < rest), start))
@@ -41,7 +52,9 @@ class Dataset:
         """Return the first ``count`` items; all of them for None or a larger number."""
         if count is not None and count < 0:
             raise ConfigError(f"count is {count}: it is at least 0, or None for all items")
-        return _SampledDataset(self, SequentialSampler(len(self) if count is None else min(count, len(self))))
+        return _SampledDataset(
+            self, SequentialSampler(len(self) if count is None else min(count, len(self)))
+        )
 
     def sample(self, sampler: Sampler) -> Dataset:
         """Return the items that ``sampler`` lists; it is iterated once, now.
@@ -52,7 +65,10 @@ class Dataset:
             If it is not a `Sampler`.
         """
         if not isinstance(sampler, Sampler):
-            raise TypeError(f"sampler is of {type(sampler).__name__}: it has to be of a class made of gluon.data.Sampler")
+            raise TypeError(
+                f"sampler is of {type(sampler).__name__}: it has to be of a class made of "
+                "gluon.data.Sampler"
+            )
         return _SampledDataset(self, sampler)
 
     def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
@@ -86,7 +102,8 @@ class SimpleDataset(Dataset):
 
 
 class ArrayDataset(Dataset):
-    """Arrays, lists or datasets side by side: item i is ``(x1[i], x2[i], ...)``, or ``x1[i]`` for a single one.
+    """Arrays, lists or datasets side by side: item i is ``(x1[i], x2[i], ...)``,
+    or ``x1[i]`` for a single one.
 
     Raises
     ------
@@ -97,7 +114,10 @@ class ArrayDataset(Dataset):
     def __init__(self, *args: Any) -> None:
         require(args, "ArrayDataset of nothing: it needs one array or more")
         lengths = [len(data) for data in args]
-        require(len(set(lengths)) == 1, f"arrays of {', '.join(map(str, lengths))} items: all need the same length")
+        require(
+            len(set(lengths)) == 1,
+            f"arrays of {', '.join(map(str, lengths))} items: all need the same length",
+        )
         self._length = lengths[0]
         self._data = [_scalars(data) for data in args]
 
@@ -149,5 +169,7 @@ class _First:
 
 
 def _scalars(data: Any) -> Any:
-    """Convert one-dimensional NDArrays to numpy arrays, as the original does: their items are labels, not arrays."""
+    """Convert one-dimensional NDArrays to numpy arrays, as the original does:
+    their items are labels, not arrays.
+    """
     return data.asnumpy() if hasattr(data, "asnumpy") and len(data.shape) == 1 else data

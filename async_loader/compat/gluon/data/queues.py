@@ -1,4 +1,6 @@
-"""Queues and connections that send tensors through shared memory: only a descriptor is sent. Not used by the loader.
+"""Queues and connections that send tensors through shared memory: only a descriptor is sent.
+
+Not used by the loader.
 
 The receiver gets a tensor in shared memory, on the sender's pages. The sender must live until it is
 received; numpy arrays are sent as bytes. torch does the sharing itself.
@@ -32,7 +34,8 @@ class Queue(queue.Queue):
     """
 
     def __init__(self, maxsize: int = 0, *, ctx: Any = None) -> None:
-        super().__init__(maxsize, ctx=ctx or multiprocessing.get_context())  # type: ignore[no-untyped-call]
+        context = ctx or multiprocessing.get_context()
+        super().__init__(maxsize, ctx=context)  # type: ignore[no-untyped-call]
 
 
 class SimpleQueue(queue.SimpleQueue):

@@ -1,7 +1,8 @@
 """Items of a RecordIO file, as written by mxnet's tools. Images are not decoded.
 
-A record is a magic word, a word with a kind (3 bits) and a length (29 bits), and the data, filled up to a multiple of four
-bytes; all little-endian. Data that contains the magic word at a multiple of four is cut there into several records.
+A record is a magic word, a word with a kind (3 bits) and a length (29 bits), and the data, filled
+up to a multiple of four bytes; all little-endian. Data that contains the magic word at a multiple
+of four is cut there into several records.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _LENGTH_BITS = 29
 class RecordFileDataset(Dataset):
     """The records of ``name.rec`` as bytes, in the order of ``name.idx``.
 
-    Any number of processes and threads may read at the same time: reads do not move a file position.
+    Any number of processes and threads may read at the same time: reads do not move a file
+    position.
 
     Parameters
     ----------
@@ -61,12 +63,16 @@ class RecordFileDataset(Dataset):
         magic, word = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0)
         if magic != _MAGIC:
             raise ConfigError(
-                f"{self.filename} has no record at byte {at}: {self.idx_file} belongs to another file, or it was cut"
+                f"{self.filename} has no record at byte {at}: {self.idx_file} belongs to another "
+                "file, or it was cut"
             )
         length = word & ((1 << _LENGTH_BITS) - 1)
         data = os.pread(self._fd, length, at + _HEAD.size)
         if len(data) < length:
-            raise ConfigError(f"{self.filename} ends within the record at byte {at}: {len(data)} of {length} bytes are there")
+            raise ConfigError(
+                f"{self.filename} ends within the record at byte {at}: {len(data)} of {length} "
+                "bytes are there"
+            )
         return word >> _LENGTH_BITS, data, at + _HEAD.size + -(-length // 4) * 4
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,4 +94,6 @@ def _starts(path: str) -> list[int]:
     try:
         return [int(start) for _, start in words]
     except ValueError as error:
-        raise ConfigError(f"{path} is no index of records: its lines are a key, a tab and a place in the file") from error
+        raise ConfigError(
+            f"{path} is no index of records: its lines are a key, a tab and a place in the file"
+        ) from error

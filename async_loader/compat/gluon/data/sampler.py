@@ -1,7 +1,10 @@
-"""gluon's samplers: the order of indices. Random ones draw from numpy's global generator, as gluon's do.
+"""gluon's samplers: the order of indices.
 
-Differences from the original: `IntervalSampler` without rollover has the length of its output, `FilterSampler`
-reads ``len(dataset)`` items rather than until one is missing, and invalid arguments are refused by the constructor.
+Random ones draw from numpy's global generator, as gluon's do.
+
+Differences from the original: `IntervalSampler` without rollover has the length of its output,
+`FilterSampler` reads ``len(dataset)`` items rather than until one is missing, and invalid arguments
+are refused by the constructor.
 """
 
 from __future__ import annotations
@@ -25,10 +28,14 @@ class Sampler:
     """Base class: yields indices (or lists of them) and has a length."""
 
     def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError(f"{type(self).__name__} has no __iter__: a sampler yields indices")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no __iter__: a sampler yields indices"
+        )
 
     def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} has no __len__: a sampler knows how many indices it yields")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no __len__: a sampler knows how many indices it yields"
+        )
 
 
 class SequentialSampler(Sampler):
@@ -56,7 +63,8 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """All of ``range(length)``, shuffled in each pass by numpy's global generator: ``numpy.random.seed`` reproduces it.
+    """All of ``range(length)``, shuffled in each pass by numpy's global generator:
+    ``numpy.random.seed`` reproduces it.
 
     Parameters
     ----------
@@ -80,7 +88,9 @@ class RandomSampler(Sampler):
 
 
 class FilterSampler(Sampler):
-    """The indices of the items for which ``fn`` is true. Every item is read once, when the sampler is made.
+    """The indices of the items for which ``fn`` is true.
+
+    Every item is read once, when the sampler is made.
 
     Parameters
     ----------
@@ -114,7 +124,10 @@ class IntervalSampler(Sampler):
     """
 
     def __init__(self, length: int, interval: int, rollover: bool = True) -> None:
-        require(interval <= length, f"interval is {interval}, length only {length}: an interval fits into the length")
+        require(
+            interval <= length,
+            f"interval is {interval}, length only {length}: an interval fits into the length",
+        )
         if interval < 1:
             raise ConfigError(f"interval is {interval}: it is at least 1")
         self._length, self._interval, self._rollover = length, interval, rollover
@@ -135,8 +148,8 @@ class BatchSampler(Sampler):
     sampler : sampler
     batch_size : int
     last_batch : {'keep', 'discard', 'rollover'}
-        Handling of an incomplete last batch. Rolled over, its indices start the next pass, so that the length
-        depends on the pass: 10 indices in batches of 3 give 3, 3, 4, 3 ... batches.
+        Handling of an incomplete last batch. Rolled over, its indices start the next pass, so that
+        the length depends on the pass: 10 indices in batches of 3 give 3, 3, 4, 3 ... batches.
 
     Raises
     ------
@@ -148,7 +161,9 @@ class BatchSampler(Sampler):
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}: it is at least 1")
         if last_batch not in LAST_BATCH:
-            raise ConfigError(f"last_batch is {last_batch!r}: it is 'keep', 'discard' or 'rollover'")
+            raise ConfigError(
+                f"last_batch is {last_batch!r}: it is 'keep', 'discard' or 'rollover'"
+            )
         self._sampler, self._batch_size, self._last_batch = sampler, batch_size, last_batch
         self._prev: list[Any] = []
 
@@ -165,7 +180,9 @@ class BatchSampler(Sampler):
             self._prev = batch
 
     def blocks(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]] | None:
-        """Yield the same batches as arrays of indices, made in bulk; ``None`` if the sampler yields single indices only."""
+        """Yield the same batches as arrays of indices, made in bulk;
+        ``None`` if the sampler yields single indices only.
+        """
         kind = type(self._sampler)
         if kind not in (SequentialSampler, RandomSampler):
             return None
@@ -183,7 +200,11 @@ class BatchSampler(Sampler):
             if self._last_batch == "keep":
                 yield drawn[whole:]
             elif self._last_batch == "rollover":
-                self._prev = drawn[whole:].tolist() if type(self._sampler) is SequentialSampler else list(drawn[whole:])
+                self._prev = (
+                    drawn[whole:].tolist()
+                    if type(self._sampler) is SequentialSampler
+                    else list(drawn[whole:])
+                )
 
     def __len__(self) -> int:
         count, size = len(self._sampler), self._batch_size

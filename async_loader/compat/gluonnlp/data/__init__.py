@@ -1,9 +1,21 @@
-"""The loading part of ``gluonnlp.data``: the sharded loader, samplers by length and by part, batchify functions."""
+"""The loading part of ``gluonnlp.data``: the sharded loader, samplers by length and by part,
+batchify functions.
+"""
 
 from async_loader.compat.gluonnlp.data import batchify, dataloader, sampler
-from async_loader.compat.gluonnlp.data.buckets import BucketScheme, ConstWidthBucket, ExpWidthBucket, LinearWidthBucket
+from async_loader.compat.gluonnlp.data.buckets import (
+    BucketScheme,
+    ConstWidthBucket,
+    ExpWidthBucket,
+    LinearWidthBucket,
+)
 from async_loader.compat.gluonnlp.data.dataloader import ShardedDataLoader
-from async_loader.compat.gluonnlp.data.sampler import FixedBucketSampler, SortedBucketSampler, SortedSampler, SplitSampler
+from async_loader.compat.gluonnlp.data.sampler import (
+    FixedBucketSampler,
+    SortedBucketSampler,
+    SortedSampler,
+    SplitSampler,
+)
 
 __all__ = [
     "BucketScheme",

@@ -1,7 +1,7 @@
 """gluonnlp's batchify functions: they make a batch from samples. Each is a picklable object.
 
-Difference: `Pad` keeps numpy's dtype for lists of numbers; the original converts all to float32 after truncating
-fractions.
+Difference: `Pad` keeps numpy's dtype for lists of numbers; the original converts all to float32
+after truncating fractions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Stack:
 
 
 class Pad:
-    """Pad samples along one axis to the longest, ``[batch, ...]``; with ``ret_length`` also return their lengths.
+    """Pad samples along one axis to the longest, ``[batch, ...]``;
+    with ``ret_length`` also return their lengths.
 
     Parameters
     ----------
@@ -65,20 +66,31 @@ class Pad:
     ) -> None:
         require(isinstance(axis, int), f"axis is {axis!r}: it is an int")
         if pad_val is None:
-            warnings.warn("pad_val is not given: Pad takes 0, which is a token of its own in most vocabularies", stacklevel=2)
-        self._axis, self._pad_val, self._ret_length = axis, 0 if pad_val is None else pad_val, ret_length
+            warnings.warn(
+                "pad_val is not given: Pad takes 0, which is a token of its own in most "
+                "vocabularies",
+                stacklevel=2,
+            )
+        self._axis = axis
+        self._pad_val = 0 if pad_val is None else pad_val
+        self._ret_length = ret_length
         self._dtype, self._round_to = dtype, round_to
 
     def __call__(self, data: Sequence[Any]) -> Any:
         first = data[0]
         if not isinstance(first, np.ndarray | list) and not arrays.is_array(first):
             raise NotImplementedError(
-                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several fields, Tuple(Pad(), ...)"
+                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several "
+                "fields, Tuple(Pad(), ...)"
             )
         known = [arrays.to_numpy(one) for one in data]
         axis = self._axis % known[0].ndim
         batch = _finished(padded(known, self._pad_val, self._dtype, self._round_to, [axis]))
-        return (batch, _finished(np.asarray([one.shape[axis] for one in known], np.int32))) if self._ret_length else batch
+        return (
+            (batch, _finished(np.asarray([one.shape[axis] for one in known], np.int32)))
+            if self._ret_length
+            else batch
+        )
 
 
 class Tuple:
@@ -93,13 +105,16 @@ class Tuple:
 
     def __init__(self, fn: Any, *args: Callable[[list[Any]], Any]) -> None:
         if isinstance(fn, list | tuple):
-            require(not args, "Tuple takes functions, or one list of them: Tuple(a, b) or Tuple([a, b])")
+            require(
+                not args, "Tuple takes functions, or one list of them: Tuple(a, b) or Tuple([a, b])"
+            )
         self._fn = tuple(fn) if isinstance(fn, list | tuple) else (fn, *args)
         _require_callable(self._fn)
 
     def __call__(self, data: Sequence[Any]) -> tuple[Any, ...]:
         require(
-            len(data[0]) == len(self._fn), f"a sample has {len(data[0])} fields, Tuple {len(self._fn)} functions: one for each"
+            len(data[0]) == len(self._fn),
+            f"a sample has {len(data[0])} fields, Tuple {len(self._fn)} functions: one for each",
         )
         return tuple(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
 
@@ -129,14 +144,20 @@ class NamedTuple:
             _demand(pairs, "fn_info is a dict of functions, or a sequence of them or of pairs")
             known = dict(fn_info)
         _demand(
-            set(known) == set(container._fields), f"functions for {sorted(known)}, fields are {container._fields}: one for each"
+            set(known) == set(container._fields),
+            f"functions for {sorted(known)}, fields are {container._fields}: one for each",
         )
         self._fn = [known[name] for name in container._fields]
         _require_callable(self._fn, _demand)
 
     def __call__(self, data: Sequence[Any]) -> Any:
-        _demand(isinstance(data[0], self._container), f"samples are of {type(data[0]).__name__}, not {self._container.__name__}")
-        return self._container(*(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn)))
+        _demand(
+            isinstance(data[0], self._container),
+            f"samples are of {type(data[0]).__name__}, not {self._container.__name__}",
+        )
+        return self._container(
+            *(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
+        )
 
 
 class Dict:
@@ -148,7 +169,10 @@ class Dict:
     """
 
     def __init__(self, fn_dict: Mapping[Any, Callable[[list[Any]], Any]]) -> None:
-        _demand(isinstance(fn_dict, Mapping), f"fn_dict is of {type(fn_dict).__name__}: it is a dict of functions")
+        _demand(
+            isinstance(fn_dict, Mapping),
+            f"fn_dict is of {type(fn_dict).__name__}: it is a dict of functions",
+        )
         _require_callable(list(fn_dict.values()), _demand)
         self._fn_dict = dict(fn_dict)
 
@@ -164,14 +188,21 @@ class List:
 
 
 def _demand(condition: object, message: str) -> None:
-    """Raise ValueError, as the original's `Dict` and `NamedTuple` do, unless ``condition`` is true."""
+    """Raise ValueError, as the original's `Dict` and `NamedTuple` do,
+    unless ``condition`` is true.
+    """
     if not condition:
         raise ValueError(message)
 
 
-def _require_callable(functions: Sequence[Any], check: Callable[[object, str], None] = require) -> None:
+def _require_callable(
+    functions: Sequence[Any], check: Callable[[object, str], None] = require
+) -> None:
     for number, one in enumerate(functions):
-        check(callable(one), f"function {number} is of {type(one).__name__}: batchify functions are callable")
+        check(
+            callable(one),
+            f"function {number} is of {type(one).__name__}: batchify functions are callable",
+        )
 
 
 def _finished(array: npt.NDArray[Any]) -> Any:

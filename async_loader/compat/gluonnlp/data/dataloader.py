@@ -1,7 +1,8 @@
-"""gluonnlp's ShardedDataLoader: like gluon's loader, but a batch may be a list of shards, one for each device.
+"""gluonnlp's ShardedDataLoader: like gluon's loader, but a batch may be a list of shards,
+one for each device.
 
-Differences from the original: iterators keep their loader alive, a worker that dies is reported at once and replaced,
-and the iterator continues after an error.
+Differences from the original: iterators keep their loader alive, a worker that dies is reported at
+once and replaced, and the iterator continues after an error.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ __all__ = ["ShardedDataLoader"]
 
 
 class ShardedDataLoader(DataLoader):
-    """Batches of a dataset; for a ``batch_sampler`` that yields lists of lists of indices, lists of batches.
+    """Batches of a dataset; for a ``batch_sampler`` that yields lists of lists of indices,
+    lists of batches.
 
-    A list or a tuple within a batch is a shard, so indices cannot be tuples here. All shards of a batch are one task.
+    A list or a tuple within a batch is a shard, so indices cannot be tuples here. All shards of a
+    batch are one task.
 
     Parameters
     ----------
-    dataset, batch_size, shuffle, sampler, last_batch, batch_sampler, num_workers, pin_memory, prefetch, thread_pool
+    dataset, batch_size, shuffle, sampler, last_batch, batch_sampler, num_workers, pin_memory,
+    prefetch, thread_pool
         See gluon's loader.
     batchify_fn : callable, optional
         By default `default_batchify_fn`: only tuples are split, a list is one array.

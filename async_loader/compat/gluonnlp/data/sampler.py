@@ -1,9 +1,10 @@
 """gluonnlp's samplers: batches by sample length, and parts of a dataset.
 
-`FixedBucketSampler` and `SortedBucketSampler` draw from numpy's global generator, `SplitSampler` from Python's: a seed
-gives the same order as in the original. Differences: with fewer batches than shards `FixedBucketSampler` repeats
-batches instead of dropping some, `SplitSampler` refuses an invalid part, `SortedBucketSampler` has the right length
-also if windows do not divide into batches, and iterations do not disturb each other's order.
+`FixedBucketSampler` and `SortedBucketSampler` draw from numpy's global generator, `SplitSampler`
+from Python's: a seed gives the same order as in the original. Differences: with fewer batches than
+shards `FixedBucketSampler` repeats batches instead of dropping some, `SplitSampler` refuses an
+invalid part, `SortedBucketSampler` has the right length also if windows do not divide into batches,
+and iterations do not disturb each other's order.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class SortedSampler(Sampler):
 
     def __init__(self, sort_keys: Sequence[Any], reverse: bool = True) -> None:
         require(len(sort_keys) > 0, "sort_keys is empty: there is nothing to sort")
-        self._sorted_ids = sorted(range(len(sort_keys)), key=lambda i: sort_keys[i], reverse=reverse)
+        self._sorted_ids = sorted(
+            range(len(sort_keys)), key=lambda i: sort_keys[i], reverse=reverse
+        )
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._sorted_ids)
@@ -81,7 +84,12 @@ class SortedBucketSampler(Sampler):
     """
 
     def __init__(
-        self, sort_keys: Sequence[Any], batch_size: int, mult: float = 100, reverse: bool = True, shuffle: bool = False
+        self,
+        sort_keys: Sequence[Any],
+        batch_size: int,
+        mult: float = 100,
+        reverse: bool = True,
+        shuffle: bool = False,
     ) -> None:
         require(len(sort_keys) > 0, "sort_keys is empty: there is nothing to sort")
         require(batch_size > 0, f"batch_size is {batch_size}: it is at least 1")
@@ -97,7 +105,11 @@ class SortedBucketSampler(Sampler):
         count = len(self._sort_keys)
         order = np.random.permutation(count).tolist() if self._shuffle else list(range(count))
         for begin in range(0, count, self._window):
-            window = sorted(order[begin : begin + self._window], key=lambda i: self._sort_keys[i], reverse=self._reverse)
+            window = sorted(
+                order[begin : begin + self._window],
+                key=lambda i: self._sort_keys[i],
+                reverse=self._reverse,
+            )
             begins = list(range(0, len(window), self._batch_size))
             if self._shuffle:
                 np.random.shuffle(begins)
@@ -141,9 +153,14 @@ class SplitSampler(Sampler):
         shuffle: bool = True,
     ) -> None:
         require(num_parts > 0, f"num_parts is {num_parts}: it is at least 1")
-        require(length >= num_parts, f"length is {length}, num_parts {num_parts}: each part needs a sample")
+        require(
+            length >= num_parts,
+            f"length is {length}, num_parts {num_parts}: each part needs a sample",
+        )
         if not 0 <= part_index < num_parts:
-            raise ConfigError(f"part_index is {part_index}: with {num_parts} parts it is 0 to {num_parts - 1}")
+            raise ConfigError(
+                f"part_index is {part_index}: with {num_parts} parts it is 0 to {num_parts - 1}"
+            )
         if repeat < 0:
             raise ConfigError(f"repeat is {repeat}: it is at least 0")
         self.even_size, self.num_parts = even_size, num_parts
@@ -177,7 +194,8 @@ class SplitSampler(Sampler):
 
 
 class FixedBucketSampler(Sampler):
-    """Batches of samples of similar length, each from one bucket; the largest bucket first without shuffling.
+    """Batches of samples of similar length, each from one bucket;
+    the largest bucket first without shuffling.
 
     Parameters
     ----------
@@ -190,14 +208,17 @@ class FixedBucketSampler(Sampler):
     bucket_keys : sequence of int, or of tuples of int, optional
         Longest lengths of the buckets.
     ratio : float
-        A bucket whose key is a k-th of the largest has batches of ``max(k * ratio * batch_size, batch_size)`` samples.
+        A bucket whose key is a k-th of the largest has batches of ``max(k * ratio * batch_size,
+        batch_size)`` samples.
     shuffle : bool
-        Shuffle the batches' order and the samples of each bucket with numpy's global generator, from the last order on.
+        Shuffle the batches' order and the samples of each bucket with numpy's global generator,
+        from the last order on.
     use_average_length : bool
         A bucket's batches have ``batch_size / (mean + deviation of its lengths)`` samples.
     num_shards : int
-        Above 0 a pass yields lists of ``num_shards`` batches, one for each device. The last list starts earlier, so that it
-        is full: some batches are repeated. If there are fewer batches than shards, they are repeated.
+        Above 0 a pass yields lists of ``num_shards`` batches, one for each device. The last list
+        starts earlier, so that it is full: some batches are repeated. If there are fewer batches
+        than shards, they are repeated.
     bucket_scheme : BucketScheme
 
     Raises
@@ -228,40 +249,69 @@ class FixedBucketSampler(Sampler):
         keys = self._keys(bucket_keys, num_buckets, bucket_scheme or ConstWidthBucket())
         self._fill(sorted(set(keys)))
         if use_average_length and ratio > 0:
-            warnings.warn(f"ratio is {ratio}, and ignored: with use_average_length it has no meaning", stacklevel=2)
-        self._bucket_batch_sizes = self._by_elements(batch_size) if use_average_length else self._by_samples(batch_size)
+            warnings.warn(
+                f"ratio is {ratio}, and ignored: with use_average_length it has no meaning",
+                stacklevel=2,
+            )
+        self._bucket_batch_sizes = (
+            self._by_elements(batch_size) if use_average_length else self._by_samples(batch_size)
+        )
         self._batch_infos = [
             (bucket, begin)
             for bucket in reversed(range(len(self._bucket_keys)))
-            for begin in range(0, len(self._bucket_sample_ids[bucket]), self._bucket_batch_sizes[bucket])
+            for begin in range(
+                0, len(self._bucket_sample_ids[bucket]), self._bucket_batch_sizes[bucket]
+            )
         ]
 
-    def _keys(self, given: Sequence[Key] | None, num_buckets: int | None, scheme: BucketScheme) -> list[Key]:
+    def _keys(
+        self, given: Sequence[Key] | None, num_buckets: int | None, scheme: BucketScheme
+    ) -> list[Key]:
         if given is None:
-            require(num_buckets is not None and num_buckets > 0, f"num_buckets is {num_buckets}: it is at least 1")
+            require(
+                num_buckets is not None and num_buckets > 0,
+                f"num_buckets is {num_buckets}: it is at least 1",
+            )
             assert num_buckets is not None
             longest, shortest = self._lengths.max(axis=0), self._lengths.min(axis=0)
             return scheme(_plain(longest), _plain(shortest), num_buckets)
         require(len(given) > 0, "bucket_keys is empty: it holds one key or more")
         if num_buckets is not None:
-            warnings.warn(f"num_buckets is {num_buckets}, and ignored: there are bucket_keys", stacklevel=3)
+            warnings.warn(
+                f"num_buckets is {num_buckets}, and ignored: there are bucket_keys", stacklevel=3
+            )
         attributes = self._lengths.shape[1:]
         for key in given:
-            fits = isinstance(key, int | np.integer) if not attributes else isinstance(key, tuple) and len(key) == attributes[0]
-            require(fits, f"bucket key {key!r}: it is {'a tuple of ' + str(attributes[0]) + ' ints' if attributes else 'an int'}")
+            fits = (
+                isinstance(key, int | np.integer)
+                if not attributes
+                else isinstance(key, tuple) and len(key) == attributes[0]
+            )
+            require(
+                fits,
+                f"bucket key {key!r}: it is "
+                f"{'a tuple of ' + str(attributes[0]) + ' ints' if attributes else 'an int'}",
+            )
         return list(given)
 
     def _fill(self, keys: list[Key]) -> None:
         """Assign samples to buckets; empty buckets are left out."""
         buckets = assigned(keys, self._lengths)
         if unused := [key for key, samples in zip(keys, buckets, strict=True) if not samples]:
-            warnings.warn(f"no sample falls into the buckets {unused}: they are left out", stacklevel=3)
+            warnings.warn(
+                f"no sample falls into the buckets {unused}: they are left out", stacklevel=3
+            )
         self._bucket_keys = [key for key, samples in zip(keys, buckets, strict=True) if samples]
         self._bucket_sample_ids = [samples for samples in buckets if samples]
 
     def _by_samples(self, batch_size: int) -> list[int]:
-        sizes = [key if isinstance(key, int | np.integer) else sum(key) for key in self._bucket_keys]
-        return [max(int(max(sizes) / float(size) * self._ratio * batch_size), batch_size) for size in sizes]
+        sizes = [
+            key if isinstance(key, int | np.integer) else sum(key) for key in self._bucket_keys
+        ]
+        return [
+            max(int(max(sizes) / float(size) * self._ratio * batch_size), batch_size)
+            for size in sizes
+        ]
 
     def _by_elements(self, batch_size: int) -> list[int]:
         of_bucket = [self._lengths[samples] for samples in self._bucket_sample_ids]
@@ -288,7 +338,11 @@ class FixedBucketSampler(Sampler):
             yield [buckets[bucket][rows] for bucket, rows in group]
 
     def __len__(self) -> int:
-        return len(self._batch_infos) if self._num_shards <= 0 else -(-len(self._batch_infos) // self._num_shards)
+        return (
+            len(self._batch_infos)
+            if self._num_shards <= 0
+            else -(-len(self._batch_infos) // self._num_shards)
+        )
 
     def stats(self) -> str:
         """Return the buckets as text: keys, numbers of samples, and batch sizes."""
@@ -304,7 +358,10 @@ class FixedBucketSampler(Sampler):
 
 def _lengths(lengths: Sequence[Any]) -> npt.NDArray[np.int64]:
     known = np.asarray(lengths, dtype=np.int64)
-    require(known.ndim in (1, 2), f"lengths has {known.ndim} axes: a length is an int, or a tuple of ints")
+    require(
+        known.ndim in (1, 2),
+        f"lengths has {known.ndim} axes: a length is an int, or a tuple of ints",
+    )
     require((known > 0).all(), f"the shortest length is {known.min()}: all are at least 1")
     return known
 
