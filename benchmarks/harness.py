@@ -125,7 +125,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what came of it. `figure` is None where one side of it was not measured."""
+    """A target and its result. `figure` is None if one side was not measured."""
 
     target: Target
     figure: float | None

@@ -1,4 +1,4 @@
-"""Tests that need a real accelerator. Where there is none they are skipped, and say so."""
+"""Tests that need a real accelerator. They are skipped, with the reason, on other machines."""
 
 from __future__ import annotations
 
