@@ -45,9 +45,6 @@ __all__ = ["DataLoader"]
 
 CLOSE_TIMEOUT_S = 10.0
 
-_AHEAD_FROM = 1 << 20
-"""Bytes of a batch from which it pays to have a thread gather the next one meanwhile."""
-
 _STATE_VERSION = 2
 _STATE_VERSIONS = (1, 2)
 
@@ -178,8 +175,7 @@ class DataLoader(Generic[B]):
         count = self.num_workers
         if self._columns is not None:
             work = GatherWork(self._columns, work, checked=self._batches.in_range)
-            nbytes = self._columns.item_bytes * (self.batch_size or 1)
-            count, kind = (1, "thread") if self.num_workers and nbytes >= _AHEAD_FROM else (0, "inline")
+            count, kind = gather_workers(self._columns.item_bytes, self.batch_size, count)
         ahead = prefetch if prefetch is None else whole("prefetch", prefetch, 1)
         follows: Any = None if self._backend is None else "device" if isinstance(self._backend, DeviceBackend) else "pin"
         self._engine = Engine(

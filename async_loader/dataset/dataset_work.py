@@ -12,7 +12,7 @@ from async_loader.dataset.array_dataset import Columns, as_index
 from async_loader.dataset.bookmarks import Bookmark, has_state, upto
 from async_loader.errors import Broken
 from async_loader.pipeline.batches import arena
-from async_loader.pipeline.workers.work import WorkContext
+from async_loader.pipeline.workers.work import Kind, WorkContext
 from async_loader.source import END
 
 
@@ -148,6 +148,16 @@ BEGIN = _Begin.BEGIN
 """The task of a `TrackedMapWork` that makes no batch: see
 `async_loader.pipeline.engine.Engine.iterate`.
 """
+
+
+_AHEAD_FROM = 1 << 20
+"""Smallest batch in bytes for which a thread that gathers the next batch ahead is faster."""
+
+
+def gather_workers(item_bytes: int, batch_size: int | None, num_workers: int) -> tuple[int, Kind]:
+    """Return number and kind of workers for gathering: a thread if batches are large enough."""
+    ahead = num_workers and item_bytes * (batch_size or 1) >= _AHEAD_FROM
+    return (1, "thread") if ahead else (0, "inline")
 
 
 class GatherWork:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 from typing import Any
 
 from async_loader.demo.actor import ActorReport, Failed, act, make_envs
@@ -157,17 +156,6 @@ class Actors:
             actor.pipe.close()
             actor.process.close()
         self._end.close()
-
-    def __enter__(self) -> Actors:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # -- the thread --------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class Run:
     def until_done(self, report: Report, make: Callable[[int], Any]) -> Summary:
         # Actors first: they import their modules while the feeder starts.
         with (
-            Actors(self._settings, self._seconds, make) as self._actors,
+            contextlib.closing(Actors(self._settings, self._seconds, make)) as self._actors,
             self._feeder() as self._client,
         ):
             self._publish()

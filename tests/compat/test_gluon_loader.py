@@ -307,7 +307,7 @@ def test_pinned_batches_become_lists(monkeypatch):
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_pinning_without_an_accelerator_is_a_warning():
-    with pytest.warns(UserWarning, match="no accelerator"):
+    with pytest.warns(UserWarning, match="nothing is pinned"):
         assert lists(DataLoader(range(2), 2, pin_memory=True)) == [[0, 1]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
 import weakref
 from collections.abc import Iterator
@@ -59,14 +60,9 @@ class FakeLoader:
 
     def of(self, d: Any) -> FakeLoader:
         """Return the same settings for another loader."""
-        return FakeLoader(
-            d,
-            self.pin_memory,
-            self.num_workers,
-            self.timeout,
-            self.persistent_workers,
-            self.pin_memory_device,
-        )
+        other = copy.copy(self)
+        other._loader = weakref.ref(d)
+        return other
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches made in this process by the loader's own methods."""

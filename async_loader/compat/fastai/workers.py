@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from async_loader.compat.torch_errors import as_torchs
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.iterator import BatchIterator
@@ -143,14 +144,8 @@ class Workers:
         """The same, with errors as fastai's callers know them, and the end of workers that were for this epoch alone."""
         try:
             yield from iteration
-        except Timeout as error:
-            raise RuntimeError(
-                f"DataLoader timed out after {timeout_s} seconds: {error}"
-            ) from error
-        except WorkerDied as error:
-            raise RuntimeError(
-                f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}"
-            ) from error
+        except (WorkerDied, Timeout) as error:
+            raise as_torchs(error, timeout_s) from error
         finally:
             iteration.close()
             if self._only is not None:

@@ -19,6 +19,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import _utils
 
 from async_loader.compat.torch.order import Drawn
+from async_loader.compat.torch_errors import as_torchs
 from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, NoColumns, columns_of
 from async_loader.dataset.batch_order import Batches, StreamBatches
@@ -29,6 +30,7 @@ from async_loader.dataset.dataset_work import (
     MapWork,
     StreamWork,
     epoch_of,
+    gather_workers,
 )
 from async_loader.dataset.epoch import Epoch, can_pin, pinned
 from async_loader.dataset.epoch_progress import EpochProgress
@@ -118,7 +120,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if kept is not None and not kept.closed:
             return kept
         columns = self._columns()
-        work, count, kind = self._work(columns, batches), self.num_workers, "process"
+        work, count = self._work(columns, batches), self.num_workers
+        kind: Kind = "process"
         if columns is not None:
             ahead = count and columns.item_bytes * (self.batch_size or 1) >= _AHEAD_FROM
             count, kind = (1, "thread") if ahead else (0, "inline")
@@ -270,14 +273,8 @@ class Pass(Iterator[Any]):
         """Return the result of `ask`, with our exceptions converted to torch's."""
         try:
             return ask()
-        except WorkerDied as error:
-            raise RuntimeError(
-                f"DataLoader worker (pid(s) {error.pid}) exited unexpectedly: {error}"
-            ) from error
-        except Timeout as error:
-            raise RuntimeError(
-                f"DataLoader timed out after {self._timeout:g} seconds: {error}"
-            ) from error
+        except (WorkerDied, Timeout) as error:
+            raise as_torchs(error, self._timeout) from error
 
     def _warn_of_length(self) -> None:
         come = self.epoch.yielded + 1

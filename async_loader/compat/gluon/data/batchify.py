@@ -164,24 +164,25 @@ class Group:
         If one of them is not callable, or a sample has a different number of fields.
     """
 
+    _checked: int | None = None
+    """Number of samples whose fields are counted; None for all."""
+
     def __init__(self, fn: Any, *args: Callable[[list[Any]], Any]) -> None:
+        name = type(self).__name__
         if isinstance(fn, list | tuple):
             require(
-                not args, "Group takes functions, or one list of them: Group(a, b) or Group([a, b])"
+                not args,
+                f"{name} takes functions, or one list of them: {name}(a, b) or {name}([a, b])",
             )
         self._fn = tuple(fn) if isinstance(fn, list | tuple) else (fn, *args)
-        for number, one in enumerate(self._fn):
-            require(
-                callable(one),
-                f"function {number} is of {type(one).__name__}: batchify functions are callable",
-            )
+        require_callable(self._fn)
 
     def __call__(self, data: Sequence[Any]) -> tuple[Any, ...]:
-        for sample in data:
+        for sample in data[: self._checked]:
             require(
                 len(sample) == len(self._fn),
-                f"a sample has {len(sample)} fields, Group has {len(self._fn)} functions: one for "
-                "each",
+                f"a sample has {len(sample)} fields, {type(self).__name__} has {len(self._fn)} "
+                "functions: one for each",
             )
         return tuple(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
 
@@ -212,6 +213,16 @@ def stacked_by_tuples(data: Sequence[Any]) -> Any:
     if isinstance(data[0], tuple):
         return [stacked_by_tuples(column) for column in columns(data)]
     return stacked(data)
+
+
+def require_callable(
+    functions: Sequence[Any], check: Callable[[object, str], None] = require
+) -> None:
+    for number, one in enumerate(functions):
+        check(
+            callable(one),
+            f"function {number} is of {type(one).__name__}: batchify functions are callable",
+        )
 
 
 def forgets(fn: Any) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import pickle
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +26,8 @@ from async_loader.compat.gluon.data.batchify import (
 )
 from async_loader.compat.gluon.data.checks import require
 from async_loader.compat.gluon.data.sampler import BatchSampler, RandomSampler, SequentialSampler
+from async_loader.dataset.dataset_work import gather_workers
+from async_loader.dataset.epoch import can_pin
 from async_loader.errors import ConfigError, Timeout
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.engine import Engine
@@ -42,9 +43,6 @@ __all__ = [
 ]
 
 Collate = Callable[[list[Any]], Any]
-
-_AHEAD_FROM = 1 << 20
-"""Smallest batch in bytes for which a thread that gathers the next batch ahead is faster."""
 
 
 class LoaderTimeout(Timeout, multiprocessing.TimeoutError):
@@ -160,8 +158,7 @@ class DataLoader:
         """
         if gather is None:
             return self._num_workers, "thread" if self._thread_pool else "process"
-        ahead = self._num_workers and gather.item_bytes * (batch_size or 1) >= _AHEAD_FROM
-        return (1, "thread") if ahead else (0, "inline")
+        return gather_workers(gather.item_bytes, batch_size, self._num_workers)
 
     def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> bulk.Gather | None:
         """Return the bulk path if it is allowed and possible;
@@ -376,7 +373,7 @@ class Finish:
         )
         collate = stacked_by_tuples if by_tuples else batchify_fn
         self.collate: Any = Stack(array_type="numpy") if stacks else collate
-        self._pin = pin_memory and _can_pin()
+        self._pin = pin_memory and can_pin()
 
     def __call__(self, batch: Any) -> Any:
         if type(batch) is arrays.Sent:
@@ -392,18 +389,6 @@ def _seed() -> int:
     """
     state = pickle.dumps(np.random.get_state(legacy=False), protocol=5)
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest())
-
-
-def _can_pin() -> bool:
-    import torch
-
-    if torch.accelerator.is_available():
-        return True
-    warnings.warn(
-        "pin_memory is True, but there is no accelerator: batches stay in ordinary memory",
-        stacklevel=5,
-    )
-    return False
 
 
 def _pinned(batch: Any) -> Any:

@@ -14,7 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.compat.gluon.data import arrays
-from async_loader.compat.gluon.data.batchify import padded, stacked
+from async_loader.compat.gluon.data.batchify import (
+    AsList,
+    Group,
+    padded,
+    require_callable,
+    stacked,
+)
 from async_loader.compat.gluon.data.checks import require
 
 
@@ -93,7 +99,7 @@ class Pad:
         )
 
 
-class Tuple:
+class Tuple(Group):
     """Apply one batchify function per field of tuples or lists; returns a tuple.
 
     Parameters
@@ -103,20 +109,7 @@ class Tuple:
         ``Tuple(a, b)`` is ``Tuple([a, b])``.
     """
 
-    def __init__(self, fn: Any, *args: Callable[[list[Any]], Any]) -> None:
-        if isinstance(fn, list | tuple):
-            require(
-                not args, "Tuple takes functions, or one list of them: Tuple(a, b) or Tuple([a, b])"
-            )
-        self._fn = tuple(fn) if isinstance(fn, list | tuple) else (fn, *args)
-        _require_callable(self._fn)
-
-    def __call__(self, data: Sequence[Any]) -> tuple[Any, ...]:
-        require(
-            len(data[0]) == len(self._fn),
-            f"a sample has {len(data[0])} fields, Tuple {len(self._fn)} functions: one for each",
-        )
-        return tuple(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
+    _checked = 1
 
 
 class NamedTuple:
@@ -148,7 +141,7 @@ class NamedTuple:
             f"functions for {sorted(known)}, fields are {container._fields}: one for each",
         )
         self._fn = [known[name] for name in container._fields]
-        _require_callable(self._fn, _demand)
+        require_callable(self._fn, _demand)
 
     def __call__(self, data: Sequence[Any]) -> Any:
         _demand(
@@ -173,18 +166,15 @@ class Dict:
             isinstance(fn_dict, Mapping),
             f"fn_dict is of {type(fn_dict).__name__}: it is a dict of functions",
         )
-        _require_callable(list(fn_dict.values()), _demand)
+        require_callable(list(fn_dict.values()), _demand)
         self._fn_dict = dict(fn_dict)
 
     def __call__(self, data: Sequence[Any]) -> dict[Any, Any]:
         return {key: fn([sample[key] for sample in data]) for key, fn in self._fn_dict.items()}
 
 
-class List:
+class List(AsList):
     """Return the samples as a list, for texts."""
-
-    def __call__(self, data: Sequence[Any]) -> list[Any]:
-        return list(data)
 
 
 def _demand(condition: object, message: str) -> None:
@@ -193,16 +183,6 @@ def _demand(condition: object, message: str) -> None:
     """
     if not condition:
         raise ValueError(message)
-
-
-def _require_callable(
-    functions: Sequence[Any], check: Callable[[object, str], None] = require
-) -> None:
-    for number, one in enumerate(functions):
-        check(
-            callable(one),
-            f"function {number} is of {type(one).__name__}: batchify functions are callable",
-        )
 
 
 def _finished(array: npt.NDArray[Any]) -> Any:
