@@ -23,12 +23,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 SUITES = ("loader", "replay", "feeder", "doors", "soak")
 REPEATS = 3
 WIDTH = 170
-"""Of tables in a file or a pipe."""
+"""Width of tables in a file or a pipe."""
 BUSY = 0.5
 NOISE = "times say little now; CPU time and what is left behind still hold"
 HURRY = 0.3
-"""--quick measures this share of the seconds, once: to see that everything runs,
-not for figures.
+"""With --quick this share of the seconds is measured, once:
+to check that everything runs, not for figures.
 """
 
 
@@ -58,7 +58,7 @@ def _parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run one suite; returns the exit code."""
+    """Run one suite; return the exit code."""
     options, begin = _parse(), time.monotonic()
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     suite = importlib.import_module(f"benchmarks.{options.suite}")

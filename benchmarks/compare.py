@@ -62,7 +62,7 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """Median over the repeats of: how many times better this checkout is."""
+        """Median over the repeats of the factor by which this checkout is better."""
         ratios = [self.metric.advantage(here, base) for base, here in self.figures]
         return statistics.median(ratios) if ratios else None
 
@@ -72,7 +72,7 @@ class Pair:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare; returns 1 if a contender is slower than the tolerance allows or was not measured."""
+    """Compare; return 1 if a contender is slower than the tolerance allows or was not measured."""
     options = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 170)
     base = _checkout(options.base)
@@ -113,7 +113,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _checkout(revision: str) -> Path:
-    """A worktree of ``revision``, made once and kept beside the benchmark environments."""
+    """Return a worktree of ``revision``, made once and kept beside the benchmark environments."""
     commit = _git("rev-parse", "--verify", f"{revision}^{{commit}}")
     folder = environments.HOME / f"base-{commit[:12]}"
     if not (folder / "benchmarks").is_dir():
@@ -147,7 +147,7 @@ def _listed(root: Path, suites: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _pairs(base: Path, options: argparse.Namespace) -> tuple[list[Pair], list[str]]:
-    """Contenders of both checkouts, and the names of those that only this one has."""
+    """Return contenders of both checkouts, and the names of those that only this one has."""
     suites = options.suites.split(",")
     earlier = {(one["module"], one["contender"]): one for one in _listed(base, suites)}
     rows = None if options.rows is None else set(options.rows.split(","))
@@ -168,7 +168,7 @@ def _pairs(base: Path, options: argparse.Namespace) -> tuple[list[Pair], list[st
 def _measure(
     pairs: Sequence[Pair], base: Path, pythons: dict[str, Path | str], options: argparse.Namespace
 ) -> Iterator[str]:
-    """Run the repeats; the pairs that missed are run once more. Yields what runs now."""
+    """Run the repeats; the pairs that missed are run once more. Yields the current run."""
     for again in (False, True):
         for pair in pairs:
             if again and (pair.not_measured or not pair.missed(options.tolerance)):

@@ -10,10 +10,10 @@ import sys
 
 
 def main(module: str, name: str, seconds: str) -> None:
-    if importlib.util.find_spec("torch"):  # the environment of Reverb has none
+    if importlib.util.find_spec("torch"):  # the environment of Reverb has no torch
         import torch
 
-        # the learner's; all sides alike, and forking after an OpenMP pool has started can hang
+        # the learner's setting; for all sides, as forking after an OpenMP pool has started can hang
         torch.set_num_threads(1)
     row = importlib.import_module(module).ROW
     figures = row.contender(name).measure(float(seconds))

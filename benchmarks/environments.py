@@ -13,14 +13,14 @@ from shutil import rmtree
 from benchmarks.harness import ROOT
 
 HOME = Path(os.environ.get("ASYNC_LOADER_BENCH_ENVS", ROOT / ".bench-envs"))
-"""Somewhere else when several checkouts share them."""
+"""Set to another folder if several checkouts share the environments."""
 INSTALL_LIMIT_S = 1800
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Installed step by step: what a later step asks for may contradict an earlier one, as old
-    peers and new torch do.
+    """Installed step by step: a later step may contradict an earlier one, as old peers and new
+    torch do.
     """
 
     name: str
@@ -56,7 +56,7 @@ DING_NEEDS = (
     "scipy",
     "matplotlib",
 )
-"""Of what DI-engine imports; its own requirements name versions
+"""Dependencies of DI-engine; its own requirements name versions
 that no longer install beside this torch.
 """
 
@@ -141,7 +141,7 @@ PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")
 
 
 class CannotMake(Exception):
-    """An environment could not be made; the text says at which step."""
+    """An environment could not be made; the text names the failed step."""
 
 
 def interpreter(name: str, say: Callable[[str], None]) -> Path | str:
@@ -198,7 +198,7 @@ def _step(command: list[str], name: str, log: object) -> None:
 
 
 def versions(name: str, python: Path | str) -> dict[str, str | None]:
-    """Of the packages that matter to the figures, as installed."""
+    """Return the installed versions of the packages that matter to the figures."""
     packages = PROJECT_VERSIONS_OF if name == "project" else PEERS[name].versions_of
     if isinstance(python, str):
         return dict.fromkeys(packages)

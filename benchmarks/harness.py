@@ -22,13 +22,13 @@ from typing import Any, Literal, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_S = 120.0
-"""For one process beyond the seconds it is asked to measure:
-imports on a loaded machine take several.
+"""Time for one process beyond its seconds of measurement:
+imports on a loaded machine take several seconds.
 """
 
 GRACE_S = 1.0
-"""For what a contender started to end after it: helpers that wait for their parent's death,
-as a rule.
+"""Time for a contender's child processes to end after it:
+helpers that wait for their parent's death, as a rule.
 """
 
 Figures = Mapping[str, Any]
@@ -44,7 +44,7 @@ class Metric:
     digits: int = 1
 
     def advantage(self, ours: float, theirs: float) -> float:
-        """How many times better `ours` is."""
+        """Return the factor by which `ours` is better."""
         over, under = (ours, theirs) if self.better == "higher" else (theirs, ours)
         return over / under if under else float("inf")
 
@@ -109,7 +109,7 @@ class Row:
 
 @dataclass
 class Measured:
-    """What one contender reported, a mapping per repeat, or why there is nothing."""
+    """The report of one contender, a mapping per repeat, or the reason why there is no report."""
 
     contender: Contender
     repeats: list[Figures] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row, what each contender reported, and what that says of the row's targets."""
+    """A row, the reports of its contenders, and the verdicts on the row's targets."""
 
     row: Row
     measured: tuple[Measured, ...]
@@ -143,7 +143,7 @@ class Outcome:
         return next(measured for measured in self.measured if measured.contender.name == name)
 
     def advantage(self, name: str, over: Sequence[str], metric: Metric) -> float | None:
-        """Median over the repeats of: `name` against the best of `over` in that same repeat."""
+        """Median over the repeats of `name` against the best of `over` in the same repeat."""
         rivals = [self.of(rival).values(metric.key) for rival in over]
         rivals = [values for values in rivals if values]
         pairs = zip(self.of(name).values(metric.key), *rivals, strict=False) if rivals else ()
@@ -172,7 +172,7 @@ class Outcome:
 
 
 class NotMeasured(Exception):
-    """A contender gave no figures; the text says why."""
+    """A contender gave no figures; the text states the reason."""
 
 
 def run_row(
@@ -219,7 +219,7 @@ def run_contender(
     """
     command = [str(python), "-m", "benchmarks.contender", module, name, str(seconds)]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
-    # not pipes: what a contender leaves behind would hold them
+    # not pipes: processes that outlive the contender would hold them
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         process = subprocess.Popen(
             command,
@@ -278,7 +278,7 @@ def _end_session(session: int) -> list[int]:
 
 
 def _session_of(pid: int) -> int | None:
-    """The session of a process that runs; zombies do not."""
+    """Return the session of a running process; zombies do not count."""
     try:
         state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
     except (FileNotFoundError, ProcessLookupError):

@@ -59,7 +59,7 @@ def _of_mxnet(batch: Any) -> np.ndarray:
 
 
 def _read_in_pieces(array: np.ndarray) -> None:
-    """In the order of memory, where each row at least is in one piece."""
+    """Order the array by memory, in which each row at least is contiguous."""
     array = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
     if array.flags.c_contiguous:
         return read(array)
@@ -157,7 +157,7 @@ def resident() -> int:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of `values` do not exceed."""
+    """Return the smallest value that at least `share` of `values` do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

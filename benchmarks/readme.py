@@ -15,7 +15,7 @@ SUITES = {
     "feeder": ("dm-reverb", "tensorflow", "pyzmq"),
     "doors": ("torch", "mxnet", "gluonnlp", "fastai", "DI-engine"),
 }
-"""What the page shows where it was recorded, and the libraries whose versions it names."""
+"""Suites on the page if recorded, and the libraries whose versions it names."""
 
 _UNITS = {
     "idle_us": "us",
@@ -88,7 +88,7 @@ def _measured(target: dict[str, Any]) -> str:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """The full runs that there are a record of; the loader's is one."""
+    """Return the recorded full runs; the loader's is one."""
     files = [RESULTS / f"{name}.json" for name in SUITES]
     return [json.loads(file.read_text()) for file in files if file.exists()]
 

@@ -18,7 +18,7 @@ OURS_COLOUR, PEER_COLOUR, LIMIT_COLOUR, TARGET_COLOUR = "#2a6fb0", "#b8bcc4", "#
 
 
 def show(console: Console, outcome: Outcome) -> None:
-    """One row's figures, medians with the least and the greatest repeat, and its targets."""
+    """Print one row's figures, medians with the least and the greatest repeat, and its targets."""
     row = outcome.row
     repeats = max(len(measured.repeats) for measured in outcome.measured)
     table = Table(
@@ -90,7 +90,7 @@ def _sentence(outcome: Outcome, verdict: Verdict) -> str:
 
 
 def record(path: Path, suite: str, about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
-    """Everything that was measured, every repeat of it, and what it was compared with."""
+    """Return all measurements of all repeats, and the versions compared with."""
     document = {
         "suite": suite,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -137,7 +137,7 @@ def _contender(outcome: Outcome, measured: Measured) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Six significant digits: the noise begins before them."""
+    """Round to six significant digits; more would be noise."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
@@ -148,7 +148,7 @@ def _rounded(value: Any) -> Any:
 
 
 def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
-    """A chart for every metric that has a target, or leads its row."""
+    """Draw a chart for every metric that has a target, or leads its row."""
     import matplotlib
 
     matplotlib.use("Agg")

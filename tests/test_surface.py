@@ -80,8 +80,8 @@ def test_a_class_that_threads_share_says_who_may_call_what(kind):
 
 
 def test_doors_name_what_they_offer():
-    for door in ("torch", "ding", "gluonnlp", "fastai", "accelerate"):
-        assert importlib.import_module(f"async_loader.compat.{door}").__all__
+    for name in ("torch", "ding", "gluonnlp", "fastai", "accelerate"):
+        assert importlib.import_module(f"async_loader.compat.{name}").__all__
 
 
 def test_the_package_lists_its_names():

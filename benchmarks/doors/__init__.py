@@ -1,4 +1,4 @@
-"""Each front door beside its original. A row is a file ``row_DOOR_WORKLOAD.py`` with a ROW; all
+"""Each drop-in module beside its original. A row is a file ``row_DOOR_WORKLOAD.py`` with a ROW; all
 that lie here are run.
 """
 

@@ -1,5 +1,5 @@
-"""DI-engine's loader and the door's, over jobs that each make one item, and over lists of dicts;
-the same but for the import.
+"""DI-engine's loader and the drop-in module's, over jobs that each make one item, and over lists of
+dicts; the same but for the import.
 
 An endless stream, so there are no epochs; and a row of its own making, for batches are dicts.
 """
@@ -22,7 +22,7 @@ METRICS = (
 
 
 class Item:
-    """An item as a dict, as DI-engine's datasets have it."""
+    """One item as a dict, in the form of DI-engine's datasets."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -35,7 +35,7 @@ class Item:
 
 
 def jobs(workload: Workload, batch_size: int) -> Callable[[int], list[Any]]:
-    """A data_source of callables, over all items in a shuffled order."""
+    """Return a data_source of callables, over all items in a shuffled order."""
     item = Item(workload.dataset())
     order = np.random.default_rng(0).permutation(workload.items).tolist()
     at = iter(range(0, 1 << 40, batch_size))
@@ -48,7 +48,7 @@ def jobs(workload: Workload, batch_size: int) -> Callable[[int], list[Any]]:
 
 
 def dicts(workload: Workload, batch_size: int) -> Callable[[int], list[Any]]:
-    """A data_source of samples that are there already: a replay buffer in a list."""
+    """Return a data_source of ready samples: a replay buffer in a list."""
     item = Item(workload.dataset())
     there = [item(i) for i in range(2048)]
     rng = np.random.default_rng(0)
@@ -81,7 +81,9 @@ def measure(
 
 
 def row(key: str, title: str, make: Any, workload: Workload, bounds: dict[int, float]) -> Row:
-    """Both sides with each number of workers, and how many times faster ours has to be with it."""
+    """Return both sides with each number of workers, and the factor by which ours has to be
+    faster.
+    """
     contenders, targets = [], []
     for workers, bound in bounds.items():
         names = f"async_loader ding, {workers} workers", f"DI-engine, {workers} workers"

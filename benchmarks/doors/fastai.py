@@ -1,4 +1,4 @@
-"""How the fastai door's loaders and fastai's own are made; the same calls but for the import."""
+"""Loaders of the fastai drop-in module and of fastai itself; the same calls but for the import."""
 
 from collections.abc import Iterable
 from typing import Any

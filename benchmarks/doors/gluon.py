@@ -1,4 +1,4 @@
-"""How the gluon door's loaders and gluon's own are made; the same calls but for the import."""
+"""Loaders of the gluon drop-in module and of gluon itself; the same calls but for the import."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from benchmarks.doors.workloads import ARRAYS, Workload, arrays
 
 
 def make(data: Any, workload: Workload, setting: Setting) -> Iterable[Any]:
-    """A loader of ``data``, which is ``gluon.data`` of either side."""
+    """Return a loader of ``data``, which is ``gluon.data`` of either side."""
     dataset = data.ArrayDataset(*arrays()) if workload is ARRAYS else workload.dataset()
     threads = setting.kind == "threads"
     return data.DataLoader(

@@ -1,4 +1,4 @@
-"""The ding door: jobs that have work to do."""
+"""The ding drop-in module: jobs that have work to do."""
 
 from benchmarks.doors import ding
 from benchmarks.doors.workloads import DECODE

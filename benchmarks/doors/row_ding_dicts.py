@@ -1,4 +1,4 @@
-"""The ding door: a list of dicts of tensors, which the learner's process collates."""
+"""The ding drop-in module: a list of dicts of tensors, which the learner's process collates."""
 
 from benchmarks.doors import ding
 from benchmarks.doors.workloads import ARRAYS

@@ -1,4 +1,4 @@
-"""The ding door: one job in fifty holds its worker up."""
+"""The ding drop-in module: one job in fifty holds its worker up."""
 
 from benchmarks.doors import ding
 from benchmarks.doors.workloads import STALLED

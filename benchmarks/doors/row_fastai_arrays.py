@@ -1,4 +1,4 @@
-"""The fastai door: items that cost nothing: what is measured is the loader."""
+"""The fastai drop-in module: items that cost nothing: what is measured is the loader."""
 
 from benchmarks.doors.fastai import OURS, THEIRS
 from benchmarks.doors.sides import NO_WORKERS, PROCESSES, row

@@ -1,4 +1,4 @@
-"""The fastai door: work in every item."""
+"""The fastai drop-in module: work in every item."""
 
 from benchmarks.doors.fastai import OURS, THEIRS
 from benchmarks.doors.sides import NO_WORKERS, PROCESSES, row

@@ -1,4 +1,4 @@
-"""The fastai door: one item in fifty holds its worker up."""
+"""The fastai drop-in module: one item in fifty holds its worker up."""
 
 from benchmarks.doors.fastai import OURS, THEIRS
 from benchmarks.doors.sides import NO_WORKERS, PROCESSES, row

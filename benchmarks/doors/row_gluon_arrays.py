@@ -1,4 +1,4 @@
-"""The gluon door: arrays, which ours gathers in bulk."""
+"""The gluon drop-in module: arrays, which ours gathers in bulk."""
 
 from benchmarks.doors.gluon import OURS, THEIRS
 from benchmarks.doors.sides import NO_WORKERS, row

@@ -1,4 +1,4 @@
-"""The gluon door: work in every item."""
+"""The gluon drop-in module: work in every item."""
 
 from benchmarks.doors.gluon import OURS, THEIRS
 from benchmarks.doors.sides import PROCESSES, row

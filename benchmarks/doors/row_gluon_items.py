@@ -1,4 +1,4 @@
-"""The gluon door: arrays that lie in a dataset of the user's own,
+"""The gluon drop-in module: arrays that lie in a dataset of the user's own,
 so that each item is asked for.
 """
 

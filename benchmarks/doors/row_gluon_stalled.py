@@ -1,4 +1,4 @@
-"""The gluon door: items that keep a worker waiting."""
+"""The gluon drop-in module: items that keep a worker waiting."""
 
 from benchmarks.doors.gluon import OURS, THEIRS
 from benchmarks.doors.sides import row

@@ -1,4 +1,4 @@
-"""The gluonnlp door: arrays in batches of four shards of 64, made by one task each."""
+"""The gluonnlp drop-in module: arrays in batches of four shards of 64, made by one task each."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The torch door: arrays, beside torch's fastest idiom
+"""The torch drop-in module: arrays, beside torch's fastest idiom
 for them (a batch sampler as the sampler, no batch size).
 """
 

@@ -1,4 +1,4 @@
-"""The torch door: work in every item."""
+"""The torch drop-in module: work in every item."""
 
 from benchmarks.doors.sides import NO_WORKERS, PROCESSES, row
 from benchmarks.doors.torch import OURS, THEIRS

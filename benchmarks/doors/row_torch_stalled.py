@@ -1,4 +1,4 @@
-"""The torch door: one item in 50 takes 100 times as long."""
+"""The torch drop-in module: one item in 50 takes 100 times as long."""
 
 from benchmarks.doors.sides import NO_WORKERS, PROCESSES, row
 from benchmarks.doors.torch import OURS, THEIRS

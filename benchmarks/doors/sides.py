@@ -1,6 +1,7 @@
-"""A door and its original as contenders of a row: how both are made, measured and compared.
+"""A drop-in module and its original as contenders of a row: how both are made, measured and
+compared.
 
-Knows no door.
+Knows no library.
 
 A door's file names how its loaders are made (`Side`), and asks `row` for each workload.
 """
@@ -17,13 +18,13 @@ from benchmarks.harness import Contender, Figures, Metric, Row, Target
 from benchmarks.measure import cpu_s, read
 
 LEAST_EPOCHS = 4
-"""Of which the first is for warming up."""
+"""Number of epochs; the first is for warming up."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Who does the work: ``kind`` is what a side's `make` understands;
-    "processes" and "threads" go without saying.
+    """Kind and number of workers: ``kind`` is an argument of a side's `make`;
+    "processes" and "threads" are left out of the name.
     """
 
     name: str
@@ -36,7 +37,7 @@ PROCESSES = Setting("2 workers", 2)
 THREADS = Setting("2 threads", 2, "threads")
 
 Make = Callable[[Workload, Setting], Iterable[Any]]
-"""Gives a loader: each time it is gone through is an epoch, shuffled anew.
+"""Returns a loader: each iteration is one epoch, shuffled again.
 
 Called in the side's own environment.
 """

@@ -1,4 +1,4 @@
-"""How the torch door's loaders and torch's own are made; the same calls but for the import."""
+"""Loaders of the torch drop-in module and of torch itself; the same calls but for the import."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from benchmarks.doors.workloads import Workload, arrays
 
 
 def make(kind: Any, workload: Workload, setting: Setting) -> Iterable[Any]:
-    """A loader of either class, over a dataset that is asked item by item."""
+    """Return a loader of either class, over a dataset that is read item by item."""
     persistent = setting.workers > 0
     return kind(
         workload.dataset(),
@@ -32,7 +32,7 @@ def theirs(workload: Workload, setting: Setting) -> Iterable[Any]:
 
 
 class _InBulk:
-    """Arrays that are asked for a whole batch at once: torch's fastest idiom for them."""
+    """Arrays that are read a whole batch at once: torch's fastest idiom for them."""
 
     def __init__(self) -> None:
         self.images, self.numbers = arrays()
@@ -45,7 +45,7 @@ class _InBulk:
 
 
 def arrays_ours(workload: Workload, setting: Setting) -> Iterable[Any]:
-    """The plainest way to say it: the batches are gathered in bulk all the same."""
+    """The simplest call: the batches are gathered in bulk all the same."""
     import torch
     from torch.utils.data import TensorDataset
 

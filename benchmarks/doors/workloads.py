@@ -1,4 +1,5 @@
-"""What every door and its original load: the same items, and a check of what comes out.
+"""The data that every drop-in module and its original load: the same items, and a check of what
+comes out.
 
 Needs numpy only.
 """
@@ -17,12 +18,12 @@ FRAMES, FRAME = 512, (4, 84, 84)
 DECODES = 8192
 STALL_EVERY = 50
 DECODE_S = 40e-6
-"""About what decoding one frame takes."""
+"""About the time of decoding one frame."""
 
 
 @cache
 def arrays() -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 ``[20000, 28, 28]`` and their numbers, int64."""
+    """Return images uint8 ``[20000, 28, 28]`` and their numbers, int64."""
     images = np.random.default_rng(0).integers(0, 255, (IMAGES, *IMAGE), dtype=np.uint8)
     return images, np.arange(IMAGES)
 
@@ -40,7 +41,7 @@ def _compressed() -> list[bytes]:
 
 
 def decoded(i: int) -> np.ndarray:
-    """The frame numbered ``i``."""
+    """Return frame ``i``."""
     return np.frombuffer(zlib.decompress(_compressed()[i % FRAMES]), np.uint8).reshape(FRAME)
 
 
@@ -58,7 +59,7 @@ class Images:
 
 
 class Decoding:
-    """Frames that are decompressed when they are asked for: item i is ``(frame, i)``.
+    """Frames that are decompressed on access: item i is ``(frame, i)``.
 
     Some 40 us of work each.
     """

@@ -19,7 +19,7 @@ from benchmarks.replay.workloads import BATCH, FRAME, STACK
 PRELOAD = ("async_loader.feeder.server", "async_loader.feeder.client.connect", "async_loader.replay.base.compiled")
 TABLE = "replay"
 STEPS = 100
-"""That an actor appends before it looks at the clock."""
+"""Number of steps that an actor appends before it checks the clock."""
 
 LIMIT_S = 60.0
 
@@ -27,7 +27,7 @@ Take = Callable[[], Any]
 
 
 def table(work: Work) -> Any:
-    """The table of a server, empty."""
+    """Return the empty table of a server."""
     from async_loader import Field, ReplayBuffer
 
     stored = work.stored
@@ -45,7 +45,7 @@ def table(work: Work) -> Any:
 
 @contextmanager
 def serving(work: Work, transport: str) -> Iterator[tuple[Child, str]]:
-    """A server's process and address, while it lasts; ``transport`` is tcp or ipc."""
+    """Run a server process and give its address; ``transport`` is tcp or ipc."""
     with TemporaryDirectory() as folder, child(PRELOAD, _serve, work, transport, folder) as server:
         yield server, server.hear()
 
@@ -80,7 +80,7 @@ def _stop_when_told(pipe: Any, server: Any) -> None:
 def writing(
     address: str, work: Work, batched: bool
 ) -> Iterator[tuple[Callable[[], int], Callable[[], None]]]:
-    """An actor's ``write()`` and ``flush()``: steps one at a time, or in blocks of a batch."""
+    """Give an actor's ``write()`` and ``flush()``: steps one at a time, or in blocks of a batch."""
     from async_loader.feeder import connect
 
     with connect(address) as client:
@@ -94,7 +94,7 @@ def writing(
 
 
 def crossed(address: str) -> int:
-    """Bytes that have gone through the server's sockets so far, in both directions."""
+    """Return the bytes that have gone through the server's sockets so far, in both directions."""
     from async_loader.feeder import connect
 
     with connect(address) as client:
@@ -103,7 +103,7 @@ def crossed(address: str) -> int:
 
 
 def _as_environments_say(work: Work) -> list[dict[str, Any]]:
-    """Rewards, flags and discrete actions are Python's numbers."""
+    """Convert rewards, flags and discrete actions to Python numbers."""
     return [
         {name: value if value.ndim else value.item() for name, value in step.items()}
         for step in work.steps()
@@ -123,7 +123,7 @@ def _extend(writer: Any, blocks: Iterator[Any]) -> int:
 
 
 def fill(address: str, work: Work) -> None:
-    """By a writer whose process is over when this returns."""
+    """Fill the table by a writer whose process has ended when this returns."""
     with child(PRELOAD, _fill, address, work) as writer:
         writer.hear()
 
@@ -143,7 +143,7 @@ def _fill(pipe: Any, address: str, work: Work) -> None:
 def taking(
     address: str, loader: bool = False, batch: int = BATCH, **options: Any
 ) -> Iterator[Take]:
-    """A learner's next batch: of the source itself, or through a loader.
+    """Return a function for a learner's next batch, from the source itself or through a loader.
 
     ``options`` are the source's.
     """

@@ -25,13 +25,13 @@ Open = Callable[..., Any]
 
 
 class Child:
-    """A process that runs ``run(pipe, *arguments)``,
-    in which nothing is imported anew that is in ``preload``.
+    """Run ``run(pipe, *arguments)`` in a process
+    that imports none of the modules in ``preload`` again.
     """
 
     def __init__(self, preload: Sequence[str], run: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(preload))  # heeded by the first child
+        context.set_forkserver_preload(list(preload))  # read when the first child starts
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(run, theirs, arguments), daemon=True)
         self._process.start()
@@ -53,7 +53,7 @@ class Child:
         return times.user + times.system
 
     def end(self) -> None:
-        """It ends when its pipe does, or is killed."""
+        """Wait for the end of the process after its pipe is closed, then kill it."""
         self._pipe.close()
         self._process.join(END_LIMIT_S)
         if self._process.is_alive():
@@ -62,7 +62,7 @@ class Child:
 
 
 class _Failure:
-    """What ended a child."""
+    """Return the error that ended a child."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -105,7 +105,7 @@ class Crew:
             actor.say((at, seconds))
 
     def written(self, count: int, seconds: float) -> tuple[int, float]:
-        """What became of it: rows, and rows a second from the first to be written
+        """Return the result: rows, and rows a second from the first to be written
         to the last acknowledgement.
         """
         rows, begins, ends = zip(

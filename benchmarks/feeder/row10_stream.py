@@ -15,7 +15,7 @@ from benchmarks.replay.workloads import BATCH
 
 SMALL, ATARI = Work("small"), Work("atari", linked=True)
 STREAMS = {"small": (SMALL, BATCH), "medium": (SMALL, 8192), "large": (ATARI, BATCH)}
-"""What is streamed, and rows of a message: of 50 kB, 1.5 MB and 14 MB."""
+"""Tables, and rows of a message: of 50 kB, 1.5 MB and 14 MB."""
 
 AHEAD = {"small": 64, "medium": 8, "large": 4}
 """Batches that our learner lets be on their way, as it may say; of the bare stream,
@@ -37,7 +37,7 @@ def served(seconds: float) -> Figures:
 
 
 def bare(seconds: float) -> Figures:
-    """PUSH to PULL: as fast as ZeroMQ goes."""
+    """PUSH to PULL: as fast as ZeroMQ can send."""
     figures = {}
     for name, (work, rows) in STREAMS.items():
         with _pulling(work, rows) as take:
@@ -51,7 +51,7 @@ def _rate(take: Callable[[], Any], nbytes: int, seconds: float) -> float:
 
 
 def _frames(work: Work, rows: int) -> list[Any]:
-    """Those of a batch on the wire, the header's first."""
+    """Return the frame sizes of a batch on the wire, the header's first."""
     from async_loader.feeder.wire import BatchForm, Message, encode
     from async_loader.replay.arguments import schema_of_columns
 

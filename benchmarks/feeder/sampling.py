@@ -31,7 +31,7 @@ def timed(
     server: Child | None = None,
     crossed: Callable[[], int] | None = None,
 ) -> Figures:
-    """Figures of taking batches, the first of which is looked at."""
+    """Return figures of taking batches; the first batch is checked."""
     work.check(take())
     through = crossed() if crossed else 0
     before, taken = server.cpu_s() if server else 0.0, count()
@@ -42,7 +42,7 @@ def timed(
 
     figures = time_draws(counted, seconds)
     figures["samples_per_s"] = BATCH / figures["us"] * 1e6
-    if server:  # of the warm-up too
+    if server:  # also for the warm-up
         figures["server_us"] = (server.cpu_s() - before) / (batches := next(taken)) * 1e6
         if crossed:
             figures["socket_bytes"] = (crossed() - through) / batches
@@ -60,7 +60,7 @@ def in_process(seconds: float, work: Work) -> Figures:
 def served(
     seconds: float, work: Work, transport: str, loader: bool = False, **options: Any
 ) -> Figures:
-    """``transport``: shm, or through sockets as said."""
+    """``transport``: shm, or sockets of the named kind."""
     options["transport"] = "shm" if transport == "shm" else "tcp"
     with ours.serving(work, transport) as (server, address):
         ours.fill(address, work)

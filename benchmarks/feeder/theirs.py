@@ -31,7 +31,7 @@ def _signature(work: Work) -> dict[str, Any]:
 
 @contextmanager
 def serving(work: Work) -> Iterator[tuple[Child, str]]:
-    """A server's process and address, while it lasts."""
+    """Run a server process and give its address."""
     with child(PRELOAD, _serve, work) as server:
         yield server, server.hear()
 
@@ -55,7 +55,7 @@ def _serve(pipe: Any, work: Work) -> None:
 
 @contextmanager
 def writing(address: str, work: Work) -> Iterator[tuple[Callable[[], int], Callable[[], None]]]:
-    """An actor's ``write()`` and ``flush()``."""
+    """Give an actor's ``write()`` and ``flush()``."""
     import reverb
 
     keep = STACK + 1 if work.linked else 1
@@ -72,7 +72,7 @@ def writing(address: str, work: Work) -> Iterator[tuple[Callable[[], int], Calla
 
 
 def _whole(writer: Any, work: Work) -> Iterator[None]:
-    """Each step is an item of its own."""
+    """Write each step as an item of its own."""
     for step in cycle(work.steps()):
         writer.append(step)
         writer.create_item(TABLE, 1.0, {name: writer.history[name][-1] for name in step})
@@ -97,7 +97,7 @@ def _linked(writer: Any, work: Work) -> Iterator[None]:
 
 
 def fill(address: str, work: Work) -> None:
-    """By a writer whose process is over when this returns."""
+    """Fill the table by a writer whose process has ended when this returns."""
     with child(PRELOAD, _fill, address, work) as writer:
         writer.hear()
 
@@ -112,7 +112,7 @@ def _fill(pipe: Any, address: str, work: Work) -> None:
 
 
 def taking(address: str, workers: int) -> Callable[[], Any]:
-    """A learner's next batch."""
+    """Return a function for a learner's next batch."""
     import reverb
 
     dataset = reverb.TrajectoryDataset.from_table_signature(

@@ -13,7 +13,7 @@ from benchmarks.replay.workloads import BATCH, EPISODE, Columns
 
 SMALL_ROWS = 20_000
 ATARI_ROWS = 5_000
-"""Few enough that Reverb fills its table in seconds; all sides hold the same."""
+"""Small enough that Reverb fills its table in seconds; the same for all sides."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Work:
         )
 
     def steps(self) -> list[Columns]:
-        """Those of one episode."""
+        """Return the steps of one episode."""
         episode = next(self.chunks())
         return [
             {name: column[i] for name, column in episode.items()}
@@ -54,13 +54,13 @@ class Work:
         ]
 
     def blocks(self) -> Iterator[Columns]:
-        """Those of one episode, many at a time, again and again."""
+        """Yield blocks of steps of one episode, repeatedly."""
         episode = next(self.chunks())
         cuts = [slice(start, start + BATCH) for start in range(0, EPISODE, BATCH)]
         return cycle([{name: column[cut] for name, column in episode.items()} for cut in cuts])
 
     def check(self, batch: Columns, rows: int = BATCH) -> None:
-        """Raises AssertionError for a batch that does not hold what was written."""
+        """Raise AssertionError for a batch that does not hold the written data."""
         if self.kind == "small":
             workloads.check_rows(batch)
         else:

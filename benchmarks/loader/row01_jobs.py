@@ -58,7 +58,7 @@ def ding(
 
 
 def limit(seconds: float, processes: int) -> Figures:
-    """Nothing but the decoding, into one array per process that stays warm:
+    """Only the decoding, into one array per process that stays warm:
     what no loader on this machine can pass.
     """
     context = multiprocessing.get_context("fork")

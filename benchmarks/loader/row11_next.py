@@ -23,7 +23,7 @@ Make = Callable[[], Any]
 
 
 def _spin(rounds: int) -> float:
-    """Pure Python that never lets go of the GIL by itself; returns how long it took."""
+    """Pure Python that never releases the GIL by itself; return its duration."""
     start, total = time.perf_counter(), 0
     for i in range(rounds):
         total += i & 3
@@ -52,7 +52,7 @@ def _other_threads_s() -> float:
 
 @contextmanager
 def _running(make: Make) -> Iterator[Callable[[], Any]]:
-    """A new loader, its queues filled once; gives its next()."""
+    """Return the next() of a new loader whose queues have been filled once."""
     with closing(make()) as loader:
         warm_up(loader.__next__)
         time.sleep(0.1)
@@ -125,7 +125,7 @@ def ding_jobs() -> Any:
 
 
 class TorchJobs:
-    """torch's loader with the close() that the others have."""
+    """torch's loader with a close() like the others'."""
 
     def __init__(self) -> None:
         from torch.utils.data import DataLoader

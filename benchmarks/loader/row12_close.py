@@ -35,7 +35,7 @@ def close(seconds: float, make: Make, full: bool) -> Figures:
     """close() while every queue is full, or while the workers are in the middle of jobs that
     hold the GIL for 10 ms each.
     """
-    make(workloads.load).close()  # imports and one-time threads are not what close() leaves behind
+    make(workloads.load).close()  # so that imports and one-time threads do not count as left behind
     time.sleep(SETTLE_S)
     before = held()
     loader = make(workloads.load if full else workloads.load_slowly)

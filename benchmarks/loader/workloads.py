@@ -38,12 +38,12 @@ _COMPRESSED = _frames()
 
 
 def load(i: int) -> tuple[np.ndarray, int]:
-    """The decoded frame and its number."""
+    """Return the decoded frame and its number."""
     return np.frombuffer(zlib.decompress(_COMPRESSED[i]), np.uint8).reshape(FRAME), i
 
 
 def load_tensors(i: int) -> list[Any]:
-    """The same as tensors, as DI-engine's own examples have them."""
+    """The same as tensors, as in DI-engine's own examples."""
     import torch
 
     frame, number = load(i)
@@ -59,7 +59,7 @@ def load_slowly(i: int) -> tuple[np.ndarray, int]:
 
 
 def job_source(function: Callable[[int], Any], seed: int = 0) -> Callable[[int], list[Job]]:
-    """A data_source: batch_size -> that many jobs, drawn at random."""
+    """Return a data_source: batch_size -> that many jobs, drawn at random."""
     rng = np.random.default_rng(seed)
     return lambda batch_size: [
         partial(function, i) for i in rng.integers(0, FRAMES, batch_size).tolist()
@@ -89,7 +89,7 @@ def check_frames(batch: Any) -> None:
 
 
 def columns(rows: int) -> dict[str, np.ndarray]:
-    """Transitions as columns."""
+    """Return transitions as columns."""
     rng = np.random.default_rng(1)
     return {
         name: rng.standard_normal((rows, *shape), dtype=np.float32)
@@ -98,12 +98,12 @@ def columns(rows: int) -> dict[str, np.ndarray]:
 
 
 def transition(table: dict[str, np.ndarray], i: int) -> dict[str, Any]:
-    """Row `i` of `columns` as a dict of arrays."""
+    """Return row `i` of `columns` as a dict of arrays."""
     return {name: column[i] for name, column in table.items()}
 
 
 def tensor_dicts(rows: int) -> list[dict[str, Any]]:
-    """Transitions as dicts of tensors."""
+    """Return transitions as dicts of tensors."""
     import torch
 
     table = columns(rows)
@@ -111,7 +111,7 @@ def tensor_dicts(rows: int) -> list[dict[str, Any]]:
 
 
 def atari_dicts(rows: int) -> list[dict[str, Any]]:
-    """Transitions with two stacks of four frames each, as dicts of tensors."""
+    """Return transitions with two stacks of four frames each, as dicts of tensors."""
     import torch
 
     rng = np.random.default_rng(2)
@@ -131,7 +131,7 @@ def atari_dicts(rows: int) -> list[dict[str, Any]]:
 
 
 def dict_source(rows: list[dict[str, Any]]) -> Callable[[int], list[dict[str, Any]]]:
-    """A data_source: batch_size -> that many of `rows`, drawn at random."""
+    """Return a data_source: batch_size -> that many of `rows`, drawn at random."""
     rng = np.random.default_rng(3)
     return lambda batch_size: [rows[i] for i in rng.integers(0, len(rows), batch_size).tolist()]
 
@@ -152,6 +152,6 @@ class DictDataset:
 
 
 def batches_for_ever(loader: Any) -> Iterator[Any]:
-    """The batches of a loader with epochs, one epoch after the other."""
+    """Yield the batches of a loader with epochs, one epoch after the other."""
     while True:
         yield from loader

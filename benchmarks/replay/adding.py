@@ -16,7 +16,7 @@ from benchmarks.replay import tables, workloads
 
 WORK = workloads.Small(128 * 1024)
 STEPS = 256
-"""Different ones that take turns."""
+"""Number of different steps, which take turns."""
 
 
 def _time(add: Callable[[Any], Any], steps: list[Any], seconds: float, width: int) -> Figures:

@@ -25,7 +25,7 @@ WORK = workloads.Small(100_000)
 BATCH = workloads.BATCH
 WRITERS = 4
 STEPS = 256
-"""Different ones that a writer adds in turn before it looks whether to go on."""
+"""Number of different steps that a writer adds in turn before it checks whether to continue."""
 
 BLOCK_S = 0.3
 """The three phases take turns in blocks of this,
@@ -111,7 +111,7 @@ def processes(seconds: float) -> Figures:
 def _write(handles: list[Any], which: Any, go: Any, ready: Any, count: Any) -> None:
     writers = [handle.open() for handle in handles]
     steps = _steps()
-    for writer in writers:  # what is compiled, or loaded, at the first step
+    for writer in writers:  # compilation, or loading of kernels, at the first step
         writer.append(steps[0])
         writer.flush(START_LIMIT_S)
     ready.release()

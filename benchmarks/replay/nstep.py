@@ -32,7 +32,7 @@ def cpprb(seconds: float) -> Figures:
 
 
 def torchrl(seconds: float) -> Figures:
-    """Through its MultiStepTransform, which wants what follows a step under `next`."""
+    """Uses its MultiStepTransform, which wants the values after a step under `next`."""
     from torchrl.data import LazyTensorStorage, ReplayBuffer
     from torchrl.envs.transforms import MultiStepTransform
 

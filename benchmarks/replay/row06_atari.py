@@ -35,7 +35,7 @@ def ours_linked(seconds: float) -> Figures:
 
 
 def limit(seconds: float) -> Figures:
-    """Nothing but the gathering, by indices drawn beforehand, into memory that stays warm."""
+    """Only the gathering, by indices drawn beforehand, into memory that stays warm."""
     import torch
 
     stored = [

@@ -24,7 +24,7 @@ def _priorities(n: int) -> np.ndarray:
 def _time(
     draw: Callable[[], tuple[Any, Any]], update: Callable[[Any, np.ndarray], Any], seconds: float
 ) -> Figures:
-    """Drawing, reading and updating; the new priorities are there beforehand."""
+    """Drawing, reading and updating; the new priorities are made beforehand."""
     new = [_priorities(BATCH) for _ in range(64)]
     turn = 0
 

@@ -47,7 +47,9 @@ def _without(chunks: Any, name: str) -> Any:
 
 
 def cpprb(work: Workload, **options: Any) -> Any:
-    """Rows stored as they are; with ``Nstep`` or compression by episodes, as those ask for."""
+    """Rows stored as they are; with ``Nstep`` or compression by episodes if the workload asks
+    for it.
+    """
     from cpprb import ReplayBuffer
 
     stacked = "stack_compress" in options
@@ -75,7 +77,7 @@ def cpprb_fields(
 
 
 def for_cpprb(chunk: Columns, stacked: bool = False) -> Columns:
-    """Its flag is `done`, and stacks that it is to compress have their frames last."""
+    """Its flag is `done`, and stacks to compress have their frames in the last dimension."""
     columns = {"done" if name == "terminated" else name: column for name, column in chunk.items()}
     if stacked:
         columns |= {name: np.moveaxis(columns[name], 1, -1) for name in ("obs", "next_obs")}
@@ -102,7 +104,7 @@ def for_torchrl(chunk: Columns) -> Any:
 
 
 def for_torchrl_next(chunk: Columns) -> Any:
-    """The same with what follows a step under `next`, as its environments give it."""
+    """The same with the values after a step under `next`, as from its environments."""
     flat = for_torchrl(chunk)
     count = len(flat)
     following = {
@@ -114,12 +116,12 @@ def for_torchrl_next(chunk: Columns) -> Any:
 
 
 def torchrl_take(buffer: Any) -> Take:
-    """A batch as the tensors in it."""
+    """Return the tensors in a batch."""
     return lambda: list(buffer.sample().values())
 
 
 def sb3(work: Workload, optimize_memory_usage: bool = False) -> Any:
-    """Filled through its arrays, as its add takes a step at a time."""
+    """Fill the arrays directly, as its add takes one step at a time."""
     buffer = sb3_empty(work, optimize_memory_usage=optimize_memory_usage)
     start = 0
     for chunk in work.chunks():
@@ -136,7 +138,7 @@ def sb3(work: Workload, optimize_memory_usage: bool = False) -> Any:
             buffer.next_observations[start:end, 0] = chunk["next_obs"]
         start = end
     if optimize_memory_usage:
-        buffer.observations[0, 0] = chunk["next_obs"][-1]  # where its next add would have put it
+        buffer.observations[0, 0] = chunk["next_obs"][-1]  # where its next add would put it
     buffer.full, buffer.pos = True, 0
     return buffer
 
@@ -159,12 +161,12 @@ def sb3_empty(work: Workload, n_envs: int = 1, optimize_memory_usage: bool = Fal
 
 
 def sb3_take(buffer: Any, batch: int) -> Take:
-    """A batch as the tensors in it; a sixth field, discounts, is for n-step buffers only."""
+    """Return the tensors in a batch; a sixth field, discounts, is for n-step buffers only."""
     return lambda: buffer.sample(batch)[:5]
 
 
 def tianshou_prioritized(work: Workload, alpha: float, beta: float, priority: np.ndarray) -> Any:
-    """Filled through `set_batch`, as its add takes a step at a time."""
+    """Fill by `set_batch`, as its add takes one step at a time."""
     from tianshou.data import Batch, PrioritizedReplayBuffer
 
     buffer = PrioritizedReplayBuffer(work.rows, alpha, beta)

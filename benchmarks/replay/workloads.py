@@ -81,7 +81,7 @@ class Atari:
     fields = ATARI
 
     def chunks(self, size: int = EPISODE) -> Iterator[Columns]:
-        """The stacks of an episode, written out."""
+        """Yield the stacks of an episode, written out."""
         for start, n in self._spans(size):
             frames = numbered(start, n + STACK)
             stacks = np.moveaxis(
@@ -92,7 +92,7 @@ class Atari:
     episodes = chunks
 
     def frames(self) -> Iterator[Columns]:
-        """The same episodes, each step with its newest frame only."""
+        """Yield the same episodes, each step with its newest frame only."""
         for start, n in self._spans(EPISODE):
             yield {**self._rest(start, n), "obs": numbered(start + STACK - 1, n)}
 
@@ -108,7 +108,7 @@ class Atari:
 
 
 def ends(start: int, n: int) -> np.ndarray:
-    """Where episodes end, in steps ``start`` to ``start + n - 1``."""
+    """Return the ends of episodes in steps ``start`` to ``start + n - 1``."""
     return np.arange(start + 1, start + n + 1) % EPISODE == 0
 
 
@@ -116,7 +116,7 @@ _noise: list[np.ndarray] = []
 
 
 def numbered(start: int, n: int) -> np.ndarray:
-    """Frames ``start`` to ``start + n - 1``."""
+    """Return frames ``start`` to ``start + n - 1``."""
     if not _noise:
         _noise.append(
             np.random.default_rng(SEED).integers(0, 256, (_DISTINCT, *FRAME), dtype=np.uint8)

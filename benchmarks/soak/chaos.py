@@ -15,7 +15,7 @@ from benchmarks.harness import ROOT, Contender, Figures, Metric, Row, Target
 
 FIRST, ROUNDS = 30, 500
 PATIENCE_S = 1500.0
-"""For all rounds: several times what an idle machine takes."""
+"""For all rounds: several times the duration on an idle machine."""
 
 
 def rounds(seconds: float) -> Figures:

@@ -14,7 +14,7 @@ from benchmarks.measure import read
 BATCHES = 100_000
 SAMPLES = 200
 SETTLED = 0.1
-"""The share at the beginning that does not count: slots are touched, caches fill."""
+"""Share at the beginning that does not count: slots are touched, caches fill."""
 MIB = 1 << 20
 
 
@@ -74,7 +74,7 @@ def memory(seconds: float, make: Callable[[], Any], batches: int = BATCHES) -> F
 
 
 def _growth(rss: tuple[float, ...]) -> float:
-    """MiB along the least-squares line, from where it has settled to the end."""
+    """Return MiB on the least-squares line from the settled part to the end."""
     settled = np.asarray(rss[int(len(rss) * SETTLED) :])
     return float(np.polyfit(np.linspace(0, 1, len(settled)), settled, 1)[0])
 

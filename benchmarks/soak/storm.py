@@ -15,7 +15,7 @@ from benchmarks.harness import ROOT, Contender, Figures, Metric, Row, Target
 
 SEED, SIGNALS = 101, 10_000
 PATIENCE_S = 1800.0
-"""For all signals: several times what an idle machine takes."""
+"""For all signals: several times the duration on an idle machine."""
 
 
 def storm(seconds: float) -> Figures:

@@ -1,4 +1,4 @@
-"""DI-engine's collate functions through their door: what its tests check, its quirks,
+"""DI-engine's collate functions in the drop-in module: what its tests check, its quirks,
 its defects put right.
 """
 

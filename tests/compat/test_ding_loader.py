@@ -1,4 +1,4 @@
-"""DI-engine's AsyncDataLoader through its door: what its tests check, its quirks,
+"""DI-engine's AsyncDataLoader in the drop-in module: what its tests check, its quirks,
 and what it does wrong put right.
 """
 

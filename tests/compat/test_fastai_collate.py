@@ -1,4 +1,4 @@
-"""fastai's collation, conversion and retention through their door."""
+"""fastai's collation, conversion and type retention in the drop-in module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fastai's DataLoader through its door, without workers."""
+"""fastai's DataLoader in the drop-in module, without workers."""
 
 from __future__ import annotations
 

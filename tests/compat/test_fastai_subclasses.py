@@ -262,8 +262,8 @@ def test_distributed(number):
 
 
 def test_nothing_here_needs_fastai():
-    import async_loader.compat.fastai as door
+    import async_loader.compat.fastai as module
 
-    text = "".join(path.read_text() for path in Path(door.__file__).parent.glob("*.py"))
+    text = "".join(path.read_text() for path in Path(module.__file__).parent.glob("*.py"))
     assert "import fastai" not in text
     assert "fastcore" not in text

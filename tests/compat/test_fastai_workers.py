@@ -1,4 +1,4 @@
-"""fastai's DataLoader through its door, with worker processes."""
+"""fastai's DataLoader in the drop-in module, with worker processes."""
 
 from __future__ import annotations
 

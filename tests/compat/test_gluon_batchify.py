@@ -198,7 +198,7 @@ def _cannot_travel(self):
 
 
 class NDArray:
-    """As much of mxnet's array as the door looks at."""
+    """The part of mxnet's array that the module uses."""
 
     def __init__(self, array):
         self._array, self.shape = np.asarray(array), np.shape(array)
