@@ -17,7 +17,7 @@ def test_a_ratio_above_one_means_that_this_checkout_is_better(better, ratio):
     assert _pair(better, [(100.0, 110.0)] * 3).ratio == pytest.approx(ratio)
 
 
-def test_the_median_of_the_paired_ratios_decides_and_not_the_ratio_of_the_medians():
+def test_the_median_of_paired_ratios_decides_rather_than_the_ratio_of_medians():
     pair = _pair("higher", [(1.0, 1.0), (10.0, 9.0), (100.0, 80.0)])
     assert pair.ratio == pytest.approx(0.9)
     assert pair.missed(0.05)

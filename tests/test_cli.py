@@ -18,7 +18,7 @@ def test_doctor_prints_every_finding():
         assert finding.what in result.output
 
 
-def test_doctor_says_where_compiled_kernels_are_kept_and_what_to_do_where_they_are_not(monkeypatch):
+def test_doctor_names_the_folder_of_compiled_kernels_or_the_remedy(monkeypatch):
     from async_loader.replay.base import compiled
 
     def kernels():

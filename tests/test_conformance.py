@@ -226,13 +226,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_source_is_caught(case):
+def test_a_broken_source_is_reported(case):
     make, text = BROKEN[case]
     with pytest.raises(NotConforming, match=text):
         check_source(make)
 
 
-def test_the_base_that_they_break_is_whole():
+def test_the_source_without_planted_errors_conforms():
     check_source(Base)
 
 
@@ -300,7 +300,7 @@ def test_a_source_that_waits_badly_is_caught(case, monkeypatch):
         check_waiting(make)
 
 
-def test_a_source_that_waits_for_others_need_not_say_for_what():
+def test_a_source_that_waits_for_another_process_need_not_report_why():
     check_waiting(broken(plan=waits), local=False)
 
 

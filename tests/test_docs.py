@@ -38,7 +38,7 @@ def test_an_example_runs_as_it_stands(code: str, tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_first_example_of_the_readme_needs_no_accelerator_and_leaves_nothing_open():
+def test_the_first_readme_example_runs_on_a_cpu_and_closes_everything():
     """It is what a reader pastes first; that it ends by itself, the test above shows."""
     first = _BLOCK.search((ROOT / "README.md").read_text())[1]
     assert "AsyncDataLoader" in first

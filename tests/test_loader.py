@@ -100,7 +100,7 @@ def test_a_slow_chunk_holds_up_its_batch_and_not_the_order(tmp_path):
         assert [b.tolist() for b in take(loader, 4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_without_in_order_what_is_finished_first_comes_first(tmp_path):
+def test_without_in_order_batches_arrive_as_they_finish(tmp_path):
     gate = tmp_path / "gate"
     source = ended(jobs_in_order(2, of=functools.partial(slow_first, gate=str(gate))), 5)
     with AsyncDataLoader(
@@ -132,7 +132,7 @@ def test_a_ready_batch_of_any_shape_is_handed_on(workers):
 
 @pytest.mark.parametrize("nbytes", [64, 1 << 20], ids=["copied", "lent"])
 @pytest.mark.parametrize("extra", [{}, {"name": "text"}], ids=["laid out", "loose"])
-def test_a_source_that_uses_its_arrays_again_changes_no_batch_that_was_made(nbytes, extra):
+def test_a_source_that_reuses_its_arrays_changes_no_finished_batch(nbytes, extra):
     array, tensor, count = np.zeros(nbytes, np.uint8), torch.zeros(2), itertools.count()
 
     def source(n):
@@ -163,7 +163,7 @@ def filled(nbytes: int, i: int) -> dict:
     return {"x": np.full(nbytes, i % 256, np.uint8)}
 
 
-def test_end_ends_after_what_is_under_way():
+def test_end_is_delivered_after_the_batches_in_progress():
     for workers in (0, 2):
         with AsyncDataLoader(ended(jobs_in_order(2), 3), 2, num_workers=workers) as loader:
             assert [b["i"].tolist() for b in loader] == [[0, 1], [2, 3], [4, 5]]
@@ -184,7 +184,7 @@ def test_end_ends_after_what_is_under_way():
         (iter([1, 2]), r"returned list_iterator"),
     ],
 )
-def test_what_a_callable_must_not_give_is_an_error_at_next_and_the_next_batch_comes(data, text):
+def test_an_invalid_result_of_the_callable_fails_one_batch_only(data, text):
     given = iter([data])
     with AsyncDataLoader(lambda n: next(given, [{"x": 1}] * n), 2) as loader:
         with pytest.raises(SchemaError, match=f"data_source .*test_loader.py.* {text}"):
@@ -244,7 +244,7 @@ def test_columns_under_every_start_method_travel_in_one_segment(start_method):
             assert 2 in mapped.values()  # an inode that both map
 
 
-def test_a_thousand_columns_are_too_large_for_one_record_and_come_all_the_same():
+def test_a_thousand_columns_arrive_although_they_exceed_one_record():
     with AsyncDataLoader(
         {f"column {i}": np.full(10, i) for i in range(1000)}, 4, num_workers=2
     ) as loader:
@@ -263,7 +263,7 @@ def test_columns_are_drawn_uniformly():
     assert chi_square < 86  # 49 degrees of freedom, p = 0.001
 
 
-def test_the_same_seed_draws_the_same_batches_whoever_makes_them():
+def test_the_same_seed_draws_the_same_batches_with_any_workers():
     def drawn(seed, **options):
         with AsyncDataLoader({"x": np.arange(1000)}, 32, seed=seed, **options) as loader:
             return torch.stack([b["index"] for b in take(loader, 6)])
@@ -324,7 +324,7 @@ def test_a_collate_fn_for_dicts_runs_in_the_producer(workers):
 
 @pytest.mark.parametrize("nbytes", [100, 300_000])
 @WORKERS
-def test_a_collate_fn_may_return_arrays_tensors_and_anything(workers, nbytes):
+def test_a_collate_fn_may_return_any_object(workers, nbytes):
     def collate_fn(samples):
         i = samples[0]["i"]
         return [
@@ -398,7 +398,7 @@ def test_items_of_a_dataset_are_sent_with_the_dataset_once_per_chunk():
         assert next(loader)["x"].tolist() == list(range(64))
 
 
-def test_a_job_that_cannot_be_sent_fails_at_next_by_name_and_the_others_come():
+def test_an_unpicklable_job_fails_its_batch_by_name_and_others_arrive():
     lock = threading.Lock()
     batches = iter([[lambda: 1, lambda: lock and 2]])
     with AsyncDataLoader(
@@ -476,7 +476,7 @@ def test_ignored_keys_stay_lists_of_what_they_were(workers, device):
 
 @pytest.mark.parametrize("chunk_size", [1, 4])
 @WORKERS
-def test_objects_and_ragged_samples_are_refused_by_name_without_a_collate_fn(workers, chunk_size):
+def test_objects_and_ragged_samples_without_a_collate_fn_are_refused_by_name(workers, chunk_size):
     sources = {"no rule": object, "shapes": None}
     counts = itertools.count(1)
     for text, make in sources.items():
@@ -564,9 +564,7 @@ def test_a_new_shape_between_batches_makes_a_new_layout(workers, chunk_size):
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 4])
 @WORKERS
-def test_a_misfit_within_a_batch_is_promoted_the_same_way_however_the_batch_is_cut(
-    workers, chunk_size
-):
+def test_mixed_dtypes_are_promoted_alike_for_every_chunk_size(workers, chunk_size):
     values = [
         [1, 2, 3, 4],
         [1, 2, 0.5, 4],
@@ -628,7 +626,7 @@ def values(batch):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_random_numbers_in_jobs_are_reproducible_whatever_worker_draws_them(method):
+def test_random_numbers_in_jobs_do_not_depend_on_the_worker(method):
     def without_torch():  # importing which takes a spawned worker seconds
         return {"n": np.random.randint(1 << 30), "p": random.getrandbits(30), "t": 0}
 
@@ -713,7 +711,7 @@ def test_jobs_under_every_start_method(start_method):
             assert batch["i"].tolist() == list(range(8 * n, 8 * n + 8))
 
 
-def test_a_context_object_will_do():
+def test_a_context_object_is_accepted():
     import multiprocessing
 
     for context in (multiprocessing.get_context("fork"), torch.multiprocessing.get_context("fork")):
@@ -805,7 +803,7 @@ def test_no_more_batches_are_under_way_than_prefetch(workers, prefetch):
         until(lambda: source.planned == delivered + prefetch)
 
 
-def test_a_source_of_the_users_gets_feedback():
+def test_a_user_defined_source_gets_feedback():
     source = Counting(lambda n: Samples([{"x": 1}] * n))
     with AsyncDataLoader(source, 2) as loader:
         assert next(loader)["x"].tolist() == [1, 1]
@@ -923,7 +921,7 @@ def test_skipped_batches_are_counted(workers):
 
 
 @WORKERS
-def test_an_error_in_a_job_is_raised_as_itself_and_the_following_batches_come(workers):
+def test_a_job_error_keeps_its_type_and_later_batches_arrive(workers):
     count = itertools.count()
     source = lambda n: [functools.partial(operator.truediv, 1, next(count) % 3)] * n  # noqa: E731
     with AsyncDataLoader(source, 1, num_workers=workers) as loader:
@@ -937,7 +935,7 @@ def test_an_error_in_a_job_is_raised_as_itself_and_the_following_batches_come(wo
     "kind", ["StopIteration", "Closed", "KeyboardInterrupt", "SystemExit", "GeneratorExit"]
 )
 @WORKERS
-def test_what_would_end_the_loop_silently_does_not(workers, kind):
+def test_exceptions_that_would_end_the_loop_silently_are_raised_as_job_failed(workers, kind):
     import builtins
 
     from async_loader import errors
@@ -1085,7 +1083,7 @@ def test_a_bad_argument_is_refused_before_anything_starts(case, monkeypatch):
     assert not started
 
 
-def test_numpy_integers_will_do():
+def test_numpy_integers_are_accepted():
     with AsyncDataLoader(
         GOOD, np.int64(8), chunk_size=np.int32(4), num_workers=np.int8(0), seed=np.uint32(3)
     ) as loader:
@@ -1093,7 +1091,7 @@ def test_numpy_integers_will_do():
         assert type(loader.batch_size) is int
 
 
-def test_the_names_that_users_look_at():
+def test_public_attributes_have_their_values():
     with AsyncDataLoader(GOOD, 8, "cpu", 2, None, 0) as loader:
         assert (loader.batch_size, loader.chunk_size, loader.num_workers, loader.device) == (
             8,

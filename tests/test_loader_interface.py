@@ -59,7 +59,7 @@ def test_rows_that_cannot_be_changed_are_named():
         loader.update([0], x=[1])
 
 
-def test_the_thread_that_takes_in_rows_of_other_processes_counts_as_one_that_can_end_a_wait():
+def test_the_thread_for_rows_of_other_processes_can_end_a_wait():
     with filled() as buffer:
         handle = buffer.writer_handle()
         with AsyncDataLoader(buffer, 8, timeout_s=SLACK_S) as loader:

@@ -58,7 +58,7 @@ def function():
         ("text", "^'text'$"),
     ],
 )
-def test_things_have_short_names(obj, text):
+def test_objects_have_short_names(obj, text):
     import re
 
     assert re.search(text, describe(obj)), describe(obj)
@@ -217,7 +217,7 @@ explain_wrong_names(space["deep"])()
     assert (seen[0].filename, seen[0].lineno) == (str(script), 5)
 
 
-def test_a_method_that_takes_fields_shows_no_place_for_them_and_says_how_they_are_named():
+def test_fields_given_by_position_are_refused_with_the_keyword_form():
     class Basin:
         @by_name
         def append(self, step=None, /, *misplaced, stream=None, **fields):

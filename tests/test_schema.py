@@ -142,7 +142,7 @@ def test_a_field_says_in_its_repr_what_makes_it_again(shape, dtype, stack, after
 
 
 @pytest.mark.parametrize("old", [("obs", (4,), "float32"), ("obs",), ("float32",)])
-def test_a_name_or_a_dtype_in_the_place_of_the_shape_is_refused_with_the_form_to_write(old):
+def test_a_name_or_a_dtype_in_place_of_the_shape_is_refused_with_the_right_form(old):
     with pytest.raises(
         SchemaError,
         match=r"the shape comes first.*\{'obs': Field\(\(4,\), 'float32'\)\}.*Field\(dtype='float32'\)",

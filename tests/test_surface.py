@@ -48,7 +48,7 @@ def test_a_changed_signature_is_seen():
 
 
 @pytest.mark.parametrize("module", surface.MODULES)
-def test_every_public_module_names_what_it_offers(module):
+def test_every_public_module_lists_its_names(module):
     found = importlib.import_module(module)
     assert found.__all__
     assert all(hasattr(found, name) for name in found.__all__)
@@ -75,11 +75,11 @@ def test_every_public_module_names_what_it_offers(module):
     ],
     ids=lambda kind: kind.__name__,
 )
-def test_a_class_that_threads_share_says_who_may_call_what(kind):
+def test_a_shared_class_documents_its_thread_rule(kind):
     assert "Threads: " in (kind.__doc__ or "")
 
 
-def test_doors_name_what_they_offer():
+def test_compat_modules_list_their_public_names():
     for name in ("torch", "ding", "gluonnlp", "fastai", "accelerate"):
         assert importlib.import_module(f"async_loader.compat.{name}").__all__
 
@@ -89,12 +89,12 @@ def test_the_package_lists_its_names():
 
 
 @pytest.mark.parametrize("name", sorted(names.PUBLIC))
-def test_a_name_that_is_looked_for_is_answered(name):
+def test_an_expected_name_is_answered_with_the_right_one(name):
     with pytest.raises(ImportError, match=re.escape(names.PUBLIC[name])):
         getattr(async_loader, name)
 
 
-def test_a_name_that_there_is_not_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error():
     assert not hasattr(async_loader, "nothing_of_that_kind")
 
 
@@ -204,7 +204,7 @@ METHODS = {
 """Methods that objects of other libraries have too: only ``timeout`` is looked for."""
 
 
-def test_no_call_says_a_word_of_before():
+def test_no_call_uses_an_old_keyword():
     found = [
         f"{name}: {function}(..., {keyword}=), in line {line} of its script"
         for name, text in texts()
@@ -214,7 +214,7 @@ def test_no_call_says_a_word_of_before():
     assert found == []
 
 
-def test_no_text_says_a_word_of_before():
+def test_no_text_uses_an_old_word():
     found = [
         f"{name}: {match[0]!r}: say {ours}"
         for name, text in texts()
@@ -233,7 +233,7 @@ def test_no_text_says_a_word_of_before():
         ("from async_loader.replay.samplers import Prioritized\nPrioritized(new='given')", "new"),
     ],
 )
-def test_a_planted_word_of_before_is_found(script, keyword):
+def test_a_planted_old_word_is_found(script, keyword):
     assert [found[2] for found in wrong_keywords(ast.parse(script))] == [keyword]
 
 
@@ -246,7 +246,7 @@ def test_a_planted_word_of_before_is_found(script, keyword):
         "subprocess.run([], timeout=3)",
     ],
 )
-def test_words_of_others_are_theirs(script):
+def test_words_of_other_libraries_are_not_reported(script):
     assert list(wrong_keywords(ast.parse(script))) == []
 
 

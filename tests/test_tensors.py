@@ -163,9 +163,7 @@ assert os.waitpid(pid, 0)[1] == 0
 @pytest.mark.parametrize(
     "script", [WHOLE, FORKED], ids=["the same process", "a child forked meanwhile"]
 )
-def test_a_torch_that_another_thread_is_importing_counts_as_absent_until_it_is_whole(
-    tmp_path, script
-):
+def test_torch_counts_as_absent_while_another_thread_imports_it(tmp_path, script):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(SLOW_TORCH)
     subprocess.run(

@@ -116,7 +116,7 @@ def test_a_sample_that_is_built_differently_is_a_misfit_that_says_where(first, o
         assert text in str(caught.value)
 
 
-def test_lists_and_tuples_stand_for_each_other_and_so_do_namedtuples_of_the_same_fields():
+def test_lists_match_tuples_and_namedtuples_match_by_field_names():
     assert list(tree.columns(tree.structure_of([1, 2]), [(1, 2), [3, 4]])) == [[1, 3], [2, 4]]
     # Two workers may each make their own class of one namedtuple that was sent by value.
     assert list(tree.columns(tree.structure_of(Point(1, 2)), [Other(3, 4)])) == [[3], [4]]

@@ -55,7 +55,7 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("wanted", ["2.7", "no-such-python", "/nowhere/python"])
-def test_an_interpreter_that_is_not_there_is_named_and_nothing_is_installed(wanted):
+def test_a_missing_interpreter_is_named_and_nothing_is_installed(wanted):
     before = set(ROOT.glob(".venv*"))
     done = script("--python", wanted, "tests/test_tree.py")
     assert done.returncode == 1
@@ -69,7 +69,7 @@ def test_an_option_without_its_value_is_refused():
     assert "--python 3.12" in done.stderr
 
 
-def test_an_interpreter_and_the_lowest_versions_have_environments_of_their_own(tmp_path):
+def test_interpreters_and_lowest_versions_have_their_own_environments(tmp_path):
     fake = tmp_path / "versions" / "3.12.1" / "bin" / "python"
     fake.parent.mkdir(parents=True)
     fake.write_text("#!/bin/sh\ncase $2 in *version_info*) exit 0;; *) echo 3.12.1;; esac\n")

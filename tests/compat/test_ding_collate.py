@@ -81,7 +81,7 @@ def test_the_first_sample_says_which_keys_there_are():
         default_collate([{"a": 1, "b": 2}, {"a": 1}])
 
 
-def test_ignored_keys_stay_lists_by_the_given_prefix_outside_and_the_default_within():
+def test_ignored_keys_stay_lists_by_prefix_outside_and_by_default_within():
     samples = [{"foo_x": i, "in": {"foo_y": i, "collate_ignore_z": i}} for i in range(2)]
     batch = default_collate(samples, ignore_prefix=["foo"])
     assert batch["foo_x"] == [0, 1]

@@ -346,7 +346,7 @@ def test_the_bulk_loader_gives_exactly_what_the_python_loader_gives(
         assert all(a.equal(b) for a, b in zip(bulk, one_by_one, strict=True))
 
 
-def test_a_large_batch_is_gathered_ahead_by_one_thread_and_a_small_one_when_it_is_asked_for():
+def test_a_thread_gathers_large_batches_ahead_and_small_ones_are_made_on_request():
     rows = np.zeros((64, 1 << 16), np.uint8)
     kinds = [DataLoader(rows, size, num_workers=2)._engine.kind for size in (1, 32)]
     assert kinds == ["inline", "thread"]
@@ -383,7 +383,7 @@ def test_try_nopython_demands_forbids_or_finds_out():
     assert next(iter(grouped))[1] == ["a"]  # the original fails to fall back from such a function
 
 
-def test_an_index_that_there_is_not_is_the_datasets_own_error_also_in_bulk():
+def test_a_bad_index_raises_the_datasets_own_error_also_in_bulk():
     for try_nopython in (None, False):
         with pytest.raises(IndexError):
             list(DataLoader(np.arange(3), batch_sampler=[[0, 3]], try_nopython=try_nopython))
@@ -586,7 +586,7 @@ def test_a_batchify_function_may_keep_what_it_made_for_a_later_batch():
     assert [batch.mean().item() for batch in loader] == [float(i) for i in range(12)]
 
 
-def test_memory_is_shared_only_with_functions_that_are_known_to_keep_nothing():
+def test_slots_are_used_only_for_functions_known_to_keep_no_references():
     batchify = gluon.data.batchify
     assert batchify.forgets(batchify.Group(batchify.Stack(), batchify.Pad(dtype=np.float32)))
     assert batchify.forgets(batchify.default_batchify_fn)

@@ -146,7 +146,7 @@ def test_a_pass_that_is_broken_off_loses_what_was_rolled_over():
     assert next(iter(sampler)) == [0, 1, 2]
 
 
-def test_a_batch_sampler_takes_any_sampler_and_refuses_what_cannot_work_at_once():
+def test_a_batch_sampler_takes_any_sampler_and_refuses_bad_arguments():
     assert list(gluon.data.BatchSampler("abcde", 2)) == [["a", "b"], ["c", "d"], ["e"]]
     with pytest.raises(
         ValueError, match="last_batch is 'drop': it is 'keep', 'discard' or 'rollover'"

@@ -40,9 +40,7 @@ WHERE = [
 
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize(("where", "kind"), WHERE)
-def test_two_processes_have_disjoint_shards_that_cover_the_set_and_our_loader_makes_them(
-    where, kind, tmp_path
-):
+def test_two_processes_get_disjoint_shards_that_cover_the_set(where, kind, tmp_path):
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     run += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     sort = "stateful" if kind is StatefulDataLoader else "plain"

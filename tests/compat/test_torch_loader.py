@@ -423,7 +423,7 @@ class Paced(IterableDataset):
         return iter([worker] * 40)
 
 
-def test_a_slow_worker_of_an_iterable_dataset_holds_up_no_other_one_without_in_order(tmp_path):
+def test_without_in_order_a_slow_stream_does_not_delay_the_others(tmp_path):
     gate = str(tmp_path / "gate")
     os.mkfifo(gate)
     loader = DataLoader(Paced(gate), batch_size=None, num_workers=2, in_order=False, timeout=60)
@@ -436,9 +436,7 @@ def test_a_slow_worker_of_an_iterable_dataset_holds_up_no_other_one_without_in_o
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("length", [None, 9])
-def test_what_asks_a_pass_for_its_length_gets_the_batches_of_an_iterable_dataset(
-    kind, workers, length
-):
+def test_a_list_of_a_pass_over_an_iterable_dataset_has_all_batches(kind, workers, length):
     options = {"batch_size": 2, "num_workers": workers}
     expected = plain(theirs.DataLoader(Stream(), **options))
     loader = kind(Stream(length=length), **options)

@@ -137,7 +137,7 @@ def tensors_of(network: QNetwork) -> dict[str, np.ndarray]:
 # The learner.
 
 
-def test_the_target_takes_the_online_networks_choice_at_the_target_networks_price():
+def test_the_target_is_the_target_networks_value_of_the_online_choice():
     goal = double_dqn_target(
         reward=torch.tensor([1.0]),
         terminated=torch.tensor([False]),
@@ -160,7 +160,7 @@ def test_the_target_ends_at_termination_and_goes_on_at_truncation():
     assert goal.tolist() == pytest.approx([1.0, 1.0 + 0.99 * 50.0])
 
 
-def test_an_update_moves_the_value_towards_the_target_and_the_target_network_a_little_behind():
+def test_an_update_moves_the_value_to_the_target_and_the_target_network_follows():
     torch.manual_seed(0)
     learner = Learner(2, DqnSettings(hidden=16, learning_rate=0.01, target_rate=0.25, discount=0.9))
     batch = {
@@ -201,7 +201,7 @@ def test_an_actor_chooses_as_the_network_would():
     )
 
 
-def test_what_is_stored_where_an_episode_ends_is_the_observation_before_the_reset():
+def test_the_last_observation_of_an_episode_is_stored_before_the_reset():
     told, client = [], Recorder(tensors_of(QNetwork((1.0,) * 4, 2, 8)))
     actor = Actor(0, replace(EASY, num_envs=2), Toppled(), client, told.append)
     with pytest.raises(OSError, match="the environment is gone"):
@@ -263,7 +263,7 @@ def test_the_actors_and_the_feeder_need_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_real_environment_is_watched_for_500_steps_and_then_cut_off_not_terminated():
+def test_the_real_environment_is_truncated_after_500_steps():
     with contextlib.closing(make_envs(2)) as envs:
         obs, _ = envs.reset(seed=0)
         for _ in range(499):
@@ -508,7 +508,7 @@ def test_bad_learning_settings_are_refused_by_name(bad):
         DqnSettings(**bad)
 
 
-def test_the_command_ends_with_1_and_one_json_line_when_nothing_was_learned(tmp_path):
+def test_the_command_exits_with_1_and_one_json_line_if_not_solved(tmp_path):
     curve = tmp_path / "curve.png"
     result = CliRunner().invoke(
         app, ["demo", "--json", "--max-seconds", "0.5", "--curve", str(curve)]
@@ -519,7 +519,7 @@ def test_the_command_ends_with_1_and_one_json_line_when_nothing_was_learned(tmp_
     assert curve.read_bytes().startswith(PNG)
 
 
-def test_ctrl_c_at_a_terminal_ends_everybody(tmp_path):
+def test_ctrl_c_at_a_terminal_ends_all_processes(tmp_path):
     """A terminal sends it to all processes of its group: the actors leave it to their parent."""
     command = [
         sys.executable,
