@@ -19,8 +19,8 @@ INSTALL_LIMIT_S = 1800
 
 @dataclass(frozen=True)
 class Environment:
-    """Installed step by step: a later step may contradict an earlier one, as old peers and new
-    torch do.
+    """Installed step by step: a later step may contradict an earlier one,
+    as old peers and new torch do.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Where the arrays of a batch lie within a block."""
+"""Positions of a batch's arrays within a block."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ rows = st.integers(1, 9)
 
 
 def root_of(layout: BatchLayout) -> np.ndarray:
-    """Exactly nbytes, so that a view beyond them cannot be made, on a cache line as slots are."""
+    """Return exactly nbytes, so that a view beyond them is impossible,
+    aligned to a cache line like slots.
+    """
     raw = np.zeros(layout.nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + layout.nbytes]
 
 
 def addresses(view: np.ndarray) -> set[int]:
-    """Of every byte of every item."""
+    """Return the address of every byte of every item."""
     if not view.size:
         return set()
     steps = [np.arange(n) * s for n, s in zip(view.shape, view.strides, strict=True)]

@@ -1,4 +1,6 @@
-"""The published conformance suite: every source here passes it, and broken ones do not."""
+"""The published conformance suite: every source of the package passes it,
+and broken ones do not.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,7 @@ def test_the_fakes_work_in_a_loader(workers):
 
 
 class Base:
-    """A right source; each below breaks one rule."""
+    """A correct source; each subclass below breaks one rule."""
 
     schema = Schema.of({"x": ((4,), "f4"), "y": "?"})
 
@@ -237,7 +239,7 @@ def test_the_source_without_planted_errors_conforms():
 
 
 class Pid(Base):
-    """Reads something else in a process that was started by this one."""
+    """Reads different data in a process that was started by this one."""
 
     def read(self, index, into, seed):
         Base.read(self, index, into, seed)

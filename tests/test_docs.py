@@ -39,7 +39,7 @@ def test_an_example_runs_as_it_stands(code: str, tmp_path: Path):
 
 
 def test_the_first_readme_example_runs_on_a_cpu_and_closes_everything():
-    """It is what a reader pastes first; that it ends by itself, the test above shows."""
+    """Readers paste it first; the test above shows that it ends by itself."""
     first = _BLOCK.search((ROOT / "README.md").read_text())[1]
     assert "AsyncDataLoader" in first
     assert 'device="cuda"' not in "".join(line.split("#")[0] for line in first.splitlines())

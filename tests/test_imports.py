@@ -16,7 +16,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "async_loader"
 
-# From the bottom up. What stands in one line are siblings, which do not import each other, but for
+# From the bottom up. Modules on one line are siblings, which do not import each other, except
 # those in SAME_FLOOR.
 FLOORS = [
     {"errors", "interrupts"},
@@ -46,7 +46,7 @@ FLOORS = [
 ]
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 SAME_FLOOR = FLOORS[1]
-"""The nouns may build on each other, in this order: none imports one further right."""
+"""These modules may import each other in this order: none imports one further right."""
 ORDER = [
     "process_hooks",
     "validation",
@@ -95,7 +95,8 @@ ELSEWHERE = {
 """Optional and heavy libraries, and the parts that import them."""
 
 EXCEPTIONS = {
-    ("pipeline.device.backend", "testing"),  # device="fake", for users without an accelerator; late
+    # device="fake", for users without an accelerator; imported late
+    ("pipeline.device.backend", "testing"),
 }
 RANKS: dict[str, list[str]] = {}
 """Files inside a room, from the bottom up, by their names within it; a folder's name is its
@@ -173,7 +174,7 @@ RANKS["dataset"] = [
     "dataset",
 ]
 TYPES_OF = {("table", "replay")}
-"""Protocols may name types of what is above them, where only a type checker looks."""
+"""Protocols may name types of modules above them, for type checkers only."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Import:
 
 
 def imports(tree: ast.AST, module: str, *, is_package: bool = False) -> Iterator[Import]:
-    """All imports of a module, with absolute targets; ``async_loader.x.y`` as ``x.y``."""
+    """Return all imports of a module, with absolute targets; ``async_loader.x.y`` as ``x.y``."""
 
     def walk(node: ast.AST, late: bool, typing: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -246,7 +247,7 @@ def allowed(one: Import, root: str, target: str) -> bool:
 
 
 def breaches(found: Iterator[Import]) -> list[str]:
-    """What the rule forbids, in words."""
+    """Describe the breach of a rule."""
     wrong = []
     for one in found:
         root, target = one.module.split(".")[0], one.target.split(".")[0]
@@ -321,7 +322,7 @@ def modules() -> dict[str, tuple[ast.AST, bool]]:
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         package = parts[-1] == "__init__"
         name = ".".join(parts[:-1] if package else parts)
-        if name:  # the package's own __init__ names everything, lazily
+        if name:  # the package's own __init__ names all public modules, lazily
             found[name] = (ast.parse(path.read_text(), str(path)), package)
     return found
 
@@ -484,7 +485,7 @@ HEAVY = """import sys
 heavy = {'torch', 'zmq', 'ray', 'gymnasium', 'matplotlib', 'numba'} & set(sys.modules)
 assert not heavy, heavy"""
 TABLES = HEAVY.replace(", 'numba'", "")
-"""A table runs compiled kernels; importing it, and what the loader needs of it, does not."""
+"""Tables run compiled kernels; importing a table and the parts that the loader needs does not."""
 
 
 @pytest.mark.parametrize(

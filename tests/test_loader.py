@@ -33,7 +33,7 @@ def job(i: int) -> dict:
 
 
 def jobs_in_order(batch_size, *, of=job):
-    """A data source of jobs that count on from batch to batch."""
+    """Return a data source of jobs that count up from batch to batch."""
     count = itertools.count()
     return lambda n: [functools.partial(of, next(count)) for _ in range(n)]
 
@@ -241,7 +241,7 @@ def test_columns_under_every_start_method_travel_in_one_segment(start_method):
                 line for h in loader._engine.core.pool.handles for line in Path(f"/proc/{h.pid}/maps").read_text().splitlines()
             ]
             mapped = Counter(line.split()[4] for line in lines if "memfd:async_loader" in line)
-            assert 2 in mapped.values()  # an inode that both map
+            assert 2 in mapped.values()  # an inode mapped by both
 
 
 def test_a_thousand_columns_arrive_although_they_exceed_one_record():
@@ -378,7 +378,7 @@ def test_lambdas_and_closures_work_as_source_job_and_collate_fn(method):
 
 
 class Dataset:
-    """136 KB an item, if it were sent with each."""
+    """An item would have 136 KB if the dataset were sent with each."""
 
     def __init__(self):
         self.data = np.arange(17_000)
@@ -696,7 +696,7 @@ def test_without_workers_the_global_generators_are_the_learners():
 
 
 def test_jobs_under_every_start_method(start_method):
-    def local(i):  # travels by value, so that no worker imports this module and torch with it
+    def local(i):  # sent by value, so that no worker imports this module and torch with it
         return {"i": i}
 
     with AsyncDataLoader(

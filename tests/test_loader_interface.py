@@ -89,7 +89,7 @@ def test_batches_come_as_arrays_where_that_is_asked_for(workers, batch_size):
         timeout_s=SLACK_S,
     ) as loader:
         kept = [next(loader) for _ in range(8)]
-    for batch in kept:  # also behind the loader's end
+    for batch in kept:  # also after the loader's end
         assert type(batch["x"]) is type(batch["obs"]["a"]) is np.ndarray
         assert (batch["x"] == batch["index"]).all()
         assert (batch["x"] == batch["obs"]["a"]).all()
@@ -178,7 +178,7 @@ def test_worker_threads_are_told_their_number_and_may_refuse_to_begin():
 
     def begin(number):
         told.append(number)
-        both.wait(SLACK_S)  # else one of them might make all batches before the other begins
+        both.wait(SLACK_S)  # otherwise one of them might make all batches before the other begins
 
     with AsyncDataLoader(
         {"x": np.arange(9)},
@@ -208,7 +208,7 @@ def test_worker_threads_are_told_their_number_and_may_refuse_to_begin():
 
 
 class Watched(ColumnsReader):
-    """Tells when two threads read with it at once."""
+    """Detects two threads that read at the same time."""
 
     busy = threading.Lock()
     overlapped = False

@@ -1,4 +1,4 @@
-"""Short names for what a user handed in, for messages."""
+"""Short names of user objects, for messages."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_wrong_attribute_is_answered_with_ours():
         AttributeError, match=r"'Cistern' object has no attribute 'levle'$"
     ) as caught:
         cistern.levle  # noqa: B018
-    # Python's own "did you mean" goes by these
+    # Python's own "did you mean" reads these attributes
     assert (caught.value.name, caught.value.obj) == ("levle", cistern)
 
 

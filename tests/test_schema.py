@@ -1,4 +1,4 @@
-"""What a step is, and the packed row made of it."""
+"""The schema of a step, and the packed row made of it."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ class Looks:
     dtype = np.dtype(np.float32)
     shape = (4,)
 
-    def __repr__(self) -> str:  # without an address: processes that test side by side name it alike
+    def __repr__(self) -> str:  # without an address: parallel test processes give it the same name
         return "Looks()"
 
 

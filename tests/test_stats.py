@@ -1,4 +1,4 @@
-"""Counters, and which stage everyone waits for."""
+"""Counters, and the stage that is the bottleneck."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def share(busy: float) -> StageStats:
         (0.1, 0.2, 0.8, 0.5, False, "copy"),
         (0.1, 0.2, 0.3, 0.7, False, "learner"),
         (0.3, 0.4, 0.0, 0.6, False, "learner"),
-        (0.3, 0.4, 0.0, 0.6, True, "workers"),  # which take turns in one thread, 0.7 of the time
+        # the two stages alternate in one thread, 0.7 of the time
+        (0.3, 0.4, 0.0, 0.6, True, "workers"),
         (0.4, 0.3, 0.0, 0.6, True, "source"),
         (0.2, 0.3, 0.0, 0.6, True, "learner"),
     ],

@@ -22,7 +22,7 @@ def call(done: list[str]) -> str:
 
 def test_every_point_of_a_call_can_be_struck_and_the_call_ends_there() -> None:
     total = count_points(lambda: call([]), within=HERE)
-    assert total >= 5  # a function begins, two appends, a loop that jumps back
+    assert total >= 5  # the start of a function, two appends, a loop that jumps back
     lengths = []
     for at in range(1, total + 1):
         done: list[str] = []
@@ -71,5 +71,5 @@ def spin(arm: Callable[[], None]) -> None:
 def test_an_alarm_is_a_real_signal_and_comes_once() -> None:
     with alarms(seed=0) as arm, pytest.raises(KeyboardInterrupt):
         spin(arm)
-    total = sum(range(100_000))  # a second one would end this
+    total = sum(range(100_000))  # a second signal would end this
     assert total == 4999950000

@@ -117,7 +117,7 @@ GONE = {
     r"\bReplayBuffer\.load\(": "table.load(path), or ReplayBuffer.from_checkpoint(path)",
     r"\b(StreamWriter|RemoteProcessWriter)\b": "LocalWriter",
 }
-"""Words of before in any text, and ours."""
+"""Old words in any text, and ours."""
 ABOUT_WRONG_NAMES = {
     "async_loader/names.py",
     "tests/test_names.py",
@@ -127,7 +127,7 @@ ABOUT_WRONG_NAMES = {
     "docs/guides/conventions.md",
     "CHANGELOG.md",
 }
-"""They say the words of before, to have them refused."""
+"""Files with old words, which test that these are refused."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -144,7 +144,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def scripts(name: str, text: str) -> Iterator[ast.AST]:
-    """The Python in a file: all of it, or the examples on a page."""
+    """Return the Python code in a file: all of it, or the examples on a page."""
     if name.endswith(".py"):
         yield ast.parse(text)
     elif name.endswith(".md"):
@@ -153,7 +153,7 @@ def scripts(name: str, text: str) -> Iterator[ast.AST]:
 
 
 def imported(tree: ast.AST) -> dict[str, Any]:
-    """Names in a script that are ours, and what they are."""
+    """Return the package's names in a script, and the objects that they stand for."""
     found, others = {}, set()
     for node in ast.walk(tree):
         where = (node.module or "").split(".") if isinstance(node, ast.ImportFrom) else []
@@ -175,7 +175,7 @@ def imported(tree: ast.AST) -> dict[str, Any]:
 
 
 def wrong_keywords(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Line, callable and keyword of each call of ours with a keyword that it does not have."""
+    """Yield line, callable and keyword of each call of ours with an unknown keyword."""
     ours = imported(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -201,7 +201,7 @@ METHODS = {
     name: inspect.signature(getattr(async_loader.ReplayBuffer, name)).parameters
     for name in ("sample", "source", "update_priorities", "end_episode")
 }
-"""Methods that objects of other libraries have too: only ``timeout`` is looked for."""
+"""Methods that objects of other libraries have too: only ``timeout`` is checked."""
 
 
 def test_no_call_uses_an_old_keyword():

@@ -1,4 +1,4 @@
-"""Arrays as tensors, and back."""
+"""Conversion of arrays to tensors and back."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_a_writer_of_another_process_refuses_it(value: Any) -> None:
         ):
             with pytest.raises(ConfigError, match="timeout_s="):
                 call()
-        with contextlib.suppress(Timeout):  # the owner may not have answered yet
+        with contextlib.suppress(Timeout):  # the owner may not have answered
             writer.append(x=1, timeout_s=0)
 
 

@@ -1,4 +1,4 @@
-"""Nested samples: taken apart and put together again."""
+"""Nested samples: taken apart and rebuilt."""
 
 from __future__ import annotations
 
@@ -118,5 +118,5 @@ def test_a_sample_that_is_built_differently_is_a_misfit_that_says_where(first, o
 
 def test_lists_match_tuples_and_namedtuples_match_by_field_names():
     assert list(tree.columns(tree.structure_of([1, 2]), [(1, 2), [3, 4]])) == [[1, 3], [2, 4]]
-    # Two workers may each make their own class of one namedtuple that was sent by value.
+    # Two workers may each have their own class of one namedtuple that was sent by value.
     assert list(tree.columns(tree.structure_of(Point(1, 2)), [Other(3, 4)])) == [[3], [4]]

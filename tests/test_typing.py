@@ -1,4 +1,4 @@
-"""Ten tasks as users write them: mypy --strict accepts the scripts, and they run."""
+"""Ten tasks in users' style: mypy --strict accepts the scripts, and they run."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_there_are_ten_tasks():
 
 
 TORCHS_OWN = ("-W", "ignore:Implicitly cleaning up:ResourceWarning")
-"""A folder that an optimiser of torch 2.6 leaves to the interpreter's end."""
+"""A folder that an optimiser of torch 2.6 leaves until the interpreter ends."""
 
 
 @pytest.mark.timeout(LIMIT_S)
 def test_mypy_accepts_the_tasks_and_refuses_what_is_wrong(tmp_path):
-    """One run for all, which costs half a minute without a cache."""
+    """One run for all scripts, which takes half a minute without a cache."""
     wrong = tmp_path / "wrong.py"
     head = (
         "from async_loader import AsyncDataLoader, DataLoader, Prioritized, RateLimiter, Writer\n"
@@ -83,7 +83,7 @@ def test_mypy_accepts_the_tasks_and_refuses_what_is_wrong(tmp_path):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_task_runs_without_a_warning(script):
-    # its path is short: those of sockets have 107 characters at most
+    # a short path: socket paths have 107 characters at most
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "error", *TORCHS_OWN, str(script)]
         result = subprocess.run(

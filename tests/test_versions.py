@@ -1,4 +1,4 @@
-"""The versions that the package says it works with, and the script that tests it with them."""
+"""The supported versions, and the script that tests them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9_-]+)(?:\[\w+\])?>=([0-9.]+)")
 
 
 def lowest() -> dict[str, str]:
-    """The lower bound of everything that setup.cfg requires, for any purpose."""
+    """Return the lower bound of every requirement in setup.cfg, for any purpose."""
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg")
     lines = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]

@@ -81,8 +81,8 @@ def measure(
 
 
 def row(key: str, title: str, make: Any, workload: Workload, bounds: dict[int, float]) -> Row:
-    """Return both sides with each number of workers, and the factor by which ours has to be
-    faster.
+    """Return both sides with each number of workers,
+    and the factor by which ours has to be faster.
     """
     contenders, targets = [], []
     for workers, bound in bounds.items():

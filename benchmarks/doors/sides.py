@@ -1,5 +1,5 @@
-"""A drop-in module and its original as contenders of a row: how both are made, measured and
-compared.
+"""A drop-in module and its original as contenders of a row: how both are made,
+measured and compared.
 
 Knows no library.
 

@@ -1,5 +1,5 @@
-"""The data that every drop-in module and its original load: the same items, and a check of what
-comes out.
+"""The data that every drop-in module and its original load: the same items,
+and a check of what comes out.
 
 Needs numpy only.
 """

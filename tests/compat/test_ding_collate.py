@@ -39,7 +39,7 @@ Pair = namedtuple("Pair", "a b")
         ([1.5] * 4, (4,), torch.float32),
         ([1] * 4, (4,), torch.int64),
         ([True] * 4, (4,), torch.bool),
-        # theirs cuts the fraction off: the first one decides there
+        # the original cuts the fraction off: the first sample decides
         ([1, 1.5, 2, 0], (4,), torch.float32),
         ([True, 2, 3, 4], (4,), torch.int64),
     ],
@@ -71,7 +71,8 @@ def test_containers():
     assert batch["l"][1][0].tolist() == [2, 2]
     assert type(batch["n"]) is Pair
     assert batch["n"].b["z"].dtype == torch.float32
-    assert batch[5].tolist() == [0, 1]  # a key that is no string: theirs is an AttributeError
+    # a key that is not a string is an AttributeError in the original
+    assert batch[5].tolist() == [0, 1]
     assert default_collate(["a", "b"]) == ["a", "b"]
 
 
@@ -103,7 +104,7 @@ def test_what_no_rule_covers_is_a_type_error(sample):
 def test_what_does_not_fit_together_is_refused():
     with pytest.raises(RuntimeError, match="equal size"):
         default_collate([torch.zeros(2), torch.zeros(3)])
-    with pytest.raises(ValueError, match=r"lengths \[1, 2\]"):  # theirs cuts to the shortest
+    with pytest.raises(ValueError, match=r"lengths \[1, 2\]"):  # the original cuts to the shortest
         default_collate([[1], [1, 2]])
     with pytest.raises(IndexError, match="0 samples"):
         default_collate([])
@@ -116,7 +117,7 @@ def test_gradients_go_through():
 
 
 class Tree:
-    """As much of a tree tensor as its collation needs; the library need not be installed for it."""
+    """The part of a tree tensor that its collation uses; the library need not be installed."""
 
     def __init__(self, parts):
         self.parts = parts
@@ -224,7 +225,7 @@ def test_timesteps_come_first():
 
 def test_timesteps_need_no_state_but_equal_lengths():
     one = {"obs": [1.0, 2.0]}
-    # theirs pops the same dict twice
+    # the original pops the same dict twice
     assert timestep_collate([one, one])["obs"].tolist() == [[1, 1], [2, 2]]
     with pytest.raises(ValueError, match=r"lengths \[3, 4\]"):
         timestep_collate([trajectory(3, None), trajectory(4, None)])

@@ -67,7 +67,7 @@ def test_del_may_be_called_by_hand_and_then_again(recwarn):
     assert next(loader) is None
     loader.__del__()
     del loader
-    assert not recwarn.list  # an unclosed one does not warn either, it closes
+    assert not recwarn.list  # a loader that is dropped does not warn, it closes
 
 
 def test_a_dropped_loader_closes_without_a_word(recwarn):
@@ -84,7 +84,7 @@ def test_a_dropped_loader_closes_without_a_word(recwarn):
 def test_a_chunk_that_does_not_fit_is_an_assertion(batch_size, chunk_size, recwarn):
     with pytest.raises(AssertionError, match=f"^{batch_size}/{chunk_size}"):
         AsyncDataLoader(jobs, batch_size, "cpu", chunk_size)
-    assert not recwarn.list  # theirs complains in __del__ as well
+    assert not recwarn.list  # the original complains in __del__ as well
 
 
 def test_negative_workers_are_a_value_error():

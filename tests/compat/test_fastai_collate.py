@@ -16,7 +16,7 @@ Pair = namedtuple("Pair", "a b")
 
 
 class Image(torch.Tensor):
-    """A tensor type with something to remember, as fastai's TensorBase has it."""
+    """A tensor type with an attribute, like fastai's TensorBase."""
 
     def set_meta(self, other):
         self.size_was = getattr(other, "size_was", None)
@@ -66,8 +66,9 @@ def test_mappings_follow_torch_within():
 def test_strings_stay_and_namedtuples_survive():
     assert fa_collate(["a", "b"]) == ["a", "b"]
     assert fa_collate([("a", 1), ("b", 2)])[0] == ("a", "b")
-    assert list(fa_collate([b"a", b"b"])) == [b"a", b"b"]  # theirs makes bytes of their numbers
-    assert type(fa_collate([Pair(1, 2)] * 2)) is Pair  # theirs fails
+    # the original makes bytes of their numbers
+    assert list(fa_collate([b"a", b"b"])) == [b"a", b"b"]
+    assert type(fa_collate([Pair(1, 2)] * 2)) is Pair  # the original fails
     assert type(fa_collate([range(2)] * 2)) is list
 
 
@@ -80,7 +81,7 @@ def test_what_no_rule_covers_is_a_type_error(samples):
 
 
 def test_samples_of_different_length_are_refused():
-    with pytest.raises(RuntimeError, match=r"lengths \[1, 2\]"):  # theirs cuts the labels off
+    with pytest.raises(RuntimeError, match=r"lengths \[1, 2\]"):  # the original cuts the labels off
         fa_collate([(1, 2), (1,)])
 
 
@@ -106,7 +107,7 @@ def test_conversion_touches_arrays_only():
 
 
 def collated(samples):
-    """As create_batch has it."""
+    """Collate like create_batch."""
     try:
         return fa_collate(samples)
     except Exception as error:
@@ -145,7 +146,7 @@ def test_a_mismatch_is_told_with_its_field_and_shapes(samples, words):
 def test_an_error_that_is_no_mismatch_stays_itself(samples):
     with pytest.raises((TypeError, KeyError, RuntimeError)) as plain:
         fa_collate(samples)
-    # theirs is a KeyError, an IndexError, an AttributeError
+    # the original is a KeyError, an IndexError, an AttributeError
     with pytest.raises(type(plain.value)) as told:
         collated(samples)
     assert str(told.value) == str(plain.value)

@@ -27,7 +27,7 @@ def lists(loader):
 
 
 class Random(DataLoader):
-    """Random numbers until one is large."""
+    """Yield random numbers until one is large."""
 
     def create_item(self, s):
         number = random.random()
@@ -223,7 +223,7 @@ def test_a_bound_method_is_bound_to_the_loader_and_new_keeps_it():
     loader = DataLoader([1, 2], bs=2, after_item=Other().double)
     assert lists(loader) == [[2, 4]]
     assert seen == [loader, loader]
-    again = loader.new()  # theirs forgets it
+    again = loader.new()  # the original forgets it
     assert lists(again) == [[2, 4]]
     assert seen[-1] is again
 
@@ -287,7 +287,7 @@ def test_an_iterable_dataset_has_no_numbers():
 
 def test_one_batch():
     assert DataLoader(range(5), bs=2, num_workers=2).one_batch().tolist() == [0, 1]
-    # theirs is an AssertionError
+    # the original is an AssertionError
     assert DataLoader(range(5), bs=2, timeout=1).one_batch().tolist() == [0, 1]
     assert DataLoader(iter([]), bs=2).one_batch() is None
     for empty in (DataLoader([], bs=1), DataLoader([1], bs=2, drop_last=True)):

@@ -1,4 +1,4 @@
-"""The ways in which fastai and its users derive from its DataLoader, each in a class of our own."""
+"""Subclasses of fastai's DataLoader as fastai and its users write them, each in a class of ours."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def lists(loader):
 
 
 def end(loader):
-    """Wait for the workers to be gone, which a loader that is dropped does not do."""
+    """Wait for the end of the workers; dropping a loader does not wait."""
     if loader._workers is not None:
         loader._workers.close()
 
 
 class Pipeline:
-    """Several functions as one callback, with a set-up and a say on which split it is."""
+    """Several functions as one callback, with a setup and a split."""
 
     def __init__(self, fs=None):
         self.fs = fs.fs if isinstance(fs, Pipeline) else list(fs or [])
@@ -165,7 +165,7 @@ class Weighted(DataLoader):
 
 
 class Partial(DataLoader):
-    """An epoch that is shorter than the dataset, with a length of its own."""
+    """An epoch that is shorter than the dataset, with its own length."""
 
     def __init__(self, dataset, partial_n, **kwargs):
         super().__init__(dataset, **kwargs)
@@ -189,7 +189,7 @@ def test_weighted_and_partial(number):
 
 
 class Table(DataLoader):
-    """Items that are indices, and a create_batch that slices the table once for all of them."""
+    """Items that are indices, and a create_batch that slices the table once for all items."""
 
     def do_item(self, s):
         return 0 if s is None else s
@@ -206,7 +206,7 @@ def test_table():
 
 
 class Distributed(DataLoader):
-    """A loader around another one, which does not call the constructor of its class."""
+    """A loader around another one that does not call the constructor of its class."""
 
     _default = "dl"
 

@@ -41,7 +41,7 @@ def pids(loader):
 
 
 def end(loader):
-    """Wait for the workers to be gone, which a loader that is dropped does not do."""
+    """Wait for the end of the workers; dropping a loader does not wait."""
     loader._workers.close()
 
 
@@ -228,7 +228,7 @@ def test_a_permutation_drawn_one_by_one_is_that_of_a_sample():
 
 def test_a_callback_may_keep_batches():
     class Mixing(DataLoader):
-        """Adds to every batch one that it has kept, of those that are made in slots already."""
+        """Adds one kept batch to every batch made in a slot."""
 
         def do_batch(self, b):
             batch = super().do_batch(b)

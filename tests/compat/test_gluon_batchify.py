@@ -1,4 +1,4 @@
-"""gluon's batchify functions: values, dtypes, containers, and what they refuse."""
+"""gluon's batchify functions: values, dtypes, containers, and refused arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gluon's datasets and what their methods make of them."""
+"""gluon's datasets and the datasets derived from them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_sample_goes_through_a_sampler_once():
     assert items(dataset) == items(dataset) != list(range(10))
     assert sorted(items(dataset)) == list(range(10))
     cut = SimpleDataset(range(10)).sample(gluon.data.IntervalSampler(10, 3, rollover=False))
-    assert items(cut) == [0, 3, 6, 9]  # the original has length 10 and fails behind the fourth
+    assert items(cut) == [0, 3, 6, 9]  # the original has length 10 and fails after the fourth item
     with pytest.raises(TypeError, match="sampler is of list"):
         SimpleDataset(range(3)).sample([0, 1])
 

@@ -30,7 +30,7 @@ DataLoader = gluon.data.DataLoader
 SimpleDataset = gluon.data.SimpleDataset
 
 KINDS = {
-    "in bulk": {"num_workers": 2},  # where the dataset is arrays; else these are processes
+    "in bulk": {"num_workers": 2},  # if the dataset is arrays; otherwise these are processes
     "inline": {"try_nopython": False},
     "processes": {"num_workers": 2, "try_nopython": False},
     "threads": {"num_workers": 2, "thread_pool": True, "try_nopython": False},
@@ -41,12 +41,12 @@ every_kind = pytest.mark.parametrize(
 
 
 def lists(batches):
-    """Batches as nested Python lists."""
+    """Return batches as nested Python lists."""
     return [lists(batch) if isinstance(batch, list) else batch.tolist() for batch in batches]
 
 
 class Failing:
-    """Items are their index, but 3 is an error."""
+    """Items are their index, except item 3, which is an error."""
 
     def __len__(self):
         return 6
@@ -242,7 +242,7 @@ def test_a_batchify_fn_gives_what_it_likes(kind):
     assert grouped[0][0].tolist() == [[0, -1], [0, 1]]
     assert grouped[2][1] == ["text 4"]
     ragged = list(DataLoader(texts, 2, batchify_fn=lambda data: [one[0] for one in data], **kind))
-    # as it was made; only the default's are turned into tensors
+    # unchanged; only the default function's batches become tensors
     assert type(ragged[0][0]) is np.ndarray
     assert [one.tolist() for one in ragged[0]] == [[0], [0, 1]]
     shared = list(
@@ -375,7 +375,7 @@ def test_try_nopython_demands_forbids_or_finds_out():
     assert "[dataset: fail, it is Counting, not an array or a tensor]" in text
     assert "[batchify_fn: fail, Group is Python" in text
     assert "[batch_sampler: pass]" in text
-    # as in the original, it says nothing where there are no workers
+    # no warning without workers, as in the original
     assert lists(DataLoader(slow, 5, try_nopython=True))
     grouped = DataLoader(
         [(1, "a")], 1, batchify_fn=batchify.Group(batchify.Stack(), batchify.AsList()), **threads
@@ -426,7 +426,7 @@ def test_create_take_one_and_drop_again_and_again(kind):
 
 
 class Trainer:
-    """Keeps the loader whose items it makes: what is dropped leads back to itself."""
+    """Keeps the loader whose items it makes: a reference cycle."""
 
     def __init__(self, kind):
         self.loader = DataLoader(SimpleDataset(range(6)).transform(self.augment), 2, **kind)
@@ -483,7 +483,7 @@ def test_an_error_comes_as_it_is_and_the_workers_go_on(kind):
     with pytest.raises(KeyError, match="boom"):
         next(batches)
     assert next(batches).tolist() == [4, 5]
-    assert next(iter(loader)).tolist() == [0, 1]  # the original's pool is gone by now
+    assert next(iter(loader)).tolist() == [0, 1]  # the original's pool has ended by now
 
 
 def test_a_timeout_leaves_the_pool_and_the_iterator_whole():
@@ -499,7 +499,7 @@ def test_a_timeout_leaves_the_pool_and_the_iterator_whole():
             return i
 
     def come(batches, count):
-        """The next ``count`` batches, however late they come."""
+        """Take the next ``count`` batches, with no time limit."""
         got = []
         while len(got) < count:
             with contextlib.suppress(multiprocessing.TimeoutError):
@@ -513,7 +513,8 @@ def test_a_timeout_leaves_the_pool_and_the_iterator_whole():
         with pytest.raises(multiprocessing.TimeoutError, match="no batch within") as late:
             next(batches)
     assert isinstance(late.value, LoaderTimeout)
-    assert isinstance(late.value, TimeoutError)  # Python's, which multiprocessing's is not
+    # Python's TimeoutError, which multiprocessing's is not
+    assert isinstance(late.value, TimeoutError)
     release.set()
     assert come(batches, 3) == [1, 2, 3]
     again = iter(loader)
@@ -559,7 +560,7 @@ def test_random_numbers_in_workers_differ_and_follow_numpys_seed():
     np.random.seed(3)
     order = np.random.permutation(8).tolist()
     np.random.seed(3)
-    assert lists(DataLoader(range(8), 8, shuffle=True)) == [order]  # nothing was taken for it
+    assert lists(DataLoader(range(8), 8, shuffle=True)) == [order]  # no number was drawn for it
 
 
 def test_the_older_loader_class():
@@ -569,7 +570,7 @@ def test_the_older_loader_class():
 
 
 class Keeping:
-    """Adds to every batch the first one that it made."""
+    """Adds the first batch that it made to every batch."""
 
     def __init__(self):
         self.stack, self.first = gluon.data.batchify.Stack(), None

@@ -22,7 +22,7 @@ _spaces: list[dict] = []
 
 
 def run(name: str) -> dict:
-    """What the program's variables hold in the end."""
+    """Return the values of the program's variables at its end."""
     text = (PROGRAMS / name).read_text()
     theirs = [line for line in OURS if re.search(f"^{line}", text, re.MULTILINE)]
     assert len(theirs) == 1
@@ -35,7 +35,7 @@ def run(name: str) -> dict:
 @pytest.fixture(autouse=True)
 def _programs_end():
     yield
-    # a program's functions, which its workers have, would hold its loaders for ever
+    # functions of a program, held by its workers, would keep its loaders alive
     _spaces.pop().clear()
 
 

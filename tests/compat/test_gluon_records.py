@@ -1,4 +1,4 @@
-"""Record files: what mxnet's writer makes of data, read back, also by several workers at a time."""
+"""Record files: read back the output of mxnet's writer, also by several workers at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""gluonnlp's ShardedDataLoader and its batchify functions, and what no longer goes wrong."""
+"""gluonnlp's ShardedDataLoader and its batchify functions,
+and defects of the original that are fixed.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Items(torch.utils.data.Dataset):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """accelerate with our loaders, as it was before behind the test."""
+    """accelerate with our loaders; restored after the test."""
     theirs = pytest.importorskip("accelerate.data_loader", reason="accelerate is not installed")
     accelerate = importlib.import_module("async_loader.compat.accelerate")
     monkeypatch.setattr(theirs, "DataLoader", theirs.DataLoader)

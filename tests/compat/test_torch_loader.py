@@ -33,7 +33,7 @@ from async_loader.compat.torch.order import Drawn
 
 @pytest.fixture(autouse=True)
 def _few_cores():
-    """torch warns of more workers than there are cores, which depends on the machine."""
+    """Ignore torch's warning about more workers than cores, which depends on the machine."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield
@@ -132,7 +132,7 @@ WORKERS = [{"shuffle": True, "num_workers": 2}, {"num_workers": 2, "persistent_w
 
 
 def named(options):
-    """The same in every process that collects the tests: without addresses."""
+    """Return the same text in every process that collects the tests: without addresses."""
     return re.sub(r" object at 0x[0-9a-f]+", "", str(options))
 
 
@@ -206,7 +206,8 @@ def test_arrays_are_gathered_in_bulk_with_the_same_batches():
             got.append(list(kind(one, batch_size=4, shuffle=True)))
         assert str(got[0]) == str(got[1])
         assert DataLoader(one, batch_size=4)._columns() is not None
-    for one in ({0: 1, 1: 2}, (np.zeros(3), np.zeros(3))):  # items are values: no columns for torch
+    # torch takes the values as items, so there are no columns
+    for one in ({0: 1, 1: 2}, (np.zeros(3), np.zeros(3))):
         assert DataLoader(one, batch_size=1)._columns() is None
         assert str(list(DataLoader(one, batch_size=2))) == str(
             list(theirs.DataLoader(one, batch_size=2))
@@ -411,7 +412,7 @@ def test_results_come_as_they_are_ready_without_in_order():
 
 
 class Paced(IterableDataset):
-    """Worker 1 gives nothing before its gate is opened."""
+    """Worker 1 yields nothing before its gate is opened."""
 
     def __init__(self, gate):
         self.gate = gate
@@ -468,7 +469,7 @@ def test_a_pass_that_is_dropped_leaves_nothing():
     for batch in DataLoader(Noisy(), batch_size=2, num_workers=2):
         assert len(batch) == 3
         break
-    assert threading.active_count() >= 1  # the fixture looks for the rest
+    assert threading.active_count() >= 1  # the fixture checks the threads
 
 
 # -- the stateful one ------------------------------------------------------------------------------
@@ -546,7 +547,7 @@ class SamplerOfIterators:
 
 
 class Counter(theirs.Dataset):
-    """A map-style dataset with a state: how often it was asked."""
+    """A map-style dataset with a state: the number of accesses."""
 
     def __init__(self):
         self.asked = 0
@@ -638,7 +639,7 @@ def test_persistent_workers_go_on_too():
         next(passing)
     two.load_state_dict(one.state_dict())
     assert plain(two) == plain(passing)
-    assert len(plain(two)) == len(plain(one)) == 6  # the passes after it are whole ones
+    assert len(plain(two)) == len(plain(one)) == 6  # the following passes are complete
     one.close()
     two.close()
 

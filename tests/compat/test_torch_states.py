@@ -23,14 +23,14 @@ N = 10
 
 @pytest.fixture(autouse=True)
 def _few_cores():
-    """torch warns of more workers than there are cores, which depends on the machine."""
+    """Ignore torch's warning about more workers than cores, which depends on the machine."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield
 
 
 class Kept:
-    """Keeps the named attributes as its state."""
+    """Has the named attributes as its state."""
 
     keeps: tuple[str, ...] = ()
 
@@ -54,7 +54,7 @@ class Stateless(IterableDataset):
 
 
 class Epochs(Kept, IterableDataset):
-    """Begins anew when it is through, and counts that."""
+    """Starts over at its end, and counts that."""
 
     keeps = ("at", "epoch")
     at = epoch = 0
@@ -93,7 +93,7 @@ class OfSteps(IterableDataset):
 
 
 class Both(Kept, IterableDataset):
-    """Dataset and iterator have states that do not understand each other."""
+    """Dataset and iterator have states of different formats."""
 
     keeps = ("stop",)
     stop = N
@@ -103,7 +103,7 @@ class Both(Kept, IterableDataset):
 
 
 class Own(Kept, IterableDataset):
-    """Its own iterator, set up when it is asked for."""
+    """Its own iterator, set up on access."""
 
     keeps = ("place",)
 
@@ -136,7 +136,7 @@ class Noisy(Kept, Dataset):
 
 
 class Sampler(Kept):
-    """Counts its epochs, and sets itself back behind its last index."""
+    """Counts its epochs, and starts over after its last index."""
 
     keeps = ("at", "epoch")
     at = epoch = 0
@@ -241,7 +241,7 @@ def _goes_on(name, epochs, at, *, later=2, **options):
             break
     state = one.state_dict()
     expected = [_numbers(one if epoch is None or n else epoch) for n in range(later)]
-    torch.manual_seed(2)  # another process: its global generator is somewhere else
+    torch.manual_seed(2)  # in another process the global generator is in another state
     two = _made(name, **options)
     two.load_state_dict(json.loads(json.dumps(state)))
     assert two.state_dict() == state
@@ -259,7 +259,7 @@ def _goes_on(name, epochs, at, *, later=2, **options):
 @settings(max_examples=300)
 def test_a_resumed_run_is_the_rest_of_the_first(name, epochs, at, batch_size):
     if at == 0 and epochs and name == "a distributed sampler":
-        at = 1  # its generator says so itself only when it has begun, as with torchdata
+        at = 1  # its generator has a state only after it has begun, as with torchdata
     _goes_on(name, epochs, at, batch_size=batch_size, later=3)
 
 
@@ -303,7 +303,7 @@ def test_a_state_of_a_resumed_pass_is_as_good_as_the_first():
 
 
 class Held(Dataset):
-    """Item 0 is made when it is let go."""
+    """Item 0 waits for a signal."""
 
     def __init__(self, context, fails=False):
         self.go, self.fails = context.Event(), fails

@@ -1,4 +1,4 @@
-"""The demo in small. That it learns to 195 is for CI to see, through the command line."""
+"""A small run of the demo. CI checks through the command line that it learns to a return of 195."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_target_is_the_target_networks_value_of_the_online_choice():
 
 
 def test_the_target_ends_at_termination_and_goes_on_at_truncation():
-    # A truncated step is stored as not terminated: nothing else tells the two apart.
+    # A truncated step is stored as not terminated: no other field tells the two apart.
     goal = double_dqn_target(
         reward=torch.tensor([1.0, 1.0]),
         terminated=torch.tensor([True, False]),
@@ -323,7 +323,7 @@ def test_batches_are_learned_from_until_the_time_is_up():
     # inserted yet.
     on_the_way = 6 * settings.steps_per_update + 2048 / 32
     most = samples / 8 + settings.warmup_steps + ahead / 4 + on_the_way
-    # what the actor tells of its steps comes later
+    # the actor's report of its steps arrives later
     inserted = ran._status["tables"]["replay"]["inserted"]
     assert settings.warmup_steps <= inserted <= most
     assert summary.env_steps <= most
@@ -424,7 +424,7 @@ def test_where_a_table_cannot_be_redrawn_lines_are_printed(console):
 def test_a_run_that_is_stopped_says_how_far_it_went():
     text = io.StringIO()
     report = LiveReport(Console(file=text, width=100))
-    report.stop()  # before anything began
+    report.stop()  # before the first snapshot
     assert text.getvalue() == ""
     with pytest.raises(KeyboardInterrupt), report.watch(lambda: summary_of(20.0, 30.0)):
         raise KeyboardInterrupt
@@ -434,7 +434,7 @@ def test_a_run_that_is_stopped_says_how_far_it_went():
 
 def test_time_is_counted_from_the_first_batch_on_and_starting_has_an_end():
     class Empty:
-        """A loader of which no batch ever comes."""
+        """A loader without batches."""
 
         looks = 0
 
@@ -449,7 +449,7 @@ def test_time_is_counted_from_the_first_batch_on_and_starting_has_an_end():
     one, loader = run_module.Run(replace(EASY, max_seconds=5), lambda: float(next(ticks))), Empty()
     with pytest.raises(Timeout):
         one._learn(loader)
-    assert loader.looks > 5  # more seconds than it may learn
+    assert loader.looks > 5  # more seconds than the limit for learning
 
 
 def test_a_curve_without_a_single_episode_is_still_a_png(tmp_path):
@@ -520,7 +520,9 @@ def test_the_command_exits_with_1_and_one_json_line_if_not_solved(tmp_path):
 
 
 def test_ctrl_c_at_a_terminal_ends_all_processes(tmp_path):
-    """A terminal sends it to all processes of its group: the actors leave it to their parent."""
+    """A terminal sends it to all processes of its group: actors ignore it,
+    their parent ends them.
+    """
     command = [
         sys.executable,
         "-m",
@@ -545,12 +547,12 @@ def test_ctrl_c_at_a_terminal_ends_all_processes(tmp_path):
         child.communicate()
     assert child.returncode == 130
     assert errors == "stopped\n"
-    # multiprocessing's own tracker ends when it sees that the others have
+    # multiprocessing's own tracker ends after the others
     until(lambda: not group(child.pid))
 
 
 def group(number: int) -> list[psutil.Process]:
-    """The processes of a group."""
+    """Return the processes of a group."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):

@@ -21,7 +21,7 @@ SHORT = ["--envs", "2", "--capacity", "2000", "--warmup", "64"]
 
 
 def figure(report: str, what: str) -> float:
-    """The number in a row of the report."""
+    """Return the number in a row of the report."""
     found = re.search(rf"{re.escape(what)}\W+([\d.,]+)", report)
     assert found, f"{what} is not in\n{report}"
     return float(found[1].replace(",", ""))

@@ -1,4 +1,4 @@
-"""The example with actors in processes, in short."""
+"""A short run of the example with actors in processes."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_channel_that_does_not_block_says_so_both_ways(ends):
     except BlockingIOError:
         pass
     assert 0 < sent < 10_000
-    assert two.receive().message == ("more",)  # whole
+    assert two.receive().message == ("more",)  # complete
 
 
 def test_closing_twice_is_one_close(ends):

@@ -63,7 +63,7 @@ def test_huge_pages_change_no_byte(fd):
 
 
 class Kernel:
-    """Answers, and counts."""
+    """Returns a fixed answer, and counts the calls."""
 
     def __init__(self):
         self.answer, self.asked = True, []
@@ -77,7 +77,7 @@ class Kernel:
 def kernel(monkeypatch):
     kernel = Kernel()
     monkeypatch.setattr(hugepages, "collapse", kernel.collapse)
-    # this one takes no time, but the thread may not be run for a while
+    # this call takes no time, but the thread may be suspended for a while
     monkeypatch.setattr(hugepages, "_SLOW_S", 60.0)
     return kernel
 

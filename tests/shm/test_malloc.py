@@ -20,5 +20,5 @@ def test_a_batch_after_the_first_needs_no_new_pages():
     for _ in range(20):
         np.ones(3 << 20, np.uint8)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    # one batch alone has as many pages; without it twenty times that are fetched
+    # one batch alone has this number of pages; without the setting twenty times that are fetched
     assert faults < 768
