@@ -406,7 +406,8 @@ def test_an_unpicklable_job_fails_its_batch_by_name_and_others_arrive():
     ) as loader:
         with pytest.raises(
             CannotSend,
-            match=r"job 1 of the batch, .*<lambda> \(.*test_loader.py:\d+\), cannot be sent: .*lock",
+            match=r"job 1 of the batch, .*<lambda> \(.*test_loader.py:\d+\), "
+            r"cannot be sent: .*lock",
         ):
             next(loader)
         assert next(loader).tolist() == [3, 3]

@@ -301,7 +301,8 @@ def test_a_dataset_loader_counts_what_each_stage_has_done(how):
         (lambda: DataLoader([1], compiled=True), "has no compiled: say bulk"),
         (
             lambda: DataLoader([1], 1, True),
-            r"takes dataset, batch_size by place, and 3 values were given: name the others \(shuffle=",
+            r"takes dataset, batch_size by place, and 3 values were given: "
+            r"name the others \(shuffle=",
         ),
         (
             lambda: DataLoader([1], persistent_workers=True),

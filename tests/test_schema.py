@@ -145,7 +145,8 @@ def test_a_field_says_in_its_repr_what_makes_it_again(shape, dtype, stack, after
 def test_a_name_or_a_dtype_in_place_of_the_shape_is_refused_with_the_right_form(old):
     with pytest.raises(
         SchemaError,
-        match=r"the shape comes first.*\{'obs': Field\(\(4,\), 'float32'\)\}.*Field\(dtype='float32'\)",
+        match=r"the shape comes first.*\{'obs': Field\(\(4,\), 'float32'\)\}.*"
+        r"Field\(dtype='float32'\)",
     ):
         Field(*old)
 

@@ -34,8 +34,8 @@ OLD_NAMES = {
     "feeder": (
         "desk hall post ports closings waits warming inbound intake outbound outlet tray trays "
         "copied lent shelf shelves spot parcel parcels returned line writer_line reader_line "
-        "planes plane news part payload way packer came arrived lying filled claim front gatekeeper "
-        "serving reading pace forks"
+        "planes plane news part payload way packer came arrived lying filled claim front "
+        "gatekeeper serving reading pace forks"
     ),
     "pipeline": (
         "crew pool core team inline office overseer desks shift shifts here told where workshop "
