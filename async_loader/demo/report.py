@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from async_loader.demo.settings import Episode, Settings, Summary
 from async_loader.errors import MissingExtra
+from async_loader.lifecycle import every
 
 JSON_KEYS = (
     "solved",
@@ -85,7 +85,11 @@ class LiveReport:
             ):
                 yield
         else:
-            with _every(self._every_s, lambda: self._console.print(_line(look()), soft_wrap=True)):
+            with every(
+                self._every_s,
+                lambda: self._console.print(_line(look()), soft_wrap=True),
+                "async-loader-demo-lines",
+            ):
                 yield
 
     def finish(self, summary: Summary, curve: Path | None = None) -> None:
@@ -101,24 +105,6 @@ class LiveReport:
         """Print the state at which the run was stopped."""
         if self._last is not None:
             self._console.print("\n", _table(self._last), sep="")
-
-
-@contextlib.contextmanager
-def _every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
-    """Call the function periodically on a thread of its own until the block ends."""
-    end = threading.Event()
-
-    def run() -> None:
-        while not end.wait(seconds):
-            call()
-
-    thread = threading.Thread(target=run, name="async-loader-demo-lines", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
 
 
 def summary_json(summary: Summary) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from async_loader.errors import AsyncLoaderError
-from async_loader.lifecycle import EndFlag, readable
+from async_loader.lifecycle import every, readable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -112,7 +111,7 @@ def _live(status: Callable[[], Status], console: Console) -> Iterator[None]:
             if line := pace.line():
                 live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
-        with _every(LIVE_S, show):
+        with every(LIVE_S, show, "async-loader-report"):
             yield
 
 
@@ -126,7 +125,7 @@ def _logged(status: Callable[[], Status], console: Console) -> Iterator[None]:
         if line := pace.line():
             _log.info("%s", line)
 
-    with _every(LOG_S, say):
+    with every(LOG_S, say, "async-loader-report"):
         yield
     _log.info("ended")
 
