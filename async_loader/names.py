@@ -197,7 +197,8 @@ ATTRIBUTES: dict[str, str] = {
         "the table has the state: say table.save(path) and table.load(path)",
     ),
     **dict.fromkeys(
-        ("plan", "reader", "note_ahead", "waiting_for"), "a table is no source: say table.source()"
+        ("plan", "reader", "note_ahead", "waiting_for"),
+        "a table is not a source: say table.source()",
     ),
     **dict.fromkeys(
         ("as_dataset", "dataset", "dataloader", "loader"), "say AsyncDataLoader(table, batch_size)"

@@ -331,7 +331,7 @@ class PackedRow:
 def _shape(what: str, shape: Any) -> tuple[int, ...]:
     try:
         if isinstance(shape, bool):
-            raise TypeError("a bool is no size")
+            raise TypeError("a bool is not a size")
         sizes = (shape,) if isinstance(shape, int | np.integer) else shape
         listed = tuple(operator.index(n) for n in sizes)
     except TypeError:

@@ -54,7 +54,7 @@ def kind_of(name: str, space: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """
     if not isinstance(space, _classes(*_ARRAYS)):
         raise SchemaError(
-            f"field {name!r} is a {type(space).__name__} space, whose values are no arrays of one "
+            f"field {name!r} is a {type(space).__name__} space, whose values are not arrays of one "
             "shape: "
             f"use {', '.join(_ARRAYS)}, Dict or Tuple, or give the field's shape and dtype"
         )

@@ -158,7 +158,7 @@ class Run:
             return ""
         if not table or not table["inserted"]:
             return "the actors' first steps; kernels are compiled once on each machine (about 15 s)"
-        return f"the first {self._settings.warmup_steps:,} steps, {table['inserted']:,} are there"
+        return f"the first {self._settings.warmup_steps:,} steps, {table['inserted']:,} inserted"
 
     def _learn(self, loader: AsyncDataLoader) -> None:
         looks = 0

@@ -100,8 +100,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         if self._iterable and given and not stated(EpochProgress(start).marks.values()):
             log.warning(
                 "neither the dataset nor its iterator has state_dict and load_state_dict: %d "
-                "batches are made and passed over "
-                "to go on behind them. Give one of the two a state to spare this",
+                "batches are made and dropped to resume after them. Give one of the two a state to "
+                "avoid this",
                 given,
             )
 

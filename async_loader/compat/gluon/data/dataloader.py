@@ -172,7 +172,7 @@ class DataLoader:
             return gather
         if wanted and self._num_workers:
             raise RuntimeError(
-                f"try_nopython is True, but {''.join(map(str, verdicts))}: mend that, or leave "
+                f"try_nopython is True, but {''.join(map(str, verdicts))}: change that, or leave "
                 "try_nopython at None"
             )
         return None

@@ -95,5 +95,5 @@ def _starts(path: str) -> list[int]:
         return [int(start) for _, start in words]
     except ValueError as error:
         raise ConfigError(
-            f"{path} is no index of records: its lines are a key, a tab and a place in the file"
+            f"{path} is not an index of records: a line is a key, a tab and a file position"
         ) from error
