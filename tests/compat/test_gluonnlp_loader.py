@@ -211,7 +211,7 @@ def test_containers_that_do_not_fit_are_refused():
         bf.Dict({"x": 3})
     with pytest.raises(ValueError, match="or of pairs"):
         bf.NamedTuple(Sample, [1, 2])
-    with pytest.raises(AssertionError, match="Tuple 2 functions"):
+    with pytest.raises(AssertionError, match="Tuple has 2 functions"):
         bf.Tuple(bf.Stack(), bf.List())([(1,)])
 
 
