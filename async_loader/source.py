@@ -4,17 +4,15 @@ replay table, a dataset, and a table in a feeder process.
 A source *plans* in the producer thread (cheap: which rows, which callables) and its *reader* does
 the work where the loader runs it: in the same thread, or in worker processes. A plan is one of
 
-=============  =========================================================
-================================== plan           what the loader does with it
-        who makes it =============  =========================================================
-        ==================================
-``Rows``       cuts the index into chunks; readers read them into slots   columns, replay table,
-dataset ``Jobs``       cuts the list into chunks; workers call them and collate   callable
-``Samples``    collates them in the producer thread                       callable
-``Ready``      hands the batch on                                         callable, feeder table
-``END``        delivers what is under way, then StopIteration             any
-=============  =========================================================
-==================================
+=========== ===================================================== ==========================
+plan        what the loader does with it                          made by
+=========== ===================================================== ==========================
+``Rows``    cuts the index into chunks; readers read into slots   columns, replay, dataset
+``Jobs``    cuts the list into chunks; workers call and collate   callable
+``Samples`` collates them in the producer thread                  callable
+``Ready``   delivers the batch                                    callable, feeder table
+``END``     delivers the batches in progress, then StopIteration  any
+=========== ===================================================== ==========================
 """
 
 from __future__ import annotations

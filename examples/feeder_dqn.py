@@ -3,13 +3,14 @@ the learner pulls batches out.
 
     python examples/feeder_dqn.py --actors 2 --updates 3000        # needs: pip install ".[demo]"
 
-    actor processes ── writer.append ──▶ feeder: table, limiter ──▶ AsyncDataLoader ──▶ main
-    process: double DQN step
-          ▲──────────────────── latest("policy") ◀──── publish("policy") ────────────────────┘
+    actor processes ── writer.append ──▶ feeder: table, limiter ──▶ AsyncDataLoader ──▶ learner
+          ▲─────────────────── latest("policy") ◀── publish("policy") ────────────────────┘
+
+The learner, a double DQN, runs in the main process.
 
 With ``--address`` it learns from a feeder that runs elsewhere (``async-loader serve``), and its
-actors write there. The demo (``./scripts/demo``) is this with a learning curve, a report and the
-pains taken that make it learn fast.
+actors write there. The demo (``./scripts/demo``) adds a learning curve, a report and tuned
+settings.
 """
 
 import copy

@@ -20,18 +20,16 @@ def default_collate(
 ) -> Any:
     """Collate samples.
 
-    =========================
-    ========================================================================== samples
-         batch =========================
-         ==========================================================================
-    tensors, arrays            stacked ``[B, ...]``, dtypes kept; those of shape ``(1,)`` become
-    ``(B,)`` float, int, bool           float32, int64, bool ``[B]``; the widest of them where they
-    are mixed numpy scalars              ``[B]``, dtypes kept
-    str, bytes                 as they are
-    mappings, namedtuples      the same, field by field; keys are those of the first sample
-    other sequences            a list, position by position
-    =========================
-    ==========================================================================
+    =====================  ====================================================================
+    samples                batch
+    =====================  ====================================================================
+    tensors, arrays        stacked ``[B, ...]``, dtypes kept; shape ``(1,)`` becomes ``(B,)``
+    float, int, bool       float32, int64, bool ``[B]``; the widest of them if they are mixed
+    numpy scalars          ``[B]``, dtypes kept
+    str, bytes             unchanged
+    mappings, namedtuples  the same, field by field; keys are those of the first sample
+    other sequences        a list, position by position
+    =====================  ====================================================================
 
     Parameters
     ----------

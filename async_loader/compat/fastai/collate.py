@@ -18,17 +18,15 @@ Empty = Callable[[Sequence[int], Any], Any]
 def fa_collate(batch: Sequence[Any]) -> Any:
     """Collate samples.
 
-    =========================
-    ========================================================================== samples
-         batch =========================
-         ==========================================================================
-    tensors, arrays            stacked ``[B, ...]``, dtypes kept
-    int, bool, float           int64, bool, float64 ``[B]``
-    str, bytes                 a list
-    mappings                   field by field; within them tuples become lists, as torch has it
-    tuples, namedtuples, lists the same type, position by position
-    =========================
-    ==========================================================================
+    ==========================  ==========================================================
+    samples                     batch
+    ==========================  ==========================================================
+    tensors, arrays             stacked ``[B, ...]``, dtypes kept
+    int, bool, float            int64, bool, float64 ``[B]``
+    str, bytes                  a list
+    mappings                    field by field; tuples within them become lists, as in torch
+    tuples, namedtuples, lists  the same type, position by position
+    ==========================  ==========================================================
 
     Raises
     ------
