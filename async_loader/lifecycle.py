@@ -14,7 +14,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Generic, TypeVar, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
@@ -43,9 +43,7 @@ def seconds(name: str, value: object) -> float:
         except OverflowError:  # an integer of hundreds of digits
             number = math.inf if cast(int, value) > 0 else math.nan
     if not number >= 0.0:
-        raise ConfigError(
-            f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever"
-        )
+        raise ConfigError(f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever")
     return number
 
 
@@ -68,9 +66,7 @@ class Deadline:
 
     __slots__ = ("_at", "_clock")
 
-    def __init__(
-        self, timeout_s: float | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, timeout_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         limit = None if timeout_s is None else seconds("timeout_s", timeout_s)
         self._at = None if limit is None or limit > LONGEST_S else clock() + limit
@@ -269,6 +265,26 @@ def join(thread: threading.Thread, timeout_s: float | None) -> bool:
         return True
     thread.join(None if timeout_s is None else min(timeout_s, LONGEST_S))
     return not thread.is_alive()
+
+
+@contextlib.contextmanager
+def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[None]:
+    """Call the function now and every ``seconds``, on a thread of this name, within the block."""
+    end = EndFlag()
+
+    def run() -> None:
+        call()
+        while not readable([end.fileno()], seconds):
+            call()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        end.close()
 
 
 S = TypeVar("S", bound=enum.Enum)

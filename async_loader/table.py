@@ -223,9 +223,7 @@ def is_table(value: object) -> TypeGuard[Table]:
     Asks for none of its properties: those of a table elsewhere take time.
     """
     kind = type(value)
-    return not isinstance(value, type) and all(
-        callable(getattr(kind, name, None)) for name in ("source", "sample", "writer")
-    )
+    return not isinstance(value, type) and all(callable(getattr(kind, name, None)) for name in ("source", "sample", "writer"))
 
 
 @runtime_checkable

@@ -59,8 +59,7 @@ def _suite(results: dict[str, Any]) -> list[str]:
     ]
     for row in results["rows"]:
         lines += [
-            f"| {row['title']} | {target['target']} | {_measured(target)} | {target['outcome']} |"
-            for target in row["targets"]
+            f"| {row['title']} | {target['target']} | {_measured(target)} | {target['outcome']} |" for target in row["targets"]
         ]
     return [*lines, "", f"![Side by side](benchmarks/results/{name}.png)"]
 
@@ -74,9 +73,7 @@ def _versions(results: dict[str, Any]) -> str:
         **{name: version for peer in installed.values() for name, version in peer.items()},
         **installed["project"],
     }
-    return ", ".join(
-        f"{name} {found.get(name) or 'not measured'}" for name in SUITES[results["suite"]]
-    )
+    return ", ".join(f"{name} {found.get(name) or 'not measured'}" for name in SUITES[results["suite"]])
 
 
 def _measured(target: dict[str, Any]) -> str:

@@ -49,9 +49,7 @@ def test_the_first_readme_example_runs_on_a_cpu_and_closes_everything():
 def test_every_link_of_the_readme_leads_somewhere():
     links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
     assert links
-    assert [
-        link for link in links if not link.startswith("http") and not (ROOT / link).exists()
-    ] == []
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
 
 
 @pytest.fixture
@@ -68,18 +66,12 @@ def test_the_figures_in_the_readme_are_the_recorded_ones(readme):
 
 def test_every_suite_that_was_recorded_has_its_table_in_the_readme(readme):
     text = (ROOT / "README.md").read_text()
-    recorded = [
-        name
-        for name in readme.SUITES
-        if (ROOT / "benchmarks" / "results" / f"{name}.json").exists()
-    ]
+    recorded = [name for name in readme.SUITES if (ROOT / "benchmarks" / "results" / f"{name}.json").exists()]
     assert "loader" in recorded
     assert [name for name in recorded if f"`./scripts/bench {name}`" not in text] == []
 
 
-def test_a_suite_recorded_later_gets_a_table_of_its_own(
-    readme, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_suite_recorded_later_gets_a_table_of_its_own(readme, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     targets = [
         {
             "target": ">= 3x cpprb",
@@ -109,10 +101,7 @@ def test_a_suite_recorded_later_gets_a_table_of_its_own(
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
     section = readme.section(readme.recorded())
     assert section.count("| work | target | measured | |") == 2
-    assert (
-        "torch 2, cpprb 11, torchrl not measured, stable-baselines3 not measured, tianshou not "
-        "measured." in section
-    )
+    assert "torch 2, cpprb 11, torchrl not measured, stable-baselines3 not measured, tianshou not measured." in section
     assert "| draws | >= 3x cpprb | 3.14x | held |" in section
     assert "| draws | <= 100 us | 123 us | missed |" in section
     assert "| draws | keeps >= 70% | not measured | not measured |" in section
@@ -122,24 +111,10 @@ def test_a_suite_recorded_later_gets_a_table_of_its_own(
 
 def test_the_totals_of_the_soak_are_those_on_record():
     page = (ROOT / "docs/soak.md").read_text()
-    rows = {
-        row["row"]: row
-        for row in json.loads((ROOT / "benchmarks/results/soak.json").read_text())["rows"]
-    }
-    storm, chaos, hostile = (
-        rows[name]["contenders"][0]["medians"] for name in ("storm", "chaos", "connections")
-    )
+    rows = {row["row"]: row for row in json.loads((ROOT / "benchmarks/results/soak.json").read_text())["rows"]}
+    storm, chaos, hostile = (rows[name]["contenders"][0]["medians"] for name in ("storm", "chaos", "connections"))
     told = [storm[key] for key in ("signals", "batches", "steps")]
-    told += [chaos[key] for key in ("rounds", "faults", "rows", "batches", "rows_lost")] + [
-        hostile["inputs"]
-    ]
+    told += [chaos[key] for key in ("rounds", "faults", "rows", "batches", "rows_lost")] + [hostile["inputs"]]
     assert [number for number in told if f"{number:,}" not in page] == []
-    assert (
-        storm["failed"]
-        == storm["left"]
-        == chaos["failed"]
-        == chaos["processes_left"]
-        == hostile["found"]
-        == 0
-    )
+    assert storm["failed"] == storm["left"] == chaos["failed"] == chaos["processes_left"] == hostile["found"] == 0
     assert f"{hostile['growth_mib']:.2f} MiB" in page

@@ -200,16 +200,9 @@ def imports(tree: ast.AST, module: str, *, is_package: bool = False) -> Iterator
             elif isinstance(child, ast.ImportFrom):
                 base = absolute(child)
                 for alias in child.names:
-                    name = (
-                        base
-                        if base not in ("async_loader", *packages())
-                        else f"{base}.{alias.name}"
-                    )
+                    name = base if base not in ("async_loader", *packages()) else f"{base}.{alias.name}"
                     yield Import(module, short(name), late, typing, child.lineno)
-            elif (
-                isinstance(child, ast.Call)
-                and getattr(child.func, "attr", getattr(child.func, "id", "")) == "import_module"
-            ):
+            elif isinstance(child, ast.Call) and getattr(child.func, "attr", getattr(child.func, "id", "")) == "import_module":
                 for argument in child.args:
                     if isinstance(argument, ast.Constant):
                         yield Import(module, short(argument.value), late, typing, child.lineno)
@@ -228,10 +221,7 @@ def imports(tree: ast.AST, module: str, *, is_package: bool = False) -> Iterator
 
 
 def packages() -> set[str]:
-    return {
-        f"async_loader.{path.parent.relative_to(PACKAGE)}".replace("/", ".")
-        for path in PACKAGE.rglob("__init__.py")
-    }
+    return {f"async_loader.{path.parent.relative_to(PACKAGE)}".replace("/", ".") for path in PACKAGE.rglob("__init__.py")}
 
 
 def short(name: str) -> str:
@@ -330,11 +320,7 @@ def modules() -> dict[str, tuple[ast.AST, bool]]:
 def test_imports_go_downward_only():
     found = modules()
     assert len(found) > 30
-    assert [
-        text
-        for name, (tree, package) in found.items()
-        for text in breaches(imports(tree, name, is_package=package))
-    ] == []
+    assert [text for name, (tree, package) in found.items() for text in breaches(imports(tree, name, is_package=package))] == []
 
 
 @functools.cache
@@ -452,14 +438,12 @@ def test_a_planted_circle_of_folders_is_caught(module, code, circle):
         ("shm.slot_ring", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         (
             "table",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from "
-            "async_loader.replay.rate_limiter import RateLimiter",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from async_loader.replay.rate_limiter import RateLimiter",
         ),
         ("batch_layout", "from async_loader import tree\nfrom async_loader.source import Window"),
         (
             "pipeline.workers.worker_pool",
-            "from async_loader.pipeline.workers.worker_handle import WorkerHandle\nfrom "
-            "async_loader.errors import Closed",
+            "from async_loader.pipeline.workers.worker_handle import WorkerHandle\nfrom async_loader.errors import Closed",
         ),
         (
             "pipeline.workers.worker_pool",
@@ -476,9 +460,7 @@ def test_what_is_allowed_is_not_caught(module, code):
 
 
 def run(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True
-    ).stdout
+    return subprocess.run([sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True).stdout
 
 
 HEAVY = """import sys

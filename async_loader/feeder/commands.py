@@ -137,26 +137,6 @@ def _opening(status: Status) -> str:
     )
 
 
-@contextlib.contextmanager
-def _every(seconds: float, do: Callable[[], None]) -> Iterator[None]:
-    """Call ``do`` on a thread, now and every ``seconds`` until the end."""
-    end = EndFlag()
-
-    def run() -> None:
-        do()
-        while not readable([end.fileno()], seconds):
-            do()
-
-    thread = threading.Thread(target=run, name="async-loader-report", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
-        end.close()
-
-
 # -- asking one that serves ------------------------------------------------------------------------
 
 

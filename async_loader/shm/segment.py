@@ -96,9 +96,7 @@ class Segment:
             segment.close()
             if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            raise OutOfMemory(
-                f"{purpose}: {human(nbytes)} of shared memory could not be taken: {error}"
-            ) from error
+            raise OutOfMemory(f"{purpose}: {human(nbytes)} of shared memory could not be taken: {error}") from error
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:
@@ -129,9 +127,7 @@ class Segment:
         """
         if not hasattr(fcntl, "F_ADD_SEALS"):
             raise Unsupported("this platform cannot seal shared memory: use another transport")
-        fcntl.fcntl(
-            self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        )
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
     def close(self) -> None:
         """Close the descriptor. The mapping goes with the last array on it."""

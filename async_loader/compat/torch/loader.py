@@ -38,10 +38,7 @@ from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import describe
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.task_supplier import NOTHING
-
-_AHEAD_FROM = 1 << 20
-"""Smallest batch in bytes for which a thread that gathers the next batch ahead is faster."""
-
+from async_loader.pipeline.workers.work import Kind
 
 T_co = TypeVar("T_co", covariant=True)
 """Type of the dataset's items, as annotated by torch."""
@@ -72,9 +69,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if isinstance(self.dataset, torch_data.IterDataPipe | torch_data.MapDataPipe):
             return super()._get_iterator()
         if self.num_workers == 0 and self.timeout != 0:
-            raise AssertionError(
-                f"timeout is {self.timeout:g} and there are no workers to wait for: leave it out"
-            )
+            raise AssertionError(f"timeout is {self.timeout:g} and there are no workers to wait for: leave it out")
         return self._begin({})
 
     def _begin(self, start: dict[str, Any]) -> Pass:
@@ -107,9 +102,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _batches(self) -> Batches:
         if self._iterable:
             return StreamBatches(self.dataset, self.batch_size, drop=self.drop_last)
-        return Drawn(
-            self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation
-        )
+        return Drawn(self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation)
 
     _tracks = False
     """Whether the states of samplers and datasets are kept for each batch."""
@@ -123,15 +116,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
         work, count = self._work(columns, batches), self.num_workers
         kind: Kind = "process"
         if columns is not None:
-            ahead = count and columns.item_bytes * (self.batch_size or 1) >= _AHEAD_FROM
-            count, kind = (1, "thread") if ahead else (0, "inline")
+            count, kind = gather_workers(columns.item_bytes, self.batch_size, count)
         prefetch = None if not self.num_workers else max(1, (self.prefetch_factor or 0) * self.num_workers)
         seeding: Any = "birth" if self.persistent_workers else "iteration"
         context = self.multiprocessing_context if self.num_workers else None
         pool = Engine(
             work,
             count,
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             context=context,
             prefetch=prefetch,
             seeding=seeding,
@@ -149,11 +141,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Return the columns to gather in bulk. torch treats dicts and tuples as plain datasets
         of their values.
         """
-        plain = (
-            self._auto_collation
-            and self.collate_fn is _utils.collate.default_collate
-            and self.worker_init_fn is None
-        )
+        plain = self._auto_collation and self.collate_fn is _utils.collate.default_collate and self.worker_init_fn is None
         if not plain or isinstance(self.dataset, dict | tuple):
             return None
         try:
@@ -167,12 +155,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             collate = torch_collate.default_collate
         if self._iterable:
             drop, track = self.drop_last, self._tracks
-            return StreamWork(
-                self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track
-            )
-        work = MapWork(
-            self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False
-        )
+            return StreamWork(self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track)
+        work = MapWork(self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False)
         return work if columns is None else GatherWork(columns, work, checked=batches.in_range)
 
     # -- the end -----------------------------------------------------------------------------------
@@ -234,8 +218,7 @@ class Pass(Iterator[Any]):
         """
         if self._dataset is not None:
             raise TypeError(
-                f"a pass over the iterable dataset {describe(self._dataset)} has no len(): how "
-                "long it is shows at its end"
+                f"a pass over the iterable dataset {describe(self._dataset)} has no len(): how long it is shows at its end"
             )
         return len(self._loader)
 
@@ -278,15 +261,9 @@ class Pass(Iterator[Any]):
 
     def _warn_of_length(self) -> None:
         come = self.epoch.yielded + 1
-        text = (
-            f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, "
-            f"and {come} have come"
-        )
+        text = f"Length of IterableDataset {self._dataset} is {self._len_called} by its __len__, and {come} have come"
         if self._num_workers:
-            text += (
-                ": does its __iter__ give each worker a share of its own "
-                "(torch.utils.data.get_worker_info)?"
-            )
+            text += ": does its __iter__ give each worker a share of its own (torch.utils.data.get_worker_info)?"
         warnings.warn(text, stacklevel=3)
 
     def _end(self) -> None:
@@ -300,6 +277,4 @@ class Pass(Iterator[Any]):
         self._end()
 
     def __getstate__(self) -> Any:
-        raise NotImplementedError(
-            "an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__
-        )
+        raise NotImplementedError("an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__)
