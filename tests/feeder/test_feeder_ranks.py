@@ -10,6 +10,7 @@ import pytest
 
 FEEDER = Path(__file__).parent.parent.parent / "async_loader" / "feeder"
 RANKS = [
+    "reserve_descriptor",
     "status wire.bounds wire.codes zmtp.errors shared.offer derived_settings settings_errors client.forks client.stats",
     "client client.batch_structure client.notifier client.outbox server.acceptor server.folders server.policy_lag",
     "wire.data wire.header wire.scan wire.schema_codec zmtp.frames shared.batch_ring shared.listener table_settings client.waker",

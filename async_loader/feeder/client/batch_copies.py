@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,12 @@ class Unpacking:
         )
 
 
+@dataclass(slots=True, eq=False)
 class SocketBatch:
     """A batch in a received frame, not unpacked."""
 
-    __slots__ = ("lying", "unpacking")
-
-    def __init__(self, unpacking: Unpacking, lying: BatchBlock) -> None:
-        self.unpacking, self.lying = unpacking, lying
+    unpacking: Unpacking
+    lying: BatchBlock
 
     def arrays(self) -> Arrays:
         return self.unpacking.arrays(self.lying)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
+from dataclasses import dataclass
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
@@ -152,14 +153,14 @@ class ReaderSlots:
         self._ring.retire_leased()
 
 
+@dataclass(slots=True, eq=False)
 class FilledSlot:
     """A batch in its slot, not unpacked."""
 
-    __slots__ = ("root", "rows", "slot", "slots")
-
-    def __init__(self, slots: ReaderSlots, slot: int, rows: int, root: Lease) -> None:
-        self.slots, self.slot, self.rows = slots, slot, rows
-        self.root: Lease | None = root
+    slots: ReaderSlots
+    slot: int
+    rows: int
+    root: Lease | None
 
     def arrays(self) -> Arrays:
         """Return the arrays, once."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+from async_loader.feeder.reserve_descriptor import NO_ROOM, ReserveDescriptor
+
 _AT_ONCE = 16
 """Connections of one listening socket before the others: a handshake with keys costs 0.3 ms."""
 REST_S = 0.5
@@ -33,16 +33,16 @@ class Acceptor:
 
     Notes
     -----
-    NOTE [out of descriptors]. A connection that cannot be accepted keeps its listening socket
-    readable: a loop that only failed would spin. So a connection that can be spared is ended; if
-    all are needed, a reserved descriptor is closed, and the new connection accepted and closed at
-    once; if not even that works, no connection is accepted for `REST_S`.
+    Where no descriptor is left, a connection that can be spared is ended; if all are needed, the
+    new one is turned away, see NOTE [out of descriptors] in reserve_descriptor.py; if not even that
+    works, no connection is accepted for `REST_S`.
     """
 
     def __init__(self, make_room: Callable[[], bool]) -> None:
         self._make_room = make_room
         self._listeners: dict[int, tuple[socket.socket, Enum]] = {}
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._reserve = ReserveDescriptor()
+        self._reserve.refill()
         self.turned_away = 0
 
     def add(self, plane: Enum, listener: socket.socket) -> int:
@@ -74,31 +74,20 @@ class Acceptor:
             yield plane, sock
 
     def _accept(self, listener: socket.socket) -> socket.socket | None:
-        """Return the next connection; ``None``: no more wait. See NOTE [out of descriptors]."""
+        """Return the next connection; ``None``: no more wait."""
         for _ in range(_AT_ONCE):
             try:
                 return listener.accept()[0]
             except BlockingIOError:
                 return None
             except OSError as error:
-                if error.errno not in _SHORT_OF:
+                if error.errno not in NO_ROOM:
                     continue  # it was gone before it was accepted
                 if not self._make_room():
-                    self._turn_away(listener)
+                    with contextlib.suppress(BlockingIOError):
+                        self._reserve.turn_away(listener)
+                        self.turned_away += 1
         return None
-
-    def _turn_away(self, listener: socket.socket) -> None:
-        """Accept a connection with the reserved descriptor and close it. Raises OSError."""
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
-        try:
-            with contextlib.suppress(BlockingIOError):
-                listener.accept()[0].close()
-                self.turned_away += 1
-        finally:
-            with contextlib.suppress(OSError):
-                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Close the listening sockets and remove their files. May be called again."""
@@ -109,9 +98,7 @@ class Acceptor:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
         self._listeners.clear()
-        if self._spare >= 0:
-            os.close(self._spare)
-            self._spare = -1
+        self._reserve.close()
 
 
 def _prepare(sock: socket.socket) -> None:

@@ -1,25 +1,21 @@
 """The server's unix socket for offers of memory. Never waits: a loop polls its descriptors.
 
-# NOTE [out of descriptors]
-A process without a free descriptor cannot accept, and the socket stays readable: a loop would spin.
-So the listener reserves one, with which it accepts such a caller and closes it: the caller learns
-at once that there is no room. While the reserve cannot be opened again the socket is not polled;
-that is tried each time the loop asks what to poll.
+While there is no descriptor in reserve, the socket is not polled; opening one is tried each time
+that the loop asks what to poll. See NOTE [out of descriptors] in reserve_descriptor.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 from collections.abc import Callable
 
 from async_loader.errors import Malformed
+from async_loader.feeder.reserve_descriptor import NO_ROOM, ReserveDescriptor
 from async_loader.feeder.shared.offer import Offer, answered, peer_uid
 
 _MOST_CALLERS = 64
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
@@ -36,7 +32,6 @@ class Listener:
     def __init__(self, path: str, take: Callable[[Offer, int], None]) -> None:
         self.path, self._take = path, take
         self._callers: dict[int, socket.socket] = {}
-        self._reserve = -1
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -47,18 +42,15 @@ class Listener:
         except OSError:
             self._socket.close()
             raise
+        self._reserve = ReserveDescriptor()
 
     def filenos(self) -> list[int]:
         """Return what to poll for reading."""
         return (
-            [self._socket.fileno(), *self._callers] if self._has_reserve() else list(self._callers)
+            [self._socket.fileno(), *self._callers]
+            if self._reserve.refill()
+            else list(self._callers)
         )
-
-    def _has_reserve(self) -> bool:
-        if self._reserve < 0:
-            with contextlib.suppress(OSError):
-                self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        return self._reserve >= 0
 
     def handle(self, fd: int) -> None:
         """Handle a readable descriptor."""
@@ -74,26 +66,15 @@ class Listener:
         try:
             caller, _ = self._socket.accept()
         except OSError as error:
-            if error.errno in _NO_ROOM:
-                self._turn_away()
+            if error.errno in NO_ROOM:
+                with contextlib.suppress(OSError):
+                    self._reserve.turn_away(self._socket)
             return
         with contextlib.suppress(OSError):
             caller.setblocking(False)
             if len(self._callers) >= _MOST_CALLERS:  # the one that has been silent longest
                 self._callers.pop(next(iter(self._callers))).close()
             self._callers[caller.fileno()] = caller
-
-    def _turn_away(self) -> None:
-        """See NOTE [out of descriptors]."""
-        self._close_reserve()
-        with contextlib.suppress(OSError):
-            self._socket.accept()[0].close()
-        self._has_reserve()
-
-    def _close_reserve(self) -> None:
-        fd, self._reserve = self._reserve, -1
-        if fd >= 0:
-            os.close(fd)
 
     def _hear(self, caller: socket.socket) -> None:
         fds: list[int] = []
@@ -126,6 +107,6 @@ class Listener:
             caller.close()
         self._callers.clear()
         self._socket.close()
-        self._close_reserve()
+        self._reserve.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
