@@ -310,7 +310,7 @@ class SampleChannels:
     def get(self, batch_size: int, view: View | None) -> SampleChannel:
         """Return the channel for calls of this kind; close the least recently used of many."""
         key = batch_size, view
-        self._connection.check()
+        self._connection.check_fork()  # before the lock: in a fork its holder may not exist
         with self._lock:
             channel = self.open.get(key)
             if channel is not None and not channel.closed:
