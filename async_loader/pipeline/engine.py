@@ -32,7 +32,7 @@ from async_loader.pipeline.batches.host_output import HostOutput
 from async_loader.pipeline.dispatch import InlineTasks, TaskDispatch
 from async_loader.pipeline.engine_core import CoreSettings, EngineCore
 from async_loader.pipeline.iteration import Iteration
-from async_loader.pipeline.iterator import BatchIterator, IteratorOptions
+from async_loader.pipeline.iterator import BatchIterator
 from async_loader.pipeline.job_queue import IterationSpec
 from async_loader.pipeline.producer import Credits
 from async_loader.pipeline.task_supplier import IterableTasks, StreamTasks
@@ -342,7 +342,7 @@ class Engine:
             if isinstance(supplier, StreamTasks) and not in_order:
                 supplier.under_way = tasks.jobs
         iteration = Iteration(core, spec, supplier, tasks, ready, Credits(count), transfer)
-        iterator = BatchIterator(self, iteration, IteratorOptions(timeout_s=timeout_s))
+        iterator = BatchIterator(self, iteration, timeout_s)
         task, workers = opening
         if task is not END:
             iteration.open(task, workers)

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed, ConfigError, WouldDeadlock
 from async_loader.interrupts import SignalsDeferred
@@ -25,6 +25,7 @@ from async_loader.process_hooks import note_own_threads, package_threads
 from async_loader.source import END
 
 if TYPE_CHECKING:
+    from async_loader.pipeline.device.cuda_queue import CudaQueue
     from async_loader.pipeline.device.streamer import TransferThread
 
 log = logging.getLogger("async_loader")
@@ -36,25 +37,6 @@ _TELL_AFTER_S = 1.0
 
 def seconds_since(moment: float) -> str:
     return f"{time.monotonic() - moment:.1f} s"
-
-
-class OutcomeQueue(Protocol):
-    """The consumer's end of the train queue or the cuda queue.
-
-    See NOTE [taken once] in train_queue.py.
-    """
-
-    def front(self) -> Any: ...
-
-    def wait(self, deadline: Deadline) -> Any: ...
-
-    def drop(self) -> None: ...
-
-    @property
-    def passed(self) -> int: ...
-
-    @property
-    def beyond(self) -> tuple[int, ...]: ...
 
 
 class Iteration:
@@ -73,7 +55,7 @@ class Iteration:
     ----------
     inline : InlineTasks | None
         The consumer does the tasks itself.
-    queue : OutcomeQueue
+    queue : TrainQueue | CudaQueue
         What the consumer takes from.
     iterator : weak reference to the BatchIterator | None
     """
@@ -101,7 +83,7 @@ class Iteration:
             self.producer = Producer(self.supply, ready, core.end, self._fail)
         here = tasks if isinstance(tasks, InlineTasks) else None
         self.transfer: TransferThread | None = None
-        self.queue: OutcomeQueue = ready
+        self.queue: TrainQueue | CudaQueue = ready
         if transfer is not None:
             self.transfer = transfer(ready if here is None else InlineInput(self.supply, here))
             self.queue = self.transfer.output

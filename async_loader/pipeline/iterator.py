@@ -21,7 +21,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from async_loader.errors import Closed, Timeout
@@ -44,11 +43,10 @@ broken source.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IteratorOptions:
-    """What a loader's settings say of `next`.
+class BatchIterator(Iterator[Any]):
+    """One consumer at a time.
 
-    Attributes
+    Parameters
     ----------
     timeout_s : float | None
         For each `next`.
@@ -56,16 +54,6 @@ class IteratorOptions:
         Without a time limit, warn once when there was no batch for ten seconds.
     finish : callable | None
         Makes what is handed out of a batch. Called in the consumer's thread; may be called again.
-    """
-
-    on_error: OnError = "raise"
-    timeout_s: float | None = None
-    warns: bool = False
-    finish: Callable[[Any], Any] | None = None
-
-
-class BatchIterator(Iterator[Any]):
-    """One consumer at a time.
 
     Attributes
     ----------
@@ -78,7 +66,16 @@ class BatchIterator(Iterator[Any]):
         It gave all there was.
     """
 
-    def __init__(self, engine: object, iteration: Iteration, options: IteratorOptions) -> None:
+    def __init__(
+        self,
+        engine: object,
+        iteration: Iteration,
+        timeout_s: float | None,
+        *,
+        on_error: OnError = "raise",
+        warns: bool = False,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> None:
         self.meter = Meter()
         self.held: Any = NOTHING
         self.yielded = self.skipped = 0
@@ -94,10 +91,10 @@ class BatchIterator(Iterator[Any]):
         self._fills = isinstance(iteration.tasks, TaskDispatch)
         self._jobs: list[Job] = iteration.tasks.jobs if isinstance(iteration.tasks, TaskDispatch) else []
         self._read = self._core.output.hand_out if iteration.transfer is None else iteration.transfer.receive
-        self._on_error = options.on_error
-        self._timeout_s = options.timeout_s
-        self._warned = not options.warns
-        self._finish = options.finish
+        self._on_error = on_error
+        self._timeout_s = timeout_s
+        self._warned = not warns
+        self._finish = finish
         self._item: Any = NOTHING  # what was found and paid for, and is not read yet
         self._owed = False  # what was found is still in the queue, and its credit is not given back
         self._outcomes = 0

@@ -17,7 +17,7 @@ from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.dispatch import PlanDispatch
 from async_loader.pipeline.engine_core import CoreSettings, EngineCore
 from async_loader.pipeline.iteration import Iteration
-from async_loader.pipeline.iterator import BatchIterator, IteratorOptions, OnError
+from async_loader.pipeline.iterator import BatchIterator, OnError
 from async_loader.pipeline.job_queue import IterationSpec
 from async_loader.pipeline.producer import Credits
 from async_loader.pipeline.task_supplier import SourceTasks
@@ -105,8 +105,7 @@ class SourceEngine:
         self._supplier = SourceTasks(source, batch_size)
         transfer = None if backend is None else _streamer(backend)
         self.iteration = Iteration(core, spec, self._supplier, self._tasks, ready, Credits(prefetch), transfer)
-        options = IteratorOptions(on_error=on_error, timeout_s=timeout_s, warns=True, finish=finish)
-        self.iterator = BatchIterator(None, self.iteration, options)
+        self.iterator = BatchIterator(None, self.iteration, timeout_s, on_error=on_error, warns=True, finish=finish)
 
     def start(self) -> None:
         """See NOTE [start order]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from async_loader.errors import AsyncLoaderError, Broken, Closed
 from async_loader.lifecycle import Patience
@@ -21,7 +21,7 @@ NOTHING: Any = object()
 """In place of a task or a batch that is not there: ``None`` may be one."""
 
 
-class TaskSupplier(Protocol):
+class TaskSupplier:
     """Draws the tasks of one iteration, in their order. One thread at a time calls it.
 
     Attributes
@@ -33,30 +33,35 @@ class TaskSupplier(Protocol):
         When the draw that is under way began.
     """
 
-    drawn: Any
-    planning_since: float | None
+    drawn: Any = NOTHING
+    planning_since: float | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return "order of the batches"
 
     def draw(self, patience: Patience) -> bool:
         """See to it that `drawn` is the next task; False: there are no more.
 
         Waits through ``patience`` alone.
         """
+        raise NotImplementedError
 
     def worker(self, seq: int) -> int | None:
         """The only worker that may do task ``seq``; ``None``: any."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
+        return None
 
     def waiting_for(self) -> str | None:
         """Why `draw` waits, in numbers, where only this process can end the wait."""
+        return None
 
     def stream_ended(self, worker: int) -> None:
         """This worker's stream has no more batches."""
 
     def hand_out(self, lease: Any) -> bool:
         """See `Leasing.hand_out`."""
+        return True
 
     def settle(self, lease: Any) -> None:
         """See `Leasing.settle`."""
@@ -68,35 +73,7 @@ class TaskSupplier(Protocol):
         """Let go of what the tasks come from."""
 
 
-class _Unleased:
-    """A supplier without leases, and without streams."""
-
-    drawn: Any = NOTHING
-    planning_since: float | None = None
-
-    def worker(self, seq: int) -> int | None:
-        return None
-
-    @property
-    def name(self) -> str:
-        return "order of the batches"
-
-    def waiting_for(self) -> str | None:
-        return None
-
-    def stream_ended(self, worker: int) -> None: ...
-
-    def hand_out(self, lease: Any) -> bool:
-        return True
-
-    def settle(self, lease: Any) -> None: ...
-
-    def release(self, timeout_s: float) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class SourceTasks(_Unleased):
+class SourceTasks(TaskSupplier):
     """The plans of a source. `draw` may wait long, so as a rule a thread of the loader calls it."""
 
     def __init__(self, source: Source, batch_size: int) -> None:
@@ -141,7 +118,7 @@ class SourceTasks(_Unleased):
             self.source.release(timeout_s)
 
 
-class IterableTasks(_Unleased):
+class IterableTasks(TaskSupplier):
     """Tasks from an iterable, drawn in the consumer's thread.
 
     Parameters
@@ -158,7 +135,7 @@ class IterableTasks(_Unleased):
         self._first = first
         self._torn = False
 
-    def draw(self, patience: Patience | None = None) -> bool:
+    def draw(self, patience: Patience) -> bool:
         """See `TaskSupplier.draw`.
 
         Raises
@@ -189,7 +166,7 @@ class IterableTasks(_Unleased):
         self._tasks = iter(())
 
 
-class StreamTasks(_Unleased):
+class StreamTasks(TaskSupplier):
     """The worker whose stream is to give the next batch: one after the other, of those that have
     not ended.
 
@@ -208,7 +185,7 @@ class StreamTasks(_Unleased):
         self._at = turn - 1
         self.under_way = under_way
 
-    def draw(self, patience: Patience | None = None) -> bool:
+    def draw(self, patience: Patience) -> bool:
         if self.drawn is not NOTHING:
             return True
         if not self._active:

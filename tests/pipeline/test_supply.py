@@ -10,7 +10,7 @@ from async_loader.errors import Broken, Closed
 from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
 from async_loader.pipeline.job_queue import Job
-from async_loader.pipeline.producer import Credits, Supply
+from async_loader.pipeline.producer import NO_WAIT, Credits, Supply
 from async_loader.pipeline.task_supplier import NOTHING, IterableTasks, StreamTasks
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
@@ -92,12 +92,12 @@ def test_a_signal_that_ends_a_generator_is_told():
         raise KeyboardInterrupt
 
     tasks = IterableTasks(numbers())
-    assert tasks.draw()
+    assert tasks.draw(NO_WAIT)
     tasks.drawn = NOTHING
     with pytest.raises(KeyboardInterrupt):
-        tasks.draw()
+        tasks.draw(NO_WAIT)
     with pytest.raises(Broken, match="Ctrl-C"):
-        tasks.draw()
+        tasks.draw(NO_WAIT)
 
 
 def test_static_tasks_go_to_their_worker():
@@ -109,7 +109,7 @@ def test_static_tasks_go_to_their_worker():
 
 def test_streams_take_turns_and_one_that_has_ended_is_left_out():
     streams, turns = StreamTasks(3, turn=1), []
-    while streams.draw():
+    while streams.draw(NO_WAIT):
         turns.append(streams.worker(len(turns)))
         streams.drawn = NOTHING
         if len(turns) == 4:
@@ -125,7 +125,7 @@ def test_out_of_order_the_worker_with_the_fewest_jobs_is_next():
         return Job(0, 1, None, True, TrainQueue(), worker=worker)
 
     streams = StreamTasks(2, under_way=[job(0), job(0), job(1)])
-    assert streams.draw()
+    assert streams.draw(NO_WAIT)
     assert streams.worker(0) == 1
 
 

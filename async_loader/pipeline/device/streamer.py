@@ -58,14 +58,6 @@ class InFlight:
     host: Any
 
 
-@dataclass(slots=True, eq=False)
-class PinnedRing:
-    """A ring that was seen, and the memory to give back; ``None`` when it could not be page-locked."""
-
-    ring: SlotRing
-    memory: Bytes | None
-
-
 class TransferThread:
     """From the train queue to another queue.
 
@@ -216,13 +208,14 @@ class Streamer(TransferThread):
         self._max_in_flight = max_in_flight
         self._pages = pages or PinnedMemory()
         self._host_fields = host_fields
-        self._rings: dict[int, PinnedRing] = {}
+        # Rings that were seen, and the memory to give back; ``None`` when it could not be page-locked.
+        self._rings: dict[int, tuple[SlotRing, Bytes | None]] = {}
 
     @property
     def pinned(self) -> bool | None:
         """Whether copies come from page-locked slots; ``None`` before the first slot."""
         rings = list(self._rings.values())
-        return rings[-1].memory is not None if rings else None
+        return rings[-1][1] is not None if rings else None
 
     def open(self) -> None:
         self._backend.open()
@@ -305,15 +298,15 @@ class Streamer(TransferThread):
         """
         if id(ring) in self._rings:
             return
-        for old in [key for key, known in self._rings.items() if _idle(known.ring)]:
-            self._give_back(self._rings.pop(old))
+        for old in [key for key, known in self._rings.items() if _idle(known[0])]:
+            self._give_back(self._rings.pop(old)[1])
         memory = ring.segment.bytes()
         pinned = self._pages.register(self._backend, memory, ring.slot_bytes)
-        self._rings[id(ring)] = PinnedRing(ring, memory if pinned else None)
+        self._rings[id(ring)] = (ring, memory if pinned else None)
 
-    def _give_back(self, known: PinnedRing) -> None:
-        if known.memory is not None:
-            self._pages.unregister(known.memory)
+    def _give_back(self, memory: Bytes | None) -> None:
+        if memory is not None:
+            self._pages.unregister(memory)
 
     def finish(self) -> None:
         """Synchronise, then give pages back, then drop the leases; in this order.
@@ -333,7 +326,7 @@ class Streamer(TransferThread):
 
     def _unregister(self) -> None:
         while self._rings:
-            self._give_back(self._rings.popitem()[1])
+            self._give_back(self._rings.popitem()[1][1])
 
     # -- the consumer's thread ---------------------------------------------------------------------------------------
 
