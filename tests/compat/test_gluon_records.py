@@ -82,7 +82,7 @@ def test_what_is_no_record_file_says_so(tmp_path):
     with pytest.raises(ValueError, match="no record at byte 4"):
         gluon.data.RecordFileDataset(name)[0]
     Path(name).with_suffix(".idx").write_text("0 \n")
-    with pytest.raises(ValueError, match="no index of records"):
+    with pytest.raises(ValueError, match="not an index of records"):
         gluon.data.RecordFileDataset(name)
     Path(name).with_suffix(".idx").write_text("0\t0\n")
     Path(name).write_bytes(Path(name).read_bytes()[:10])
