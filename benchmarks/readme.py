@@ -3,11 +3,15 @@
 """
 
 import json
+import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- figures: written by python -m benchmarks.readme -->", "<!-- end of figures -->"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
+BEGIN = "<!-- figures: written by python -m benchmarks.readme -->"
+END = "<!-- end of figures -->"
 RESULTS = ROOT / "benchmarks" / "results"
 SUITES = {
     "loader": ("torch", "DI-engine"),
@@ -45,8 +49,58 @@ def section(records: list[dict[str, Any]]) -> str:
     return "\n".join([*lines[:-1], END])
 
 
+def _picked(pick: Pick, records: list[dict[str, Any]]) -> str | None:
+    """One line, or None where this record does not have both sides."""
+    rows = [row for results in records if results["suite"] == pick.suite for row in results["rows"]]
+    row = next((row for row in rows if str(row.get("row")) == pick.row), None)
+    if row is None or pick.metric not in row["metrics"]:
+        return None
+    measured = {one["name"]: one for one in row["contenders"] if _median(one, pick.metric) is not None}
+    peers = [one for name, one in measured.items() if _is_peer(name) and pick.among in name]
+    if pick.ours not in measured or not peers:
+        return None
+    label = row["metrics"][pick.metric]
+    higher = "higher is better" in label
+    best = (max if higher else min)(peers, key=lambda one: _median(one, pick.metric))
+    ours, unit = measured[pick.ours], label.split(",")[0]
+    cells = [f"{_number(_median(one, pick.metric))} {unit}" for one in (ours, best)]
+    return f"| {pick.work} | {cells[0]} | {best['name']}: {cells[1]} | {_ratio(ours, best, pick.metric, higher)} |"
+
+
+def _is_peer(name: str) -> bool:
+    return not name.startswith(("async_loader", "limit:"))
+
+
+def _median(contender: dict[str, Any], metric: str) -> Any:
+    return (contender.get("medians") or {}).get(metric)
+
+
+def _ratio(ours: dict[str, Any], theirs: dict[str, Any], metric: str, higher: bool) -> str:
+    """As the harness has it: the median over the repeats of the ratio within a repeat."""
+    pairs = zip(ours["repeats"], theirs["repeats"], strict=False)
+    both = [(one[metric], other[metric]) for one, other in pairs if metric in one and metric in other]
+    ratios = [one / other if higher else other / one for one, other in both]
+    return f"{statistics.median(ratios):.3g}x" if ratios else "not measured"
+
+
+def _number(value: float) -> str:
+    """Three significant digits."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
+
+
+def _method(results: dict[str, Any]) -> str:
+    return (
+        f"{results['cpus']} shared cores, {results['machine']}, {results['date_of_run']}. Each contender runs in "
+        "a process of its own, in turns with the others, and every byte of every batch is read on all sides. "
+        "Figures are medians; ratios are medians of the ratios within a repeat."
+    )
+
+
 def _suite(results: dict[str, Any]) -> list[str]:
     name = results["suite"]
+    targets = [(row["title"], target) for row in results["rows"] for target in row["targets"]]
+    missed = [(title, target) for title, target in targets if target["outcome"] == "missed"]
     lines = [
         f"`./scripts/bench {name}` on {results['cpus']} shared cores, {results['date_of_run']}, "
         f"{results['machine']}, "
@@ -57,11 +111,25 @@ def _suite(results: dict[str, Any]) -> list[str]:
         "| work | target | measured | |",
         "|---|---|---|---|",
     ]
-    for row in results["rows"]:
-        lines += [
-            f"| {row['title']} | {target['target']} | {_measured(target)} | {target['outcome']} |" for target in row["targets"]
-        ]
-    return [*lines, "", f"![Side by side](benchmarks/results/{name}.png)"]
+    lines += [
+        f"| {title} | {target['target']} | {_measured(target)} | {target['outcome']} |" for title, target in targets
+    ]
+    lines += ["", "All contenders, by the first metric of each row:", ""]
+    lines += ["| work | contender | measured | async_loader is better by |", "|---|---|---|---|"]
+    lines += [line for row in results["rows"] for line in _contenders(row)]
+    return [*lines, "", f"![Side by side](../benchmarks/results/{name}.png)"]
+
+
+def _contenders(row: dict[str, Any]) -> list[str]:
+    if not row.get("metrics"):
+        return []
+    metric, label = next(iter(row["metrics"].items()))
+    lines = []
+    for one in row["contenders"]:
+        middle, times = _median(one, metric), one.get("ours_is_better_by")
+        measured = "not measured" if middle is None else f"{_number(middle)} {label}"
+        lines.append(f"| {row['title']} | {one['name']} | {measured} | {'' if times is None else f'{times:.3g}x'} |")
+    return lines
 
 
 def _versions(results: dict[str, Any]) -> str:
@@ -90,11 +158,15 @@ def recorded() -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in files if file.exists()]
 
 
+def replaced(text: str, written: str) -> str:
+    """A page's text with what stands between its marks replaced."""
+    return text[: text.index(BEGIN)] + written + text[text.index(END) + len(END) :]
+
+
 def main() -> None:
-    page = ROOT / "README.md"
-    text = page.read_text()
-    head, tail = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
-    page.write_text(head + section(recorded()) + tail)
+    records = recorded()
+    for page, written in ((README, summary(records)), (PAGE, section(records))):
+        page.write_text(replaced(page.read_text(), written))
 
 
 if __name__ == "__main__":

@@ -46,10 +46,82 @@ def test_the_first_readme_example_runs_on_a_cpu_and_closes_everything():
     assert "with AsyncDataLoader" in first
 
 
-def test_every_link_of_the_readme_leads_somewhere():
-    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
-    assert links
-    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+def links(page: Path) -> list[str]:
+    """Where a page's links and pictures lead, without those to other sites and to its own headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http", "#"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+def leads_nowhere(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path
+    return not target.exists() or bool(anchor and target.suffix == ".md" and anchor not in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path):
+    assert [link for link in links(page) if leads_nowhere(page, link)] == []
+
+
+def test_the_readme_has_links_and_at_most_180_lines():
+    readme = ROOT / "README.md"
+    assert links(readme)
+    assert len(readme.read_text().splitlines()) <= 180
+
+
+def test_a_link_to_a_missing_file_or_heading_is_caught(tmp_path: Path):
+    (tmp_path / "there.md").write_text("# One title, two\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](there.md#one-title-two) [b](gone.md) [c](there.md#three) [d](https://example.org/gone)\n")
+    assert [link for link in links(page) if leads_nowhere(page, link)] == ["gone.md", "there.md#three"]
+
+
+def test_the_glossary_has_at_most_forty_terms_each_on_one_line():
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert 1 <= len(rows) <= 40
+    assert len(set(rows)) == len(rows)
+    assert rows == sorted(rows, key=str.lower)
+
+
+def test_the_cookbook_answers_twenty_questions_each_with_a_block_that_runs():
+    recipes = re.split(r"^## ", (ROOT / "docs" / "cookbook.md").read_text(), flags=re.MULTILINE)[1:]
+    assert len(recipes) == 20
+    assert [recipe.splitlines()[0] for recipe in recipes if not _BLOCK.search(recipe)] == []
+
+
+def site_pages() -> list[str]:
+    """The pages in the navigation of mkdocs.yml, which has tags of its own that a plain YAML reader refuses."""
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    return re.findall(r"([\w./-]+\.md)$", nav, re.MULTILINE)
+
+
+def test_every_page_of_the_docs_is_in_the_navigation_of_the_site_once():
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(site_pages()) == sorted(pages)
+
+
+def public_names() -> set[str]:
+    """The names in tests/data/api.txt, each once: names that are listed in a second module are left out there."""
+    module, lines = "", {}
+    for line in (ROOT / "tests" / "data" / "api.txt").read_text().splitlines():
+        if line and not line.startswith(" "):
+            module = line
+        elif match := re.match(r"  (?:class )?([a-zA-Z]\w*)(?:\(|:| =)", line):
+            if not re.search(r"(= async_loader\.[\w.]+|module async_loader\.\w+)$", line):
+                lines.setdefault(line, f"{module}.{match[1]}")
+    return set(lines.values())
+
+
+def test_every_public_name_is_on_one_page_of_the_reference():
+    pages = [page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md"))]
+    shown = re.findall(r"^::: (async_loader\.[\w.]+)$", "\n".join(pages), re.MULTILINE)
+    assert sorted(shown) == sorted(public_names())
 
 
 @pytest.fixture
@@ -60,18 +132,36 @@ def readme(monkeypatch: pytest.MonkeyPatch):
     return benchmarks.readme
 
 
-def test_the_figures_in_the_readme_are_the_recorded_ones(readme):
-    assert readme.section(readme.recorded()) in (ROOT / "README.md").read_text()
+def test_the_figures_on_both_pages_are_the_recorded_ones(readme):
+    records = readme.recorded()
+    assert readme.summary(records) in readme.README.read_text()
+    assert readme.section(records) in readme.PAGE.read_text()
 
 
-def test_every_suite_that_was_recorded_has_its_table_in_the_readme(readme):
-    text = (ROOT / "README.md").read_text()
-    recorded = [name for name in readme.SUITES if (ROOT / "benchmarks" / "results" / f"{name}.json").exists()]
+def test_every_suite_that_was_recorded_is_on_the_page_of_benchmarks(readme):
+    text = readme.PAGE.read_text()
+    recorded = [name for name in readme.SUITES if (readme.RESULTS / f"{name}.json").exists()]
     assert "loader" in recorded
     assert [name for name in recorded if f"`./scripts/bench {name}`" not in text] == []
 
 
-def test_a_suite_recorded_later_gets_a_table_of_its_own(readme, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_readme_has_at_most_twelve_figures_and_says_how_many_targets_are_missed(readme):
+    summary = readme.summary(readme.recorded())
+    figures = [line for line in summary.splitlines() if line.startswith("| ")][1:]
+    assert 8 <= len(figures) <= 12
+    missed = sum(
+        target["outcome"] == "missed" for one in readme.recorded() for row in one["rows"] for target in row["targets"]
+    )
+    assert f"It misses {missed} of " in summary
+
+
+def contender(name: str, figures: list[float]) -> dict:
+    repeats = [{"us": figure} for figure in figures]
+    return {"name": name, "medians": {"us": sorted(figures)[len(figures) // 2]}, "repeats": repeats}
+
+
+@pytest.fixture
+def replay_record(readme):
     targets = [
         {
             "target": ">= 3x cpprb",
@@ -89,22 +179,32 @@ def test_a_suite_recorded_later_gets_a_table_of_its_own(readme, tmp_path: Path, 
             "outcome": "not measured",
         },
     ]
+    contenders = [
+        contender("async_loader", [10.0, 20.0, 40.0]),
+        contender("cpprb", [30.0, 40.0, 200.0]),
+        contender("torchrl", [90.0, 90.0, 90.0]),
+        contender("limit: memcpy", [1.0, 1.0, 1.0]),
+        {"name": "tianshou", "medians": {"us": None}, "repeats": [{}]},
+    ]
+    row = {"row": 4, "title": "draws", "metrics": {"us": "us a batch, lower is better"}}
     loader = json.loads((readme.RESULTS / "loader.json").read_text())
-    replay = {**loader, "suite": "replay", "rows": [{"title": "draws", "targets": targets}]}
-    replay["versions"] = {
+    versions = {
         "project": {"torch": "2"},
         "replay-peers": {"cpprb": "11", "torch": "3"},
         "tianshou": {"tianshou": None},
     }
-    for record in (loader, replay):
-        (tmp_path / f"{record['suite']}.json").write_text(json.dumps(record))
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    section = readme.section(readme.recorded())
-    assert section.count("| work | target | measured | |") == 2
+    return {**loader, "suite": "replay", "rows": [{**row, "contenders": contenders, "targets": targets}], "versions": versions}
+
+
+def test_the_page_of_benchmarks_has_all_targets_and_all_contenders_of_a_record(readme, replay_record):
+    section = readme.section([replay_record])
     assert "torch 2, cpprb 11, torchrl not measured, stable-baselines3 not measured, tianshou not measured." in section
+    assert "Of 3 targets, 1 are missed." in section
     assert "| draws | >= 3x cpprb | 3.14x | held |" in section
     assert "| draws | <= 100 us | 123 us | missed |" in section
     assert "| draws | keeps >= 70% | not measured | not measured |" in section
+    assert "| draws | torchrl | 90 us a batch, lower is better |  |" in section
+    assert "| draws | tianshou | not measured |  |" in section
     assert "benchmarks/results/replay.png" in section
     assert section.endswith(readme.END)
 
@@ -118,3 +218,16 @@ def test_the_totals_of_the_soak_are_those_on_record():
     assert [number for number in told if f"{number:,}" not in page] == []
     assert storm["failed"] == storm["left"] == chaos["failed"] == chaos["processes_left"] == hostile["found"] == 0
     assert f"{hostile['growth_mib']:.2f} MiB" in page
+
+
+def test_the_readme_compares_with_the_best_peer_by_the_median_of_the_ratios_within_a_repeat(readme, replay_record):
+    lines = readme.summary([replay_record]).splitlines()
+    (line,) = [line for line in lines if line.startswith("| uniform draw of 256 small")]
+    assert line.endswith("| 20 us a batch | cpprb: 40 us a batch | 3x |")  # of 3x, 2x and 5x; not 40 / 20
+    assert sum(line.startswith("| ") for line in lines) == 2  # other rows are not in this record
+
+
+def test_figures_replace_only_what_stands_between_the_marks(readme):
+    page = f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
+    written = readme.replaced(page, f"{readme.BEGIN}\nnew\n{readme.END}")
+    assert written == f"before\n{readme.BEGIN}\nnew\n{readme.END}\nafter\n"
