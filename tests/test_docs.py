@@ -101,6 +101,14 @@ def test_the_cookbook_answers_twenty_questions_each_with_a_block_that_runs():
     assert [recipe.splitlines()[0] for recipe in recipes if not _BLOCK.search(recipe)] == []
 
 
+def test_the_architecture_names_files_that_exist():
+    pages = [ROOT / "docs" / name for name in ("life-of-a-batch.md", "architecture.md")]
+    named = {path for page in pages for path in re.findall(r"`((?:[a-z_]+/)+[a-z_.]*)`", page.read_text())}
+    assert len(named) > 50
+    roots = (ROOT, ROOT / "async_loader")
+    assert [path for path in sorted(named) if not any((root / path).exists() for root in roots)] == []
+
+
 def site_pages(entry: Any) -> list[str]:
     """The pages of an entry of the navigation in mkdocs.yml."""
     if isinstance(entry, str):
