@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "async_loader"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -101,12 +102,92 @@ def test_the_cookbook_answers_twenty_questions_each_with_a_block_that_runs():
     assert [recipe.splitlines()[0] for recipe in recipes if not _BLOCK.search(recipe)] == []
 
 
-def test_the_architecture_names_files_that_exist():
-    pages = [ROOT / "docs" / name for name in ("life-of-a-batch.md", "architecture.md")]
-    named = {path for page in pages for path in re.findall(r"`((?:[a-z_]+/)+[a-z_.]*)`", page.read_text())}
-    assert len(named) > 50
-    roots = (ROOT, ROOT / "async_loader")
-    assert [path for path in sorted(named) if not any((root / path).exists() for root in roots)] == []
+def missing_files(text: str) -> list[str]:
+    """The paths in backticks that are neither in the repository nor in the package."""
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_.]*|[a-z_]+\.py)`", text))
+    return sorted(path for path in named if not any((root / path).exists() for root in (ROOT, PACKAGE)))
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "life-of-a-batch.md"])
+def test_the_pages_of_the_architecture_name_files_that_exist(name: str):
+    text = (ROOT / "docs" / name).read_text()
+    assert len(re.findall(r"`[a-z_/]+\.py`", text)) > 10
+    assert missing_files(text) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_that_begin_with_a_folder_of_ours_exist(page: Path):
+    folders = "async_loader|benchmarks|configs|docs|examples|scripts|tests"
+    paths = set(re.findall(rf"(?<![\w/.])(?:{folders})/[\w./-]*\w", page.read_text()))
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def missing_modules(text: str) -> list[str]:
+    """The dotted names of the package that are neither a module nor a name in one."""
+    missing = []
+    for dotted in sorted(set(re.findall(r"\basync_loader(?:\.[A-Za-z_]\w*)+", text))):
+        path, *names = dotted.split(".")
+        module = ROOT / path
+        while names and ((module / names[0]).is_dir() or (module / f"{names[0]}.py").exists()):
+            module /= names.pop(0)
+        source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+        if names and not re.search(rf"\b{names[0]}\b", source.read_text()):
+            missing.append(dotted)
+    return missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_dotted_names_of_the_package_exist(page: Path):
+    assert missing_modules(page.read_text()) == []
+
+
+def wrong_places(text: str) -> list[str]:
+    """The rows of the list of places that name what none of their files defines."""
+    rows = re.findall(r"^\| (.+?) \| (`.+?\.py`.*?) \| (.+?) \|$", text, re.MULTILINE)
+    wrong = []
+    for what, files, names in rows:
+        sources = [PACKAGE / path for path in re.findall(r"`([\w/]+\.py)`", files)]
+        code = "\n".join(path.read_text() for path in sources if path.exists())
+        for name in re.findall(r"`([\w.]+)`", names):
+            for part in name.split("."):
+                if not re.search(rf"^\s*(?:class|def) {part}\b", code, re.MULTILINE):
+                    wrong.append(f"{what}: {name}")
+        wrong += [f"{what}: {note}" for note in re.findall(r"NOTE \[.+?\]", names) if note not in code]
+    return wrong
+
+
+def test_the_list_of_places_names_what_its_files_define():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.split("## Where to find what")[1].split("\n## ")[0]
+    assert section.count("\n| ") >= 9
+    assert wrong_places(section) == []
+
+
+def test_a_path_a_module_and_a_place_that_do_not_exist_are_caught():
+    assert missing_files("`loader.py` `replay/gone.py` `gone/`") == ["gone/", "replay/gone.py"]
+    dotted = "async_loader.connect async_loader.replay.buffer async_loader.replay.gone async_loader.Gone"
+    assert missing_modules(dotted) == ["async_loader.Gone", "async_loader.replay.gone"]
+    row = "| an end | `lifecycle.py` | `EndFlag.gone`, NOTE [gone] |"
+    assert wrong_places(row) == ["an end: EndFlag.gone", "an end: NOTE [gone]"]
+
+
+# Words that stand for a noun which the sentence should name.
+_VAGUE = "nobody|no one|whoever|somebody|someone|anybody|anyone|so many|what came|is none"
+
+
+def vague(text: str) -> list[str]:
+    """Lines with a vague word. `is None` of Python is left out."""
+    words = re.compile(rf"\b(?:{_VAGUE})\b", re.IGNORECASE)
+    return [line for line in text.splitlines() if words.search(re.sub(r"\bis None\b", "", line))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_nouns_in_place_of_vague_words(page: Path):
+    assert vague(page.read_text()) == []
+
+
+def test_a_vague_word_is_caught():
+    assert vague("if x is None:\nNobody waits.\n") == ["Nobody waits."]
 
 
 def site_pages(entry: Any) -> list[str]:
