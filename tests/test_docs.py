@@ -122,6 +122,16 @@ def test_paths_that_begin_with_a_folder_of_ours_exist(page: Path):
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+def test_the_table_of_rooms_names_each_module_and_folder_of_the_package():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.split("| room |")[1].split("\n\n")[0]
+    first = " ".join(re.findall(r"^\| (`.+?) \|", table, re.MULTILINE))
+    named = {name.strip("/").split("/")[0] for name in re.findall(r"`([\w/]+)`", first)}
+    files = [path for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    rooms = {path.stem for path in files} - {"__init__", "__main__"}
+    assert named == rooms
+
+
 def missing_modules(text: str) -> list[str]:
     """The dotted names of the package that are neither a module nor a name in one."""
     missing = []
