@@ -4,7 +4,6 @@
 
 import json
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 

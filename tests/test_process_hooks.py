@@ -44,5 +44,4 @@ def test_hooks_run_in_the_order_of_their_steps_whatever_was_registered_first():
 def test_hooks_of_forks_are_registered_in_one_place():
     found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "os.register_at_fork(" in path.read_text()}
     below = {"interrupts.py"}
-    yet_to_move = {"feeder/client/forks.py", "feeder/client/slots.py"}
-    assert found - yet_to_move == {"process_hooks.py"} | below
+    assert found == {"process_hooks.py"} | below

@@ -13,8 +13,23 @@ import numpy as np
 from async_loader import tensors
 from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, Items, NoColumns, columns_of, is_columns
-from async_loader.dataset.batch_order import Batches, IndexBatches, LastBatch, SamplerBatches, StreamBatches, check_last
-from async_loader.dataset.dataset_work import BEGIN, EpochInfo, GatherWork, MapWork, StreamWork, epoch_of, gather_workers
+from async_loader.dataset.batch_order import (
+    Batches,
+    IndexBatches,
+    LastBatch,
+    SamplerBatches,
+    StreamBatches,
+    check_last,
+)
+from async_loader.dataset.dataset_work import (
+    BEGIN,
+    EpochInfo,
+    GatherWork,
+    MapWork,
+    StreamWork,
+    epoch_of,
+    gather_workers,
+)
 from async_loader.dataset.epoch import Epoch, can_pin, moved, pinned
 from async_loader.dataset.epoch_progress import EpochProgress
 from async_loader.errors import ConfigError

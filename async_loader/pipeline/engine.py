@@ -43,7 +43,13 @@ from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.shm.malloc import keep_freed_memory
 from async_loader.shm.slot_ring import SlotRing
 from async_loader.stats import StageStats
-from async_loader.validation import check_descriptors, context_of, one_of, refuse_start_in_child, whole
+from async_loader.validation import (
+    check_descriptors,
+    context_of,
+    one_of,
+    refuse_start_in_child,
+    whole,
+)
 
 if TYPE_CHECKING:
     from async_loader.pipeline.device.streamer import StreamerInput, TransferThread

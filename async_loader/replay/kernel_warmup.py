@@ -8,7 +8,7 @@ from async_loader.replay.base.compiled import note_kept
 from async_loader.replay.base.row_format import FINAL, TRUNCATED
 from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
-from async_loader.replay.table.nonblocking_table import Incoming, ServedTable
+from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.replay.views import Transitions
 from async_loader.schema import Field
 
@@ -40,7 +40,7 @@ def warm() -> None:
         ({"x": np.float32}, Fifo()),
     ):
         buffer = ReplayBuffer(16, made, sampler=sampler, seed=0)
-        table = ServedTable(parts_of(buffer))
+        table = NonblockingTable(parts_of(buffer))
         columns = (
             [np.zeros((4, *field.shape), field.dtype) for field in table.schema.fields]
             if table.schema

@@ -10,7 +10,14 @@ import pytest
 from fault_rig import SLACK_S, Batches, Script, first, plain, thread, until
 
 from async_loader import END, AsyncDataLoader
-from async_loader.errors import AsyncLoaderError, Closed, JobFailed, SchemaError, Timeout, WouldDeadlock
+from async_loader.errors import (
+    AsyncLoaderError,
+    Closed,
+    JobFailed,
+    SchemaError,
+    Timeout,
+    WouldDeadlock,
+)
 from async_loader.pipeline import iteration, iterator
 from async_loader.source import Samples
 

@@ -11,7 +11,13 @@ import torch
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
-from async_loader.pipeline.device.backend import CudaBackend, DeviceBackend, backend_for, block_views, pieces
+from async_loader.pipeline.device.backend import (
+    CudaBackend,
+    DeviceBackend,
+    backend_for,
+    block_views,
+    pieces,
+)
 from async_loader.schema import Schema
 from async_loader.testing.fake_device import FakeBackend
 

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader.errors import Broken, CannotSend, Closed, ConfigError, JobFailed, Timeout, WorkerDied
+from async_loader.errors import (
+    Broken,
+    CannotSend,
+    Closed,
+    ConfigError,
+    JobFailed,
+    Timeout,
+    WorkerDied,
+)
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import END, WorkContext

@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from async_loader import Field, RateLimiter, ReplayBuffer, Transitions, Uniform
-from async_loader.errors import AsyncLoaderError, Closed, ConfigError, SchemaError, Timeout, WouldDeadlock
+from async_loader.errors import (
+    AsyncLoaderError,
+    Closed,
+    ConfigError,
+    SchemaError,
+    Timeout,
+    WouldDeadlock,
+)
 from async_loader.testing.debug import debug_state
 
 OBS = {"obs": Field((), np.int64, next="next_obs"), "reward": np.float32}

@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_loader import AsyncDataLoader, Field, Fifo, Lifo, MinHeap, Prioritized, ReplayBuffer, Transitions, Uniform
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    Fifo,
+    Lifo,
+    MinHeap,
+    Prioritized,
+    ReplayBuffer,
+    Transitions,
+    Uniform,
+)
 from async_loader.errors import Closed, ConfigError, CorruptCheckpoint, Timeout, Unsupported
 from async_loader.lifecycle import Patience
 from async_loader.replay.checkpoint import loading

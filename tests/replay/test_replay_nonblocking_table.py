@@ -17,7 +17,7 @@ from async_loader.replay.base.row_format import FINAL, SHOWN, TERMINATED, TRUNCA
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
-from async_loader.replay.table.nonblocking_table import Incoming, ServedTable
+from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.testing.debug import debug_state
 
@@ -55,7 +55,7 @@ class Sides:
             for _ in "ab"
         ]
         self.plain, self.buffer = made
-        self.served = ServedTable(parts_of(self.buffer))
+        self.served = NonblockingTable(parts_of(self.buffer))
         for stream in range(4):
             debug_state(self.plain).state.table.stream(stream)
             self.served.stream(stream)
@@ -238,7 +238,7 @@ def test_a_batch_of_many_rows_is_drawn_into_memory_as_by_the_table_itself(sample
     buffers = [ReplayBuffer(4000, {"a": ((100,), np.float64)}, sampler=sampler(), seed=5) for _ in "ab"]
     for one in buffers:
         one.extend(a=np.arange(390_000, dtype=np.float64).reshape(3900, 100))
-    drawing = ServedTable(parts_of(buffers[0])).drawing(None, 0, 1, None)
+    drawing = NonblockingTable(parts_of(buffers[0])).drawing(None, 0, 1, None)
     for count in (3000, 1, 3000):
         arrays = [np.zeros((count, *field.shape), field.dtype) for field in drawing.schema.fields]
         target = drawing.target(arrays)
@@ -253,17 +253,17 @@ def test_a_batch_of_many_rows_is_drawn_into_memory_as_by_the_table_itself(sample
 def test_what_uses_something_up_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        queue = ServedTable(parts_of(ReplayBuffer(10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1)))
+        queue = NonblockingTable(parts_of(ReplayBuffer(10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1)))
     assert queue.leased
     assert queue.uses_up
-    table = ServedTable(parts_of(ReplayBuffer(10, {"a": "float32"})))
+    table = NonblockingTable(parts_of(ReplayBuffer(10, {"a": "float32"})))
     assert not table.leased
     assert not table.uses_up
 
 
 def test_how_many_can_be_drawn_now_is_what_a_queue_holds():
     queue = ReplayBuffer(10, {"a": "float32"}, sampler=Fifo(), limiter=Queue(10), max_times_sampled=1)
-    drawing = ServedTable(parts_of(queue)).drawing(None, 0, 1, None)
+    drawing = NonblockingTable(parts_of(queue)).drawing(None, 0, 1, None)
     assert drawing.most(4) == 0
     queue.extend(a=np.arange(3, dtype=np.float32))
     assert drawing.most(4) == 3
@@ -281,7 +281,7 @@ def test_batches_that_are_drawn_into_somebodys_memory_are_the_same_batches(schem
         writer = one.writer()
         for i in range(80):
             writer.append(row(schema, i))
-    filling, plain = (ServedTable(parts_of(one)).drawing(view, 0, 1, None) for one in buffers)
+    filling, plain = (NonblockingTable(parts_of(one)).drawing(view, 0, 1, None) for one in buffers)
     memory = [[np.zeros((8, *field.shape), field.dtype) for field in plain.schema.fields] for _ in range(2)]
     targets = [filling.target(arrays) for arrays in memory]
     for i in range(6):

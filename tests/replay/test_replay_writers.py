@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 
 from async_loader import Field, Prioritized, RateLimiter, ReplayBuffer, Transitions
-from async_loader.errors import Broken, CannotSend, Closed, ConfigError, SchemaError, Timeout, Unsupported
+from async_loader.errors import (
+    Broken,
+    CannotSend,
+    Closed,
+    ConfigError,
+    SchemaError,
+    Timeout,
+    Unsupported,
+)
 from async_loader.lifecycle import Deadline
 from async_loader.replay.base import ring_format
 from async_loader.replay.multiprocess import WriterHandle, row_grants

@@ -14,7 +14,14 @@ import torch
 from table_rig import Making
 
 from async_loader import AsyncDataLoader, Fifo, MinSize, Prioritized, Transitions
-from async_loader.errors import ConfigError, NotEnoughData, OutOfMemory, SchemaError, Timeout, Unsupported
+from async_loader.errors import (
+    ConfigError,
+    NotEnoughData,
+    OutOfMemory,
+    SchemaError,
+    Timeout,
+    Unsupported,
+)
 from async_loader.feeder.wire import MOST_AHEAD
 from async_loader.source import Applied, Source
 from async_loader.table import Table

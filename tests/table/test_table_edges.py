@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 from table_rig import Making, until
 
-from async_loader import AsyncDataLoader, Field, Fifo, MinSize, Prioritized, ReplayBuffer, Transitions
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    Fifo,
+    MinSize,
+    Prioritized,
+    ReplayBuffer,
+    Transitions,
+)
 from async_loader.errors import ConfigError, NotEnoughData, SchemaError, Unsupported
 from async_loader.source import Applied
 

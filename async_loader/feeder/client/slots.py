@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from async_loader.errors import Malformed
 from async_loader.feeder.client.batch_copies import Arrays, Copier
 from async_loader.feeder.shared import Offer
 from async_loader.feeder.wire import InSlot
+from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.schema import Schema
 from async_loader.shm.slot_ring import COPY_BELOW, Lease, SlotRing
 
@@ -175,4 +175,4 @@ def _around_fork() -> None:
         one.retire_leased()
 
 
-os.register_at_fork(before=_around_fork, after_in_parent=_around_fork)
+at_fork(ForkStep.LOADERS, _around_fork, _around_fork)

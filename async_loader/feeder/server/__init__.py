@@ -3,7 +3,7 @@
 ::
 
                        ┌─ control ─▶ ControlHandler ─▶ Sessions, WeightStore, CallHandler
-    ServerSockets ─▶ Dispatcher ─ insert ─▶ InsertHandler ─▶ InsertQueue ─▶ ServedTable
+    ServerSockets ─▶ Dispatcher ─ insert ─▶ InsertHandler ─▶ InsertQueue ─▶ NonblockingTable
                        └─ pull ────▶ PullHandler ◀── BatchScheduler, SampleQueue ◀──┘
 
 `event_loop` waits for all sockets at once. In every round control messages come first, then inserts

@@ -20,7 +20,7 @@ from async_loader.feeder.server.send_buffers import send_buffer_for
 from async_loader.feeder.server.table_views import TableViews
 from async_loader.feeder.wire import MOST_AHEAD, BatchForm, ErrorCode, Limits, OpenReader
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.table.nonblocking_table import ServedTable
+from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.schema import Schema
 
 MOST_SAMPLERS = 16
@@ -35,7 +35,7 @@ class BatchScheduler:
     Parameters
     ----------
     name : str
-    table : ServedTable
+    table : NonblockingTable
     limits : Limits
         Bounds of what one reader may have on its way.
 
@@ -45,7 +45,7 @@ class BatchScheduler:
         No more rows come: a queue's last batches may be short.
     """
 
-    def __init__(self, name: str, table: ServedTable, limits: Limits) -> None:
+    def __init__(self, name: str, table: NonblockingTable, limits: Limits) -> None:
         self.name, self.table, self._limits = name, table, limits
         self._line: deque[ReaderState] = deque()
         self._readers: set[ReaderState] = set()

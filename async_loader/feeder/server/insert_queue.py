@@ -21,7 +21,7 @@ from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.producer_streams import ProducerStreams
 from async_loader.feeder.wire import ErrorCode, Insert, RowLayout, check_id, read_insert
-from async_loader.replay.table.nonblocking_table import Incoming, ServedTable
+from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.schema import Schema
 
 GONE, CLOSED = 4096, 256
@@ -130,7 +130,7 @@ class InsertQueue:
     Parameters
     ----------
     name : str
-    table : ServedTable
+    table : NonblockingTable
     window_bytes, window_rows : int
         What a producer may have waiting; one insert may be larger.
 
@@ -144,7 +144,7 @@ class InsertQueue:
         Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
     """
 
-    def __init__(self, name: str, table: ServedTable, window_bytes: int, window_rows: int) -> None:
+    def __init__(self, name: str, table: NonblockingTable, window_bytes: int, window_rows: int) -> None:
         self.name, self.table = name, table
         self._window_bytes, self._window_rows = window_bytes, window_rows
         self._layout: RowLayout | None = None

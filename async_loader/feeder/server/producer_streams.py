@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import STREAMS
-from async_loader.replay.table.nonblocking_table import ServedTable
+from async_loader.replay.table.nonblocking_table import NonblockingTable
 
 _UNUSED = -1
 Numbers = npt.NDArray[np.int64]
@@ -20,10 +20,10 @@ class ProducerStreams:
     ----------
     key : bytes
         Of the producer.
-    table : ServedTable
+    table : NonblockingTable
     """
 
-    def __init__(self, key: bytes, table: ServedTable) -> None:
+    def __init__(self, key: bytes, table: NonblockingTable) -> None:
         self._key, self._table = key.hex(), table
         self._numbers: Numbers = np.empty(0, np.int64)
 

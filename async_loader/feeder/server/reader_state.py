@@ -14,7 +14,7 @@ from async_loader.feeder.server.outgoing_batches import OutgoingBatch
 from async_loader.feeder.server.send_buffers import SendBuffer
 from async_loader.feeder.shared import SharedBatchRing
 from async_loader.feeder.wire import BatchForm
-from async_loader.replay.table.nonblocking_table import ServedTable
+from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.schema import Schema
 
@@ -22,7 +22,7 @@ from async_loader.schema import Schema
 class Scheduler(Protocol):
     """What a reader's messages ask of its table's `BatchScheduler`."""
 
-    table: ServedTable
+    table: NonblockingTable
 
     def want(self, reader: ReaderState, now: float) -> None:
         """See `BatchScheduler.want`; so for all methods."""
@@ -153,6 +153,6 @@ class ReaderState:
         return max(0.0, self.hungry_since + self.timeout_s - now)
 
 
-def schema_of_batches(table: ServedTable, drawn: Schema) -> Schema:
+def schema_of_batches(table: NonblockingTable, drawn: Schema) -> Schema:
     """Return the schema of batches: rows of a leasing table have ``redelivered`` too."""
     return drawn.with_field("redelivered", np.bool_) if table.leased else drawn

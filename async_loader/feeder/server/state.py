@@ -17,7 +17,7 @@ from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import ErrorCode, Limits
 from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.stats import TableStats
-from async_loader.replay.table.nonblocking_table import ServedTable
+from async_loader.replay.table.nonblocking_table import NonblockingTable
 
 
 class TableEntry:
@@ -32,7 +32,7 @@ class TableEntry:
         clock: Callable[[], float],
     ) -> None:
         self.name, self.buffer = name, buffer
-        self.table = ServedTable(parts_of(buffer))
+        self.table = NonblockingTable(parts_of(buffer))
         self.insert_queue = InsertQueue(name, self.table, *window)
         self.scheduler = BatchScheduler(name, self.table, limits)
         self.rates = Rates(clock)

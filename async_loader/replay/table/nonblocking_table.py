@@ -43,7 +43,7 @@ class Incoming:
     Attributes
     ----------
     streams : int64
-        The table's numbers of streams; see `ServedTable.stream`.
+        The table's numbers of streams; see `NonblockingTable.stream`.
     flags : int64
         How each step stands in its episode: TERMINATED, TRUNCATED. FINAL alone: no step, but the
         observation after the row before it. FINAL with one of the other two: the episode of that
@@ -67,11 +67,11 @@ class Incoming:
         return len(self.streams)
 
 
-class ServedTable:
+class NonblockingTable:
     """A table as a server uses it. One thread; no call waits.
 
     It is the public seam between a table and a feeder: made as
-    ``ServedTable(async_loader.replay.buffer.parts_of(buffer))``.
+    ``NonblockingTable(async_loader.replay.buffer.parts_of(buffer))``.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How the batches of one learner are drawn from a `ServedTable`."""
+"""How the batches of one learner are drawn from a `NonblockingTable`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from async_loader.schema import Schema
 
 
 class SamplerSession:
-    """Draws the batches of one learner. Made by `ServedTable.drawing`. One thread.
+    """Draws the batches of one learner. Made by `NonblockingTable.drawing`. One thread.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from async_loader.replay.table.table_state import TableState
 class TableParts(NamedTuple):
     """The parts that every front of one table shares.
 
-    `ReplayBuffer` is the front that waits, `ServedTable` the one for an event loop. Both may be
+    `ReplayBuffer` is the front that waits, `NonblockingTable` the one for an event loop. Both may be
     used side by side, since each part takes the table's lock by itself.
 
     Attributes

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader.feeder import wire
-from async_loader.feeder.client.session import BACKOFF_MOST_S, SILENCE_S, Action, Session, SessionPhase
+from async_loader.feeder.client.session import (
+    BACKOFF_MOST_S,
+    SILENCE_S,
+    Action,
+    Session,
+    SessionPhase,
+)
 
 WELCOME = wire.Welcome(
     version=2, incarnation=secrets.token_bytes(16), heartbeat_s=1.0, silence_s=10.0, insert_endpoint="tcp://a:1",

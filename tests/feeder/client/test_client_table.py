@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from async_loader import Field, MinSize, Prioritized, Transitions
-from async_loader.errors import CannotSend, ConfigError, NotEnoughData, SchemaError, Timeout, Unsupported
+from async_loader.errors import (
+    CannotSend,
+    ConfigError,
+    NotEnoughData,
+    SchemaError,
+    Timeout,
+    Unsupported,
+)
 from async_loader.feeder import connect
 
 SCHEMA = {"obs": Field((4,), "float32"), "reward": Field((), "float32")}

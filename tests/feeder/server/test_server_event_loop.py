@@ -18,7 +18,21 @@ from server_rig import SCHEMA, Peer, Rig
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
-from async_loader.feeder.wire import Ack, Batch, Done, Drain, End, Hello, Message, Ping, Plane, Pong, Pull, Status, encode
+from async_loader.feeder.wire import (
+    Ack,
+    Batch,
+    Done,
+    Drain,
+    End,
+    Hello,
+    Message,
+    Ping,
+    Plane,
+    Pong,
+    Pull,
+    Status,
+    encode,
+)
 from tests.waiting_rig import until
 
 CHILD = """

@@ -17,7 +17,7 @@ from async_loader.feeder.server.insert_queue import InsertQueue, Receipt
 from async_loader.feeder.wire import ErrorCode, RowLayout, insert
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.replay.table.nonblocking_table import ServedTable
+from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.testing.debug import debug_state
 
 ID = RowLayout.of(SCHEMA).schema_id
@@ -34,7 +34,7 @@ def table_of(capacity: int = 5000, limited: bool = True) -> ReplayBuffer:
 
 
 def intake_of(buffer: ReplayBuffer, window_rows: int = 1000) -> InsertQueue:
-    return InsertQueue("t", ServedTable(parts_of(buffer)), 1 << 20, window_rows)
+    return InsertQueue("t", NonblockingTable(parts_of(buffer)), 1 << 20, window_rows)
 
 
 def message(values):

@@ -14,7 +14,17 @@ from async_loader import ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
 from async_loader.feeder.shared import Offer, Offering
-from async_loader.feeder.wire import REDELIVERED, Error, ErrorCode, Ping, Plane, Pong, Pull, SlotBatches, schema_of
+from async_loader.feeder.wire import (
+    REDELIVERED,
+    Error,
+    ErrorCode,
+    Ping,
+    Plane,
+    Pong,
+    Pull,
+    SlotBatches,
+    schema_of,
+)
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo
 from async_loader.shm.segment import Segment

@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from zmtp_rig import COMMAND, LONG, MORE, Splitter, fed, frame, framed, greeting, opening, ping, ready
+from zmtp_rig import (
+    COMMAND,
+    LONG,
+    MORE,
+    Splitter,
+    fed,
+    frame,
+    framed,
+    greeting,
+    opening,
+    ping,
+    ready,
+)
 
 from async_loader.feeder.zmtp import Connection, Null, ProtocolError
 

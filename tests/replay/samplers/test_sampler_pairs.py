@@ -10,7 +10,15 @@ from sampler_rig import sums_are_exact
 
 from async_loader import ReplayBuffer
 from async_loader.errors import ConfigError
-from async_loader.replay.samplers import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Uniform
+from async_loader.replay.samplers import (
+    Fifo,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    Prioritized,
+    RankPrioritized,
+    Uniform,
+)
 from async_loader.testing.debug import debug_state
 
 SAMPLERS = [Uniform, Prioritized, RankPrioritized, Fifo, Lifo, MinHeap, MaxHeap]

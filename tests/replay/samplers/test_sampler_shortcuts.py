@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from sampler_rig import sums_are_exact
 
 from async_loader import ReplayBuffer
-from async_loader.replay.samplers import Draw, Linear, MinHeap, Prioritized, RankPrioritized, Uniform, shortcut
+from async_loader.replay.samplers import (
+    Draw,
+    Linear,
+    MinHeap,
+    Prioritized,
+    RankPrioritized,
+    Uniform,
+    shortcut,
+)
 from async_loader.testing.debug import debug_state
 
 

@@ -12,7 +12,17 @@ import pytest
 from sampler_rig import Rig
 
 from async_loader.errors import ConfigError
-from async_loader.replay.samplers import Fifo, Items, Lifo, Linear, MaxHeap, MinHeap, Prioritized, RankPrioritized, Uniform
+from async_loader.replay.samplers import (
+    Fifo,
+    Items,
+    Lifo,
+    Linear,
+    MaxHeap,
+    MinHeap,
+    Prioritized,
+    RankPrioritized,
+    Uniform,
+)
 
 MADE = {
     "uniform": lambda: Uniform(),

@@ -10,7 +10,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sampler_rig import BARELY, Rig, surprise, tally
 
 from async_loader.errors import ConfigError
-from async_loader.replay.samplers import Fifo, Items, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Sampler, Uniform
+from async_loader.replay.samplers import (
+    Fifo,
+    Items,
+    Lifo,
+    MaxHeap,
+    MinHeap,
+    Prioritized,
+    RankPrioritized,
+    Sampler,
+    Uniform,
+)
 
 ALL = [Uniform, Prioritized, RankPrioritized, Fifo, Lifo, MinHeap, MaxHeap]
 
